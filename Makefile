@@ -1,0 +1,51 @@
+# Each target sets up what it needs by itself; `make` alone lists them.
+# ARGS goes to the tool behind a target: make lab ARGS="--port 9000", make test ARGS="-k data".
+
+BIN := .venv/bin
+
+# Tools start others by name: Jupyter its kernels, nbgrader its database migrations.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# A kernel of the same name in the reader's home must not stand in for this environment's.
+export JUPYTER_PREFER_ENV_PATH := 1
+
+# A notebook runs in notebooks/, where a path relative to here would point elsewhere.
+ifneq ($(COURSE_DATA),)
+override COURSE_DATA := $(if $(filter /%,$(firstword $(COURSE_DATA))),,$(CURDIR)/)$(COURSE_DATA)
+export COURSE_DATA
+endif
+
+.PHONY: help setup lab test run notebooks lint lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+	    while IFS='|' read -r name does; do printf '  make %-10s %s\n' "$$name" "$$does"; done
+
+setup:  ## make .venv, or bring it up to date (every target does this first)
+	@sh requirements/setup.sh
+
+lab: setup  ## open the course in JupyterLab, on this machine only
+	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+	    --LabApp.default_url=/lab/tree/notebooks/01_devices_and_arrays.ipynb \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+
+test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
+	$(BIN)/python -m pytest $(ARGS)
+
+run: setup  ## run the chapters, CH="01 03" or all, and show how long each takes
+	$(BIN)/python notebooks/src/run.py $(CH)
+
+notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
+	$(BIN)/python notebooks/src/build.py $(CH)
+
+lint: setup  ## look for mistakes in the code without running it
+	$(BIN)/ruff check $(ARGS)
+
+lock:  ## resolve requirements/cpu.in into cpu.txt; ARGS=--upgrade for newer versions
+	"$$(sh requirements/setup.sh --find-uv)" pip compile --quiet --universal \
+	    --python-version 3.11 --generate-hashes --no-header --no-annotate $(ARGS) \
+	    requirements/cpu.in -o requirements/cpu.txt
+
+clean:  ## remove build/ and caches; .venv and the notebooks stay
+	rm -rf build .pytest_cache .hypothesis .ruff_cache
+	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) \
+	    -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+"""What the chapters of *Many devices, one model* share.
+
+`import helpers` makes the settings that MXNet reads when it loads (see `helpers.engine`), and
+nothing more: MXNet itself is imported when one of the names below is first used, so that a
+machine on which MXNet is missing or broken can still be looked at.
+
+Nothing that a chapter teaches is hidden here: `helpers.parallel` holds the very functions that
+chapters 02 and 03 build, for the later chapters to import.
+"""
+
+from importlib import import_module
+
+from helpers import engine
+
+engine.prepare()
+
+_HOME = {
+    "devices": "device",
+    "load_data": "data",
+    "DataUnavailable": "data",
+    "split_and_load": "parallel",
+    "allreduce": "parallel",
+    "tree_allreduce": "parallel",
+    "ring_allreduce": "parallel",
+    "assert_replicas_equal": "parallel",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"helpers has no {name!r}; it has {', '.join(_HOME)}")
+    return getattr(import_module(f"helpers.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,97 @@
+"""Devices for a chapter to work on: GPUs where there are enough, else simulated on CPU cores.
+
+MXNet gives every CPU context (`cpu(0)`, `cpu(1)`, ...) a worker thread and a queue of its own.
+With `helpers.engine`'s settings each keeps one core busy, so they behave as small devices do:
+work on different contexts runs at the same time. They share the host's memory, though, which
+GPUs don't.
+"""
+
+import math
+import numbers
+import os
+import warnings
+from pathlib import Path
+
+import mxnet as mx
+
+MOST = 64  # each context that is used starts a thread and keeps scratch space
+_said = set()
+
+
+def cores(root=Path("/")):
+    """CPU cores that this process may use, at least 1: by affinity and by cgroup quota.
+
+    `root` is the folder that holds `sys` and `proc`, for tests to replace.
+    """
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        count = os.cpu_count() or 1
+    quotas = [q for q in (_quota_v2(root), _quota_v1(root)) if q and q > 0]
+    return max(1, math.floor(min([count, *quotas])))
+
+
+def _quota_v2(root):
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2, or quota "max": no limit
+        return None
+
+
+def _quota_v1(root):
+    folder = root / "sys/fs/cgroup/cpu"
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def devices(k=None):
+    """k different MXNet contexts, with a printed line that says which.
+
+    GPUs where the machine has at least k of them; else `cpu(0)` to `cpu(k-1)`, each one core.
+    With `k=None`: every GPU, or, without GPUs, two simulated devices. The variable
+    `COURSE_SIMULATE=1` asks for simulated devices on a machine with GPUs too.
+
+    Raises TypeError where k is not a whole number, ValueError where it is below 1 or above 64.
+    Warns where k simulated devices must share fewer cores.
+    """
+    gpus = 0 if os.environ.get("COURSE_SIMULATE") == "1" else mx.context.num_gpus()
+    if k is None:
+        k = gpus or 2
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral):
+        raise TypeError(f"devices(k={k!r}): k must be a whole number of devices, such as 2")
+    if not 1 <= k <= MOST:
+        raise ValueError(f"devices(k={k}): k must be from 1 to {MOST}")
+    if gpus >= k:
+        chosen = [mx.gpu(i) for i in range(k)]
+        _say(f"{_count(k, 'GPU')}: {_names(chosen)}")
+        return chosen
+    chosen = [mx.cpu(i) for i in range(k)]
+    have = cores()
+    share = "one core each" if k <= have else f"sharing {_count(have, 'core')}"
+    _say(f"{_count(k, 'simulated device')}: {_names(chosen)}, {share}")
+    if k > have:
+        warnings.warn(
+            f"devices(k={k}): this process may use {_count(have, 'core')}, so speed-ups flatten "
+            f"beyond k={have}; results stay right",
+            stacklevel=2,
+        )
+    return chosen
+
+
+def _count(n, noun):
+    return f"{n} {noun}" + ("s" if n != 1 else "")
+
+
+def _names(contexts):
+    names = [str(c) for c in contexts]
+    return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+
+
+def _say(line):
+    if line not in _said:
+        _said.add(line)
+        print(line)

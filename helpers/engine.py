@@ -1,0 +1,54 @@
+"""Settings that MXNet's engine reads while it loads, so they must be in place before.
+
+Without them two simulated devices train no faster than one. Chapter 04 measures what they bring.
+A variable that the user has set is never changed, and neither is a process in which MXNet is
+already loaded: there it would be too late.
+"""
+
+import ctypes
+import os
+import sys
+import warnings
+
+# One simulated device is one CPU core, so no operator may spread over several. And an operator
+# that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
+# of 4 spaces, devices wait for one another all the time; with 64 they hardly meet.
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MXNET_CPU_TEMP_COPY": "64",
+}
+
+# glibc returns large blocks to the system as soon as they are freed, and the next operator
+# takes them again, page by page. These keep them: the number of glibc's option (malloc.h), the
+# value, and the environment variable by which a user may have chosen otherwise.
+ALLOCATOR = [
+    (-4, 0, "MALLOC_MMAP_MAX_"),
+    (-1, 2**31 - 1, "MALLOC_TRIM_THRESHOLD_"),
+    (-2, 256 * 2**20, "MALLOC_TOP_PAD_"),
+]
+
+
+def prepare():
+    """Make the settings; warn where MXNet was loaded first, with nothing changed."""
+    if "mxnet" in sys.modules:
+        if any(name not in os.environ for name in SETTINGS):
+            warnings.warn(
+                "mxnet was imported before helpers, too late for the settings with which "
+                "simulated devices run side by side: the speed-ups of chapters 03 and 04 will "
+                "not be seen. Restart the kernel and import helpers first.",
+                stacklevel=3,
+            )
+        return
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    _keep_memory()
+
+
+def _keep_memory():
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    if mallopt is None or "GLIBC_TUNABLES" in os.environ:
+        return
+    for option, value, variable in ALLOCATOR:
+        if variable not in os.environ:
+            mallopt(option, value)

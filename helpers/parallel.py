@@ -1,0 +1,148 @@
+"""The pieces that chapters 02 and 03 build, for the chapters after them to import.
+
+Each function here is the one that its chapter teaches, with a docstring and a line that checks
+its arguments; a test holds the two equal. All of them work on `mx.nd` arrays.
+"""
+
+import mxnet as mx
+import numpy as np
+
+
+def split_and_load(data, devices, even=True):
+    """Cut a batch along its first axis into one shard a device, each on its device, in order.
+
+    data: an NDArray `[n, ...]`; devices: k different contexts. Returns a list of k NDArrays.
+    Shards differ by at most one example, the longer ones first: 10 over 3 gives [4, 3, 3].
+    With `even=True` they must not differ at all.
+
+    A shard that is already where it should be may alias `data`: writing to one may change the
+    other. Copy it first where that matters.
+
+    Raises TypeError for anything but an NDArray; ValueError for an empty or repeated device
+    list, a batch with fewer examples than devices (an empty one too), or an uneven batch with
+    `even=True`. Taught in chapter 02.
+    """
+    check_batch(data, devices, even)
+    size, longer = divmod(len(data), len(devices))
+    ends = [size * i + min(i, longer) for i in range(len(devices) + 1)]
+    return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
+
+
+def send(array, device):
+    """A copy of `array` on `device`: the one way in which data crosses between devices here."""
+    return array.copyto(device)
+
+
+def allreduce(arrays):
+    """Replace each of k arrays, one a device, by the sum of all, in place.
+
+    Sum on the first device, then broadcast: it receives and sends (k-1)·S bytes for arrays of S
+    bytes, each of the others S. Raises as `check_replicas`. Taught in chapter 03.
+    """
+    check_replicas(arrays)
+    total = arrays[0]
+    for array in arrays[1:]:
+        total += send(array, total.context)
+    for array in arrays[1:]:
+        array[:] = send(total, array.context)
+
+
+def tree_allreduce(arrays):
+    """Replace each of k arrays, one a device, by the sum of all, in place.
+
+    Pairs merge, then pairs of pairs, up a binary tree; the sum comes down the same way. It takes
+    2·ceil(log2 k) rounds of S bytes. Raises as `check_replicas`. Taught in chapter 03.
+    """
+    check_replicas(arrays)
+    gap = 1
+    while gap < len(arrays):
+        for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
+            left += send(right, left.context)
+        gap *= 2
+    while gap > 1:
+        gap //= 2
+        for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
+            right[:] = send(left, right.context)
+
+
+def ring_allreduce(arrays):
+    """Replace each of k arrays, one a device, by the sum of all, in place.
+
+    Each array is cut into k chunks that travel round the ring: k-1 steps sum them, k-1 more hand
+    the sums on, so that each device sends 2·(k-1)/k·S bytes, the least that is possible
+    (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002). Raises as `check_replicas`.
+    Taught in chapter 03.
+    """
+    check_replicas(arrays)
+    k, size = len(arrays), arrays[0].size
+    cuts = [size * c // k for c in range(k + 1)]
+    for step in range(2 * (k - 1)):
+        for i, source in enumerate(arrays):
+            target, c = arrays[(i + 1) % k], (i - step) % k
+            if cuts[c] == cuts[c + 1]:
+                continue
+            mine, theirs = (x.reshape(-1)[cuts[c] : cuts[c + 1]] for x in (source, target))
+            if step < k - 1:
+                theirs += send(mine, target.context)
+            else:
+                theirs[:] = send(mine, target.context)
+
+
+def assert_replicas_equal(arrays, tolerance=0.0):
+    """Assert that k arrays, one a device, hold the same values.
+
+    tolerance: the largest difference allowed, as a share of the first array's largest entry.
+    Raises AssertionError that names the first device too far away and by how much; NaN and
+    infinity are equal to nothing.
+    """
+    check_replicas(arrays)
+    first = arrays[0].asnumpy().astype("float64")
+    scale = np.abs(first).max(initial=0.0)
+    for array in arrays[1:]:
+        apart = np.abs(array.asnumpy().astype("float64") - first).max(initial=0.0)
+        assert apart <= tolerance * scale < np.inf, (
+            f"the replicas on {arrays[0].context} and {array.context} differ by up to {apart:.3g} "
+            f"where the largest entry is {scale:.3g}: was the sum broadcast to every device?"
+        )
+
+
+def check_batch(data, devices, even):
+    """Raise what `split_and_load` promises."""
+    if not isinstance(data, mx.nd.NDArray):
+        raise TypeError(f"split_and_load(data): needs an NDArray, not {type(data).__name__}; "
+                        "mx.nd.array(data) makes one")
+    if data.ndim == 0:
+        raise TypeError("split_and_load(data): a single number has no first axis to cut along")
+    names = [str(d) for d in devices]
+    if not names:
+        raise ValueError("split_and_load(devices=[]): needs at least one device")
+    if len(set(names)) < len(names):
+        raise ValueError(f"split_and_load(devices={names}): a device appears twice; a replica "
+                         "would be overwritten, so each must be different")
+    if len(data) < len(names):
+        raise ValueError(f"split_and_load(data): {len(data)} examples are too few for "
+                         f"{len(names)} devices; each needs at least one")
+    if even and len(data) % len(names):
+        raise ValueError(f"split_and_load(even=True): {len(data)} examples don't divide by "
+                         f"{len(names)} devices; pass even=False for shards that differ by one")
+
+
+def check_replicas(arrays):
+    """Raise TypeError unless all are `mx.nd` arrays; ValueError unless there is at least one, all
+    have one shape and dtype, and each is on a device of its own."""
+    if not len(arrays):
+        raise ValueError("all-reduce of arrays=[]: needs at least one array")
+    for a in arrays:
+        if not isinstance(a, mx.nd.NDArray):
+            raise TypeError(f"all-reduce of arrays: needs NDArrays, not {type(a).__name__}")
+        if isinstance(a, mx.np.ndarray):  # whose reshape copies, so writes would be lost
+            raise TypeError("all-reduce of arrays: needs mx.nd arrays, not mx.np ones; "
+                            "array.as_nd_ndarray() gives one that shares the memory")
+    for what, values in (("shape", [a.shape for a in arrays]),
+                         ("dtype", [np.dtype(a.dtype).name for a in arrays])):
+        if len(set(values)) > 1:
+            raise ValueError(f"all-reduce of arrays: each must have the same {what}, got {values}")
+    where = [str(a.context) for a in arrays]
+    if len(set(where)) < len(where):
+        raise ValueError(f"all-reduce of arrays: two are on one device: {where}; needs one array "
+                         "a device")

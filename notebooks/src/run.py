@@ -1,0 +1,78 @@
+"""Runs the chapters from top to bottom, without a browser, and shows how long each takes.
+
+    python notebooks/src/run.py [01 03 ...]
+
+What is run is notebooks/NN_*.ipynb, as a learner has it; nothing in notebooks/ is written. The
+table goes to build/run.json too. Exit status 1 says that a cell failed.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from build import NOTEBOOKS, CellFailed, absolute_course_data, choose, execute
+
+ROW = "{:<32} {:>8} {:>6}  {}"
+TRACEBACK_LINES = 12
+
+
+def data_used(notebook):
+    """What the chapter's line "Data: NAME, ..." names, or "-" where no cell prints one."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if match := re.search(r"^Data: ([^,\n]+)", output.get("text", ""), re.MULTILINE):
+                return match[1].strip()
+    return "-"
+
+
+def run(path):
+    """Run one chapter in memory; returns its row of the table."""
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in code:
+        cell.outputs = []  # so that no stored line is taken for one of this run
+    error = None
+    start = time.perf_counter()
+    try:
+        execute(notebook, path.parent)
+    except CellFailed as failure:
+        error = {"cell": failure.number, "reason": failure.reason}
+    return {
+        "chapter": path.stem,
+        "seconds": round(time.perf_counter() - start, 1),
+        "cells": len(code),
+        "data": data_used(notebook),
+        "error": error,
+    }
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="Run the chapters and time them.")
+    parser.add_argument("chapters", nargs="*", help="numbers, such as 01 03; none means all")
+    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS)
+    parser.add_argument("--json", type=Path, default=NOTEBOOKS.parent / "build" / "run.json")
+    options = parser.parse_args(arguments)
+
+    absolute_course_data()
+    paths = choose(list(options.notebooks.glob("[0-9][0-9]_*.ipynb")), options.chapters)
+    rows = []
+    print(ROW.format("chapter", "seconds", "cells", "data"), flush=True)
+    for path in paths:
+        row = run(path)
+        rows.append(row)
+        print(ROW.format(row["chapter"], row["seconds"], row["cells"], row["data"]), flush=True)
+        if row["error"]:
+            last = "\n".join(row["error"]["reason"].splitlines()[-TRACEBACK_LINES:])
+            print(f"FAILED in code cell {row['error']['cell']}:\n{last}", flush=True)
+
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"chapters": rows}, indent=2) + "\n")
+    return int(any(row["error"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

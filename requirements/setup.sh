@@ -1,0 +1,105 @@
+#!/bin/sh
+# Makes or updates .venv, the one environment that everything in the course runs in.
+#
+#   sh requirements/setup.sh                 does nothing when .venv is up to date
+#   sh requirements/setup.sh --find-python   prints the Python 3.11 that it would use
+#   sh requirements/setup.sh --find-uv       prints the uv that it would use; gets one if need be
+#
+# Needs no root and writes nothing outside the repository, save for uv's own cache.
+set -eu
+cd "${0%/*}/.."
+
+python_version=3.11   # the only one that NumPy 1.23.5 has wheels for and MXNet 1.9.1 runs on
+uv_version=0.13.8     # fetched into build/uv where no uv is installed
+lock=requirements/cpu.txt   # one day gpu.txt, locked from requirements/gpu.in, for a GPU machine
+stamp=.venv/.stamp
+
+stop() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+# Prints the first Python for which the expression $1 is true. Each one is run, since a name on
+# the PATH proves nothing: a version manager leaves launchers there for Pythons it doesn't have.
+first_python() {
+    if [ -n "${PYTHON:-}" ] && try_python "$PYTHON" "$1"; then return; fi
+    for name in "python$python_version" python3 python; do
+        old_ifs=$IFS; IFS=:
+        for folder in $PATH; do
+            IFS=$old_ifs
+            try_python "$folder/$name" "$1" && return
+        done
+        IFS=$old_ifs
+    done
+    for python in "${HOME:-}/.pyenv/versions/$python_version"*/bin/python; do
+        try_python "$python" "$1" && return
+    done
+    return 1
+}
+
+# `_base_executable` is the Python below a virtual environment: .venv is about to be remade,
+# and may be the one that is active.
+try_python() {
+    command -v "$1" >/dev/null 2>&1 || return 1
+    found=$("$1" -c "
+import sys
+print(getattr(sys, '_base_executable', '') or sys.executable) if $2 else sys.exit(1)
+" 2>/dev/null) && [ -x "$found" ] && echo "$found"
+}
+
+find_python() {
+    first_python "'%d.%d' % sys.version_info[:2] == '$python_version'"
+}
+
+find_uv() {
+    for uv in uv build/uv/bin/uv; do
+        if "$uv" --version >/dev/null 2>&1; then command -v "$uv"; return; fi
+    done
+    # Not every Python can make an environment: Debian ships ensurepip as a package of its own.
+    python=$(first_python "sys.version_info >= (3, 9) and __import__('ensurepip')") ||
+        stop "install python$python_version with its venv module" \
+            "(Debian and Ubuntu: python3-venv), or uv, then try again."
+    echo "Fetching uv $uv_version into build/uv" >&2
+    rm -rf build/uv
+    "$python" -m venv build/uv >&2 &&
+        build/uv/bin/python -m pip install --quiet "uv==$uv_version" >&2 ||
+        stop "uv could not be fetched: check the network, or install uv, then try again."
+    echo build/uv/bin/uv
+}
+
+case ${1:-} in
+    --find-python) find_python; exit ;;
+    --find-uv) find_uv; exit ;;
+esac
+
+# The stamp says what .venv was made from, and where: an environment that was moved with its
+# repository holds the old place in its scripts. It is written last, so none means half made.
+root=$(pwd -P)
+wanted="$root $(cksum <$lock)"
+runs() { .venv/bin/python -c "" 2>/dev/null; }
+if [ -f $stamp ] && [ "$(cat $stamp)" = "$wanted" ] && runs; then exit; fi
+
+uv=$(find_uv)
+case $(cat $stamp 2>/dev/null || :) in
+    "$root "*) runs || rm -rf .venv ;;   # made here, from another lock: bring it up to date
+    *) rm -rf .venv ;;
+esac
+if [ ! -e .venv ]; then
+    # With no Python of the right version on the machine, uv fetches one of its own.
+    "$uv" venv --quiet --python "$(find_python || echo $python_version)" .venv ||
+        stop "install Python $python_version (there is none on this machine and uv could not" \
+            "fetch one), then try again."
+fi
+if [ "$(uname)" = Linux ]; then
+    .venv/bin/python -c "import ctypes; ctypes.CDLL('libgomp.so.1')" 2>/dev/null ||
+        stop "MXNet needs the system library libgomp.so.1: install the package libgomp1" \
+            "(Fedora: libgomp), then try again."
+fi
+"$uv" pip install --quiet --python .venv/bin/python --require-hashes -r $lock ||
+    stop "the packages could not be installed (uv says why above): check the network, then" \
+        "try again."
+# With this, `import helpers` works from any folder, so in every notebook's kernel.
+echo "$root" >"$(.venv/bin/python -c \
+    "import sysconfig; print(sysconfig.get_path('purelib'))")/many_devices.pth"
+echo "$wanted" >$stamp
+echo "Ready: .venv, $(.venv/bin/python --version)" >&2

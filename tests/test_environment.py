@@ -1,0 +1,176 @@
+"""The environment: what is asked for, what is locked, what is installed, and how it is set up."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SETUP = ROOT / "requirements" / "setup.sh"
+
+
+def read_lock():
+    """The lock as {name: [(requirement, how many hashes it has), ...]}: one for each platform."""
+    lock = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / "requirements/cpu.txt").read_text().strip()):
+        requirement = Requirement(entry.split("\\")[0].strip())
+        hashes = len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry))
+        lock.setdefault(canonicalize_name(requirement.name), []).append((requirement, hashes))
+    return lock
+
+
+def read_direct():
+    """The direct dependencies as [(requirement, the reason beside it), ...]."""
+    lines = (ROOT / "requirements/cpu.in").read_text().splitlines()
+    parts = [line.partition("#") for line in lines if line.strip() and line[0] != "#"]
+    return [(Requirement(before.strip()), reason.strip()) for before, _, reason in parts]
+
+
+LOCK = read_lock()
+DIRECT = read_direct()
+
+
+def test_every_direct_dependency_has_a_reason_and_is_locked_as_asked():
+    assert len(DIRECT) > 5
+    for requirement, reason in DIRECT:
+        assert reason, f"{requirement.name} has no reason beside it in cpu.in"
+        locked = LOCK[canonicalize_name(requirement.name)]
+        for entry, _ in locked:
+            (pin,) = entry.specifier
+            assert pin.version in requirement.specifier, f"the lock has {entry}: make lock"
+
+
+def test_the_lock_pins_and_hashes_everything():
+    for entry, hashes in (item for entries in LOCK.values() for item in entries):
+        assert [pin.operator for pin in entry.specifier] == ["=="], entry
+        assert hashes, f"{entry.name} has no hash"
+
+
+def test_the_lock_names_no_address():
+    text = (ROOT / "requirements/cpu.txt").read_text()
+    assert not re.findall(r"\S+://\S*|^--?[a-z].*| @ .*", text, re.MULTILINE)
+
+
+def test_what_is_installed_is_what_is_locked():
+    wrong = []
+    for entry, _ in (item for entries in LOCK.values() for item in entries):
+        if entry.marker is None or entry.marker.evaluate():
+            try:
+                version = metadata.version(entry.name)
+            except metadata.PackageNotFoundError:
+                version = "not there"
+            if version not in [pin.version for pin in entry.specifier]:
+                wrong.append(f"{entry.name}: {version}, locked {entry.specifier}")
+    assert not wrong
+
+
+def test_every_installed_package_has_what_it_needs():
+    missing = []
+    for distribution in metadata.distributions():
+        for requirement in map(Requirement, distribution.requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                try:
+                    version = metadata.version(requirement.name)
+                except metadata.PackageNotFoundError:
+                    version = None
+                if version is None or not requirement.specifier.contains(version, True):
+                    missing.append(f"{distribution.name} needs {requirement}, has {version}")
+    assert not missing
+
+
+def test_conda_gets_the_same_python_and_the_same_lock():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *plain, pip = conda["dependencies"]
+    assert conda["name"] == "many-devices"
+    assert plain == ["python=3.11", "pip"]
+    assert pip == {"pip": ["-r requirements/cpu.txt"]}
+    assert (ROOT / "requirements/cpu.txt").is_file()
+
+
+def test_one_python_version_everywhere():
+    assert sys.version_info[:2] == (3, 11)
+    assert re.search(r"^python_version=3\.11\b", SETUP.read_text(), re.MULTILINE)
+    assert "--python-version 3.11 " in (ROOT / "Makefile").read_text()
+    assert 'target-version = "py311"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_helpers_is_found_beside_the_notebooks_folder_under_conda():
+    path = yaml.safe_load((ROOT / "environment.yml").read_text())["variables"]["PYTHONPATH"]
+    found = subprocess.run(  # -S: without the environment's own packages and .pth files
+        [sys.executable, "-S", "-c",
+         "import importlib.util as u; print(u.find_spec('helpers').origin)"],
+        env={**os.environ, "PYTHONPATH": path}, cwd=ROOT / "notebooks",
+        capture_output=True, text=True, check=True)
+    assert os.path.realpath(ROOT / "notebooks" / found.stdout.strip()) == str(
+        ROOT / "helpers/__init__.py")
+
+
+def test_helpers_can_be_imported_from_any_folder(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.run(
+        [sys.executable, "-c", "import helpers; print(helpers.__file__)"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout.strip() == str(ROOT / "helpers/__init__.py"), found.stderr
+
+
+# --- setup.sh chooses a Python that works ---------------------------------------------------
+
+BASE_PYTHON = sys._base_executable
+WORKS = f'exec "{BASE_PYTHON}" "$@"'
+FAILS = "echo 'python3.11: command not found' >&2; exit 127"
+# Runs, but is another Python: the expression that setup.sh prints or exits by is false there.
+OTHER_VERSION = f'exec "{BASE_PYTHON}" -c "import sys; sys.exit(1)"'
+
+
+def find_python(tmp_path, launchers, **environment):
+    """Run `setup.sh --find-python` where the PATH holds `launchers` {name: script} only."""
+    for name, script in launchers.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    folders = dict.fromkeys(str((tmp_path / name).parent) for name in launchers)
+    return subprocess.run(
+        ["/bin/sh", str(SETUP), "--find-python"], capture_output=True, text=True,
+        env={"PATH": ":".join(folders), "HOME": str(tmp_path), **environment})
+
+
+@pytest.mark.parametrize("launchers", [
+    {"a/python3.11": WORKS},
+    {"a/python3.11": FAILS, "a/python3": WORKS},
+    {"a/python3.11": FAILS, "b/python3.11": WORKS},
+    {"a/python3.11": FAILS, "a/python3": OTHER_VERSION, "b/python": WORKS},
+])
+def test_setup_passes_over_pythons_that_do_not_run(tmp_path, launchers):
+    result = find_python(tmp_path, launchers)
+    assert (result.returncode, result.stdout.strip()) == (0, BASE_PYTHON), result.stderr
+
+
+def test_setup_takes_the_python_it_is_given(tmp_path):
+    given = tmp_path / "mine"
+    given.symlink_to(BASE_PYTHON)
+    launchers = {"a/python3.11": FAILS}
+    assert find_python(tmp_path, launchers).returncode == 1
+    result = find_python(tmp_path, launchers, PYTHON=str(given))
+    assert result.returncode == 0
+    assert os.path.realpath(result.stdout.strip()) == os.path.realpath(BASE_PYTHON)
+
+
+def test_setup_finds_the_pythons_of_a_version_manager(tmp_path):
+    python = tmp_path / ".pyenv/versions/3.11.7/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(BASE_PYTHON)
+    result = find_python(tmp_path, {"shims/python3.11": FAILS})
+    assert result.returncode == 0
+
+
+def test_setup_finds_none_where_there_is_none(tmp_path):
+    result = find_python(tmp_path, {"a/python3.11": FAILS, "a/python3": OTHER_VERSION})
+    assert (result.returncode, result.stdout) == (1, "")
