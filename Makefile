@@ -10,9 +10,12 @@ export JUPYTER_PREFER_ENV_PATH := 1
 
 # A notebook runs in notebooks/, where a path relative to here would point elsewhere.
 ifneq ($(COURSE_DATA),)
-override COURSE_DATA := $(if $(filter /%,$(firstword $(COURSE_DATA))),,$(CURDIR)/)$(COURSE_DATA)
+override COURSE_DATA := $(if $(filter /% ~%,$(firstword $(COURSE_DATA))),,$(CURDIR)/)$(COURSE_DATA)
 export COURSE_DATA
 endif
+
+# Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
+test run notebooks: export COURSE_OFFLINE ?= 1
 
 .PHONY: help setup lab test run notebooks lint lock clean
 

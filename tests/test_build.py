@@ -1,6 +1,7 @@
 """notebooks/src/build.py and run.py, on small notebooks made here."""
 
 import json
+import os
 
 import build
 import nbformat
@@ -153,11 +154,22 @@ def test_only_the_chapters_asked_for(tmp_path):
         build.choose([], [])
 
 
-def test_course_data_is_made_absolute(tmp_path, monkeypatch):
+@pytest.mark.parametrize("given", ["some/where", "~/some/where", "{}/some/where"])
+def test_course_data_is_made_absolute(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COURSE_DATA", "some/where")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COURSE_DATA", given.format(tmp_path))
     build.absolute_course_data()
-    assert build.os.environ["COURSE_DATA"] == str(tmp_path / "some" / "where")
+    assert os.environ["COURSE_DATA"] == str(tmp_path / "some" / "where")
+
+
+@pytest.mark.parametrize("given", [None, ""])
+def test_without_course_data_nothing_is_made_up(monkeypatch, given):
+    monkeypatch.delenv("COURSE_DATA", raising=False)
+    if given is not None:
+        monkeypatch.setenv("COURSE_DATA", given)
+    build.absolute_course_data()
+    assert os.environ.get("COURSE_DATA") == given
 
 
 def test_run_goes_on_after_a_failure_and_says_so(tmp_path, capsys):

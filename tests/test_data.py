@@ -411,13 +411,23 @@ def test_every_mirror_bad_is_a_reason_each(cache, server, monkeypatch):
     mirrors = [
         server.put("wrong", {file: other(file) for file in NAMES}),
         server.put("cut", {file: PACKED[file][:-9] for file in NAMES}),
+        server.put("broken", {file: PACKED[file][:-9] for file in NAMES}),
+        server.put("long", dict.fromkeys(NAMES, bytes(1_000_000))),
         server.url("nothing-here"),
         closed_port(),
     ]
+    server.claim = {f"/broken/{TRAIN_IMAGES}.gz": len(PACKED[TRAIN_IMAGES])}
     monkeypatch.setattr(data, "SETS", table(mirrors))
     message = refusal()
     assert all(mirror in message for mirror in mirrors)
-    for reason in ("published sha256 sum", "not a whole gzip", "404", "Connection refused"):
+    for reason in (
+        "published sha256 sum",
+        "not a whole gzip",
+        "broke off after",
+        "came to over",
+        "404",
+        "Connection refused",
+    ):
         assert reason in message
     assert names_below(cache) == ["download-failed"]
 
@@ -477,6 +487,18 @@ def test_two_processes_at_once(cache, mirrored, tmp_path):
     assert mirrored.paths.count(f"/a/{TRAIN_IMAGES}.gz") == 2
     assert names_below(cache) == PACKED_NAMES
     check(load_data("mnist"), "the cache")
+
+
+def test_no_two_writers_share_a_temporary_name(cache, mirrored, monkeypatch):
+    """Nor do two in one process: two threads, or a process on another machine with our id."""
+    used, replace = [], os.replace
+    monkeypatch.setattr(data.os, "replace", lambda a, b: (used.append(str(a)), replace(a, b)))
+    for _ in range(2):
+        load_data("mnist", fallback=False)
+        for path in cache.iterdir():
+            path.unlink()
+    assert len(used) == len(set(used)) == 8
+    assert all(str(os.getpid()) in Path(path).name for path in used)
 
 
 # A cache that can't be written.

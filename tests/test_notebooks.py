@@ -350,6 +350,14 @@ print(object())
 """
 
 
+def run_pytest(*arguments):
+    """pytest with this project's settings, on notebooks that are elsewhere."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
+         "-c", ROOT / "pyproject.toml", *arguments],
+        cwd=ROOT, capture_output=True, text=True)
+
+
 def test_nbval_finds_what_is_no_longer_true(tmp_path):
     source = tmp_path / "src/01_scratch.py"
     source.parent.mkdir()
@@ -362,14 +370,20 @@ def test_nbval_finds_what_is_no_longer_true(tmp_path):
     notebook.cells[3].outputs[0].data["text/plain"] += "changed"
     nbformat.write(notebook, target)
 
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider",
-         "-c", ROOT / "pyproject.toml", target],
-        cwd=ROOT, capture_output=True, text=True)
+    tested = run_pytest("-v", target)
     assert tested.returncode == 1
     outcomes = re.findall(r"::Cell (\d) (PASSED|FAILED)", tested.stdout)
     assert [number for number, _ in outcomes] == list("012345")
     assert [number for number, outcome in outcomes if outcome == "FAILED"] == ["1", "3", "4"]
+
+
+def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):
+    for folder in ("notebooks", "notebooks/.ipynb_checkpoints", "tests/fixtures/marks",
+                   "notebooks/assignments/source/ps1", "build/book"):
+        (tmp_path / folder).mkdir(parents=True)
+        nbformat.write(good_notebook(), tmp_path / folder / "01_good.ipynb")
+    listed = run_pytest("--collect-only", "-q", tmp_path).stdout
+    assert set(re.findall(r"(\S+)::Cell", listed)) == {"notebooks/01_good.ipynb"}
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [

@@ -646,8 +646,9 @@ show(fig, alt="Copy time against size on logarithmic axes. The measured points a
 #
 # - **Simulated devices:** the bandwidth is that of the host's memory, counted once though each
 #   byte is read *and* written, and no wire is involved. The latency is what MXNet takes to hand
-#   work to another thread and to hear that it is done. Points far from the curve are mostly the
-#   doing of caches and of other programs, of which a model with two numbers knows nothing.
+#   work to another thread and to hear that it is done. It can change from one minute to the next,
+#   with what the operating system does with the two threads. Points far from the curve are mostly
+#   the doing of caches and of other programs, of which a model with two numbers knows nothing.
 # - **GPUs:** compare the bandwidth with the links in the figure above. Far less than the link
 #   offers often means that the copy went through the host.
 #

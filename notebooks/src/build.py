@@ -46,8 +46,8 @@ class CellFailed(Exception):
 
 def absolute_course_data():
     """Make $COURSE_DATA absolute: a notebook runs in a folder of its own."""
-    if os.environ.get("COURSE_DATA"):
-        os.environ["COURSE_DATA"] = os.path.abspath(os.environ["COURSE_DATA"])
+    if folder := os.environ.get("COURSE_DATA"):
+        os.environ["COURSE_DATA"] = os.path.abspath(os.path.expanduser(folder))
 
 
 def choose(files, numbers):
