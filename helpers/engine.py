@@ -1,8 +1,8 @@
 """Settings that MXNet's engine reads while it loads, so they must be in place before.
 
-Without them two simulated devices train no faster than one. Chapter 04 measures what they bring.
-A variable that the user has set is never changed, and neither is a process in which MXNet is
-already loaded: there it would be too late.
+Without them two simulated devices train no faster than one: chapter 04's first exercise takes them
+away. A variable that the user has set is never changed, and neither is a process in which MXNet
+is already loaded, where it would be too late.
 """
 
 import ctypes
@@ -35,8 +35,8 @@ def prepare():
         if any(name not in os.environ for name in SETTINGS):
             warnings.warn(
                 "mxnet was imported before helpers, too late for the settings with which "
-                "simulated devices run side by side: the speed-ups of chapters 03 and 04 will "
-                "not be seen. Restart the kernel and import helpers first.",
+                "simulated devices run side by side: the speed-up of chapter 04 will not "
+                "be seen. Restart the kernel and import helpers first.",
                 stacklevel=3,
             )
         return

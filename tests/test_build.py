@@ -129,6 +129,20 @@ def test_a_failing_cell_leaves_the_old_notebook_and_the_others_are_built(tmp_pat
     assert "ValueError: planted" in printed
 
 
+def test_a_write_cut_short_leaves_the_old_notebook(tmp_path, monkeypatch):
+    def full_disk(notebook, path):
+        path.write_text("half a note")
+        raise OSError("no space left")
+
+    source = write_source(tmp_path, "01_a", "# %%\n1\n")
+    target = tmp_path / "01_a.ipynb"
+    target.write_text("as it was")
+    monkeypatch.setattr(build.nbformat, "write", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        build.build(source, target)
+    assert target.read_text() == "as it was"
+
+
 def test_a_kernel_that_dies_is_a_failure(tmp_path, capsys):
     write_source(tmp_path, "01_dead", "# %%\nimport os\n\nos._exit(0)\n")
     assert build.main(["--notebooks", str(tmp_path)]) == 1

@@ -125,8 +125,12 @@ def test_helpers_can_be_imported_from_any_folder(tmp_path):
 BASE_PYTHON = sys._base_executable
 WORKS = f'exec "{BASE_PYTHON}" "$@"'
 FAILS = "echo 'python3.11: command not found' >&2; exit 127"
-# Runs, but is another Python: the expression that setup.sh prints or exits by is false there.
-OTHER_VERSION = f'exec "{BASE_PYTHON}" -c "import sys; sys.exit(1)"'
+# Runs what it is given, as a Python of another version would.
+OTHER_VERSION = f"""exec "{BASE_PYTHON}" -c '
+import sys
+sys.version_info = (3, 12, 1)
+exec(sys.argv[2])' "$@"
+"""
 
 
 def find_python(tmp_path, launchers, **environment):

@@ -175,8 +175,8 @@ print("dealt labels:", [y.asnumpy().astype(int).tolist() for y in dealt])
 # ## Against the engine's own
 #
 # Gluon has the same function under the same name. If ours is right, the two must agree on every
-# batch and device count for which Gluon gives an answer. **Predict:** for 24 batch sizes, four device
-# counts, even and uneven, how many of the 192 cases will Gluon refuse?
+# batch and device count for which Gluon gives an answer. **Predict:** for 24 batch sizes, four
+# device counts, even and uneven, how many of the 192 cases will Gluon refuse?
 
 # %%
 def outcome(split, n, k, **even):
@@ -324,7 +324,8 @@ assert [len(x) for x in x_shards] == [len(y) for y in y_shards] == [8, 8]
 # it is on.
 
 # %% tags=["measured"]
-fig, ax = figure(f"One batch of {mnist.name}, two shards: every image keeps its label", size=(7, 2.6))
+title = f"One batch of {mnist.name}, two shards: every image keeps its label"
+fig, ax = figure(title, size=(7, 2.6))
 ax.axis("off")
 for row, (x, y, color) in enumerate(zip(x_shards, y_shards, (BLUE, ORANGE))):
     ax.text(-4, 34 * row + 12, str(x.context), color=color, ha="right", va="center", weight="bold")
@@ -337,7 +338,8 @@ show(fig, alt="Two rows of eight handwritten digits, a row a device, each digit 
 # %% [markdown]
 # ## Summary
 #
-# - A batch of $n = qk + r$ examples is cut at $qi + \min(i, r)$: the first $r$ shards have one more.
+# - A batch of $n = qk + r$ examples is cut at $qi + \min(i, r)$: the first $r$ shards have one
+#   more.
 # - Equal lengths give equal cuts, so labels stay with their images; values that tell examples apart
 #   are what proves it.
 # - Ours equals `gluon.utils.split_and_load` wherever that gives an answer. With fewer examples than
@@ -356,12 +358,12 @@ show(fig, alt="Two rows of eight handwritten digits, a row a device, each digit 
 #
 # 1. **Undo it.** Write `gather(shards, device)`, which puts the batch together again on one device.
 #    Prove it on uneven shards.
-# 2. **Dealing cards.** Write `deal_and_load(data, devices)`, which gives device $i$ the examples $i$,
-#    $i + k$, $i + 2k$, … Show that images and labels stay aligned if both are dealt. When is it better
-#    than cutting into blocks?
-# 3. **In proportion.** One device is three times as fast as the other. Write
-#    `split_by_share(data, devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. Which
-#    property should the sizes of *any* shares have?
+# 2. **Dealing cards.** Write `deal_and_load(data, devices)`, which gives device $i$ the examples
+#    $i$, $i + k$, $i + 2k$, … Show that images and labels stay aligned if both are dealt. When is
+#    it better than cutting into blocks?
+# 3. **In proportion.** One device is three times as fast as the other. Write `split_by_share(data,
+#    devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. Which property should
+#    the sizes of *any* shares have?
 #
 # Each solution below is folded: try first, then open the cell.
 
@@ -392,9 +394,9 @@ assert aligned(deal_and_load(images, three), deal_and_load(labels, three))
 print([y.asnumpy().astype(int).tolist() for y in deal_and_load(labels, three)])
 
 # %% [markdown]
-# **Solution 3.** Cut at the rounded running total of the shares. Whatever the shares, the sizes must
-# add up to $n$, and rounding the *cuts* instead of the sizes guarantees it, since the last cut is
-# exactly $n$. Chapter 11 builds on this.
+# **Solution 3.** Cut at the rounded running total of the shares. Whatever the shares, the sizes
+# must add up to $n$, and rounding the *cuts* instead of the sizes guarantees it, since the last
+# cut is exactly $n$. Chapter 11 builds on this.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def split_by_share(data, devices, shares):

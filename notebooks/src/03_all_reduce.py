@@ -118,8 +118,8 @@ print("sum-then-broadcast is right on 1 to 8 devices")
 # with what they had. The page printed arrays before and after, and nobody saw it for a year
 # (d2l-en, changes #1596 to #1978).
 #
-# **Predict:** what does our judge say about it for $k = 4$? And what would it have said had it looked
-# at the first device only?
+# **Predict:** what does our judge say about it for $k = 4$? And what would it have said had it
+# looked at the first device only?
 
 # %%
 def no_broadcast(arrays):
@@ -180,7 +180,7 @@ ax.plot(good[:, 0], color=GREY, lw=4, label="right, both devices")
 ax.plot(bad[:, 0], color=BLUE, ls="--", label="broken, device 0")
 ax.plot(bad[:, 1], color=ORANGE, ls=":", lw=2.5, label="broken, device 1")
 ax.legend()
-show(fig, alt="With a right all-reduce both replicas reach 2; with the broken one they reach 1 and 3.")
+show(fig, alt="With a right all-reduce both replicas reach 2; with the broken one, 1 and 3.")
 
 # %% [markdown]
 # Hence two rules that the rest of the course keeps: check **every** replica, and check the weights
@@ -194,12 +194,12 @@ assert abs(bad[-1, 0] - bad[-1, 1]) > 1.9, "the broken run should have drifted a
 # ## Second: a tree
 #
 # In sum-then-broadcast device 0 does all the adding, one message after the other, while the rest
-# wait. With a tree, pairs add up at the same time: 1 sends to 0 while 3 sends to 2; then 2 sends to 0.
-# The sum comes down the same way. With $k$ devices it takes $\lceil \log_2 k \rceil$ rounds up and as
-# many down.
+# wait. With a tree, pairs add up at the same time: 1 sends to 0 while 3 sends to 2; then 2 sends
+# to 0. The sum comes down the same way. With $k$ devices it takes $\lceil \log_2 k \rceil$ rounds
+# up and as many down.
 #
-# `arrays[::2 * gap]` are the receivers of a round and `arrays[gap::2 * gap]` the senders; `zip` stops
-# at the shorter, so a receiver without partner sits out.
+# `arrays[::2 * gap]` are the receivers of a round and `arrays[gap::2 * gap]` the senders; `zip`
+# stops at the shorter, so a receiver without partner sits out.
 
 # %%
 def tree_allreduce(arrays):
@@ -244,8 +244,8 @@ for step in range(2 * (k - 1)):
     print(f"step {step + 1}:", *[a.asnumpy().astype(int).tolist() for a in arrays])
 
 # %% [markdown]
-# In step $s$ (from 0) device $i$ sends chunk $(i - s) \bmod k$. For $k - 1$ steps the receiver *adds*:
-# after three steps each device owns one complete chunk, a 1111. That half is called
+# In step $s$ (from 0) device $i$ sends chunk $(i - s) \bmod k$. For $k - 1$ steps the receiver
+# *adds*: after three steps each device owns one complete chunk, a 1111. That half is called
 # *reduce-scatter*. For $k - 1$ more steps the receiver *overwrites*: the finished chunks go round
 # (*all-gather*). The indices run on without a break, which is why one loop is enough.
 #
@@ -282,8 +282,9 @@ assert all((a.asnumpy() == 36).all() for a in tiny), "1 + 2 + ... + 8 = 36 on ev
 print("the ring is right on 1 to 8 devices")
 
 # %% [markdown]
-# Rings have been shipped wrong as well: a tutorial's ring all-reduce in PyTorch's own documentation
-# gave wrong sums (pytorch, issue #31572). Off by one chunk, for instance, looks like this to our judge:
+# Rings have been shipped wrong as well: a tutorial's ring all-reduce in PyTorch's own
+# documentation gave wrong sums (pytorch, issue #31572). Off by one chunk, for instance, looks like
+# this to our judge:
 
 # %%
 def shifted_ring(arrays):
@@ -305,7 +306,8 @@ def draw_messages(ax, all_reduce, k=4):
     log.clear()
     all_reduce(replicas(k))
     for row, (a, b, size) in enumerate(log):
-        arrow = {"arrowstyle": "->", "lw": size / 16, "color": BLUE if row < len(log) / 2 else ORANGE}
+        color = BLUE if row < len(log) / 2 else ORANGE
+        arrow = {"arrowstyle": "->", "lw": size / 16, "color": color}
         ax.annotate("", (b, row), (a, row), arrowprops=arrow)
     ax.set(xlim=(-0.4, k - 0.6), ylim=(len(log), -1), xticks=range(k), yticks=[], xlabel="device")
     ax.set_title(f"{all_reduce.__name__}: {len(log)} messages", fontsize=9)
@@ -321,7 +323,7 @@ fig, axes = plt.subplots(1, 3, figsize=(7, 4), layout="constrained")
 for ax, all_reduce in zip(axes, (allreduce, tree_allreduce, ring_allreduce)):
     draw_messages(ax, all_reduce)
 fig.suptitle("The ring sends many small messages, and no device sends more than another")
-show(fig, alt="Arrows between four devices: six large ones for sum-then-broadcast and for the tree, "
+show(fig, alt="Arrows between four devices: six large ones for sum-then-broadcast and the tree, "
      "24 small ones, each to the right-hand neighbour, for the ring.")
 
 # %% [markdown]
@@ -368,14 +370,15 @@ for all_reduce in (allreduce, tree_allreduce, ring_allreduce):
 # %% [markdown]
 # Nothing that sends less than the ring can work: a device must get the others' contributions to
 # the chunk that it completes, and give its own away (Patarasuk and Yuan, 2009). As $k$ grows,
-# $2\frac{k-1}{k}$ never reaches 2. That is why rings of hundreds of GPUs are in use, and why NCCL and
-# PyTorch's DDP are built on them.
+# $2\frac{k-1}{k}$ never reaches 2. That is why rings of hundreds of GPUs are in use, and why NCCL
+# and PyTorch's DDP are built on them.
 
 # %% [markdown]
 # ## Order matters to the last bit
 #
-# In floating point $(a + b) + c$ need not be $a + (b + c)$. **Predict:** do the three schemes give the
-# same float32 bits for random numbers? And within *one* scheme, do all devices hold the same bits?
+# In floating point $(a + b) + c$ need not be $a + (b + c)$. **Predict:** do the three schemes give
+# the same float32 bits for random numbers? And within *one* scheme, do all devices hold the same
+# bits?
 
 # %%
 rng = np.random.default_rng(0)
@@ -469,8 +472,8 @@ for (name, row), style, color in zip(times.items(), ("o-", "s--", "^:", "x-"),
                                      (BLUE, ORANGE, GREEN, GREY)):
     ax.loglog([4 * n for n in sizes], [1e3 * t for t in row], style, color=color, label=name)
 ax.legend()
-show(fig, alt="Time against array size on log axes for the three schemes and KVStore: flat at first, "
-     "then in proportion to size.")
+show(fig, alt="Time against array size on log axes for the three schemes and KVStore: flat at "
+     "first, then in proportion to size.")
 
 # %% [markdown]
 # For small arrays the time does not depend on the size: it is what it costs to start operations,
@@ -496,25 +499,26 @@ show(fig, alt="Time against array size on log axes for the three schemes and KVS
 # Next, [chapter 04](04_lenet_from_scratch.ipynb): splitting and all-reduce together make a training
 # step, and it gets faster.
 #
-# **Further reading.** P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters
-# of workstations*, J. Parallel Distrib. Comput. 69 (2009), doi:10.1016/j.jpdc.2008.09.002.
+# **Further reading.** P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for
+# clusters of workstations*, J. Parallel Distrib. Comput. 69 (2009),
+# doi:10.1016/j.jpdc.2008.09.002.
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. **Mean instead of sum.** A colleague's all-reduce returns the mean, so that "the learning rate
-#    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives it the same
-#    update as the sum?
-# 2. **Cost on paper.** A message of $n$ bytes takes $\alpha + n/\beta$, and messages between different
-#    pairs go at the same time. With $\alpha$ = 10 µs and $\beta$ = 10 GB/s, from which size on is
-#    the ring faster than the tree on 8 devices?
-# 3. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups)`, which takes,
-#    for each device, a list of arrays, and all-reduces them in one go. How many messages does it save
-#    for 8 arrays on 2 devices with the ring?
+#    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives it
+#    the same update as the sum?
+# 2. **Cost on paper.** A message of $n$ bytes takes $\alpha + n/\beta$, and messages between
+#    different pairs go at the same time. With $\alpha$ = 10 µs and $\beta$ = 10 GB/s, from which
+#    size on is the ring faster than the tree on 8 devices?
+# 3. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups)`, which
+#    takes, for each device, a list of arrays, and all-reduces them in one go. How many messages
+#    does it save for 8 arrays on 2 devices with the ring?
 
 # %% [markdown]
-# **Solution 1.** Divide every replica by $k$ afterwards. The update is $\eta$ times the gradient, so
-# $k\eta$ with the mean equals $\eta$ with the sum.
+# **Solution 1.** Divide every replica by $k$ afterwards. The update is $\eta$ times the gradient,
+# so $k\eta$ with the mean equals $\eta$ with the sum.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def mean_allreduce(arrays):
@@ -528,9 +532,9 @@ mean_allreduce(arrays)
 assert all((4 * a == 10 * nd.arange(1, 13, ctx=a.context)).min().asscalar() for a in arrays)
 
 # %% [markdown]
-# **Solution 2.** The tree takes $2\log_2 8 = 6$ rounds of $S$ bytes, the ring $2 \cdot 7 = 14$ rounds of
-# $S/8$. They are equal where $14\alpha + \frac{14}{8}S/\beta = 6\alpha + 6S/\beta$, that is at
-# $S = 8\alpha\beta / 4.25$.
+# **Solution 2.** The tree takes $2\log_2 8 = 6$ rounds of $S$ bytes, the ring $2 \cdot 7 = 14$
+# rounds of $S/8$. They are equal where $14\alpha + \frac{14}{8}S/\beta = 6\alpha + 6S/\beta$, that
+# is at $S = 8\alpha\beta / 4.25$.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 alpha, beta = 10e-6, 10e9
