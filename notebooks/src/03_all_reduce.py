@@ -7,13 +7,13 @@
 #
 # ## What you'll do
 #
-# Write three all-reduces, of four to twelve lines, and prove each on one to eight devices. Count
+# Write three all-reduces, of five to twelve lines, and prove each on one to eight devices. Count
 # every byte that each device sends. Race them against MXNet's own KVStore.
 #
 # ## What you'll learn
 #
 # - sum-then-broadcast, tree and ring, and who sends what to whom in each;
-# - why the ring sends $2\frac{k-1}{k}$ times the array per device, whatever the algorithm's luck;
+# - why a ring sends $2\frac{k-1}{k}$ times the array from each device, and nothing can do with less;
 # - how to test so that a wrong all-reduce *cannot* pass, and what the most famous wrong one does;
 # - how long each takes on this machine, from kilobytes to megabytes.
 #
@@ -282,9 +282,9 @@ assert all((a.asnumpy() == 36).all() for a in tiny), "1 + 2 + ... + 8 = 36 on ev
 print("the ring is right on 1 to 8 devices")
 
 # %% [markdown]
-# Rings have been shipped wrong as well: a tutorial's ring all-reduce in PyTorch's own
-# documentation gave wrong sums (pytorch, issue #31572). Off by one chunk, for instance, looks like
-# this to our judge:
+# Rings have been published wrong as well: the one in PyTorch's own tutorial did not
+# compute the sum (report 31572 of pytorch/pytorch, 2019; mended in 2020). Off by one chunk, for
+# instance, looks like this to our judge:
 
 # %%
 def shifted_ring(arrays):
@@ -368,10 +368,9 @@ for all_reduce in (allreduce, tree_allreduce, ring_allreduce):
     print(f"{all_reduce.__name__:15}", [round(b / S, 2) for b in sent(all_reduce, 8)])
 
 # %% [markdown]
-# Nothing that sends less than the ring can work: a device must get the others' contributions to
-# the chunk that it completes, and give its own away (Patarasuk and Yuan, 2009). As $k$ grows,
-# $2\frac{k-1}{k}$ never reaches 2. That is why rings of hundreds of GPUs are in use, and why NCCL
-# and PyTorch's DDP are built on them.
+# No all-reduce can do with less than the ring's $2\frac{k-1}{k}S$ on its busiest device: that is a
+# theorem (Patarasuk and Yuan, 2009). And as $k$ grows the number never reaches $2S$. It is why
+# NVIDIA's NCCL has rings, and through NCCL PyTorch's DDP (chapter 12).
 
 # %% [markdown]
 # ## Order matters to the last bit
