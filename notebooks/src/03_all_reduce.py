@@ -13,7 +13,7 @@
 # ## What you'll learn
 #
 # - sum-then-broadcast, tree and ring, and who sends what to whom in each;
-# - why a ring sends $2\frac{k-1}{k}$ times the array from each device, and nothing can do with less;
+# - why a ring sends $2\frac{k-1}{k}$ times the array from each device, and none can do with less;
 # - how to test so that a wrong all-reduce *cannot* pass, and what the most famous wrong one does;
 # - how long each takes on this machine, from kilobytes to megabytes.
 #
