@@ -240,7 +240,7 @@ DAMAGE = {
     "empty": (TRAIN_IMAGES, "", b"", "has 0 bytes"),
     "empty, packed": (TRAIN_IMAGES, ".gz", b"", "has 0 bytes"),
     "not gzip": (TRAIN_IMAGES, ".gz", b"<html>No such page</html>", "has 25 bytes"),
-    "broken gzip": (TRAIN_IMAGES, ".gz", PACKED[TRAIN_IMAGES][:10] + b"\xff" * 40, "not a whole gz"),
+    "broken gzip": (TRAIN_IMAGES, ".gz", PACKED[TRAIN_IMAGES][:10] + b"\xff" * 40, "not a whole"),
     "cut within the gzip header": (TRAIN_IMAGES, ".gz", PACKED[TRAIN_IMAGES][:5], "has 0 bytes"),
     "not IDX": (TRAIN_IMAGES, "", b"<html>No such page</html>", "header 3c68746d claims"),
     "wrong sum": (TRAIN_IMAGES, "", flip_last_byte(PLAIN[TRAIN_IMAGES]), "not the published sum"),
