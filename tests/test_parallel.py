@@ -671,3 +671,11 @@ def test_what_is_not_finite_equals_nothing(bad, where, tolerance):
 def test_arrays_without_entries_are_equal():
     with mx.util.np_shape(True):
         assert_replicas_equal([mx.np.ones((0, 2), ctx=d).as_nd_ndarray() for d in cpus(2)])
+
+
+def test_the_smallest_int8_has_a_size():
+    """Its absolute value is no int8: NumPy's abs gives -128 there."""
+    arrays = on_devices([-128, 0], [-128, 1], dtype="int8")
+    assert_replicas_equal(arrays, tolerance=0.01)
+    with raises(AssertionError, "by up to 1 ", "largest entry is 128:"):
+        assert_replicas_equal(arrays, tolerance=0.001)
