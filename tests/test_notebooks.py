@@ -29,6 +29,13 @@ MOST_LINES, MEDIAN_LINES = 15, 5
 MACHINE_PATH = re.compile(r"/(?:work|root|home|Users|tmp/ipykernel)[\w-]*/[\w./-]*")
 
 
+def test_figures_beside_the_notebooks_are_those_within():
+    asked = {name: png for path in BUILT.values()
+             for name, png in build.figures(nbformat.read(path, as_version=4))}
+    found = {path.name: path.read_bytes() for path in ROOT.glob("notebooks/figures/*")}
+    assert asked and found == asked
+
+
 # --- the rules ------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@
 #
 # ## What you need
 #
-# Chapters 01 to 03. No GPU. Reading takes about 40 minutes. Running takes one to four minutes with
+# Chapters 01 to 03. No GPU. Reading takes about 40 minutes. Running takes up to four minutes with
 # MNIST, most of it in two cells that say so, and less than one with the small digits.
 
 # %%
@@ -353,8 +353,8 @@ fig, ax = figure("On 1, 2 and 4 devices the loss is one curve", "step", "loss on
 for seed, color in enumerate((BLUE, ORANGE, GREEN)):
     for k, width, style in ((1, 6, "-"), (2, 3, "--"), (4, 1, "-")):
         ax.plot(curves[k, seed], style, lw=width, color=color if k > 1 else GREY,
-                label=f"{k} devices, seed {seed}" if seed == 0 else None)
-ax.legend()
+                label=f"k = {k}" if seed == 0 else None)
+ax.legend(title="a colour for each seed")
 show(fig, alt="Three loss curves, one a seed; in each, the lines of 1, 2 and 4 devices coincide.")
 
 # %% [markdown]
@@ -469,8 +469,8 @@ untrained = accuracy([get_params(init_params(), d) for d in two], two, test_set)
 assert 0 < untrained < 0.4, f"{untrained}: better than an untrained network can be"
 
 # %% [markdown]
-# A run: two epochs of MNIST, or as many of a smaller set as make sixty steps of 256. It keeps the
-# loss of each step and shows a bar.
+# A run: an epoch and a half of MNIST, or as many of a smaller set as make sixty steps of 256. It
+# keeps the loss of each step and shows a bar.
 
 # %%
 import sys
@@ -480,7 +480,7 @@ from math import ceil
 from tqdm import tqdm
 
 
-def fit(k, size, lr, images=max(2 * len(train_set[1]), 60 * 256)):
+def fit(k, size, lr, images=max(3 * len(train_set[1]) // 2, 60 * 256)):
     stream = islice(batches(train_set, size, epochs=99), ceil(images / size))
     bar = tqdm(stream, f"batch {size} on {k}", ceil(images / size), False, sys.stdout, ncols=79)
     replicas = [get_params(init_params(), d) for d in two[:k]]
@@ -491,7 +491,7 @@ def fit(k, size, lr, images=max(2 * len(train_set[1]), 60 * 256)):
 # %% [markdown]
 # First one device; then two with everything else the same; then two with batch *and* learning rate
 # doubled, as *The Straight Dope* does, "so that each GPU has enough to do". This cell takes
-# **two to three minutes with MNIST** on slow cores.
+# **about two minutes with MNIST** on slow cores.
 
 # %% tags=["measured"]
 runs = {}
@@ -592,7 +592,7 @@ print("speed-up if they never talked: median {:.2f}".format(np.median(ratios[:, 
 # %% [markdown]
 # All rounds, not only their median:
 
-# %% tags=["measured"]
+# %% tags=["measured", "figure:speedup"]
 speedup, ideal = np.median(ratios, axis=0)
 fig, ax = figure(f"Two devices train {speedup:.2f} times as fast as one", "", "images per second")
 for i, (column, color) in enumerate(zip(rates.T, (GREY, BLUE, GREEN))):

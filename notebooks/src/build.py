@@ -8,9 +8,11 @@ cause. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     solution    the answer to an exercise, folded away with `jupyter={"source_hidden": true}`
+    figure:NAME the figure that it shows is also written to notebooks/figures/NAME.png
 """
 
 import argparse
+import base64
 import hashlib
 import os
 import re
@@ -147,6 +149,18 @@ def build(source, target):
     part = target.with_suffix(".part")
     nbformat.write(notebook, part)
     os.replace(part, target)
+    for name, png in figures(notebook):
+        (target.parent / "figures").mkdir(exist_ok=True)
+        (target.parent / "figures" / name).write_bytes(png)
+
+
+def figures(notebook):
+    """File name and content of each figure that a tag `figure:NAME` asks for."""
+    for cell in notebook.cells:
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith("figure:"):
+                (png,) = (o.data["image/png"] for o in cell.outputs if "data" in o)
+                yield f"{tag.removeprefix('figure:')}.png", base64.b64decode(png)
 
 
 def main(arguments=None):
