@@ -498,8 +498,8 @@ def fit(k, size, lr, images=max(3 * len(train_set[1]) // 2, 60 * 256)):
 
 # %% [markdown]
 # First one device; then two with everything else the same; then two with batch *and* learning rate
-# doubled, as *The Straight Dope* does, "so that each GPU has enough to do". This cell takes
-# **about two minutes with MNIST** on slow cores.
+# doubled, as *The Straight Dope* does to keep each device's shard as large as before. This cell
+# takes **about two minutes with MNIST** on slow cores.
 
 # %% tags=["measured"]
 runs = {}
@@ -580,6 +580,9 @@ def apart_throughput(steps=12):
 
 # %% [markdown]
 # **Predict** the three medians, as multiples of the first. This takes about a minute.
+#
+# If nine rounds have been discarded before three could be kept, the numbers are of *all* rounds:
+# read them with care. An open browser can be enough for that; leave it alone while this runs.
 
 # %% tags=["measured"]
 from helpers.timing import Others
