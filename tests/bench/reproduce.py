@@ -1,0 +1,389 @@
+"""Trains the published experiments at full size and sets our figures beside theirs.
+
+    make reproduce                            all of it; about two hours on two cores
+    make reproduce ARGS="--quick"             a few batches of each, to see that it works
+    make reproduce ARGS="--only cnn speed"    rows whose name begins so
+    make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
+
+Each run (a row and a seed) has a process of its own and a file in build/reproduce/, which grows
+by an epoch at a time; the weights are kept beside it. So an interrupted `make reproduce` goes on
+where it stopped, and what is finished is not done again. The table so far is printed at each end,
+and written to build/reproduce.json and build/reproduce.md. The networks and the loop from scratch
+are the chapters' own, taken out of their sources.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from helpers import load_data
+from helpers.device import cores
+from helpers.timing import Others
+from helpers.training import Batches, accuracy, fit
+
+import mxnet as mx
+import numpy as np
+import psutil
+from lift import lift
+from mxnet import gluon, init
+from tqdm import tqdm
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published experiment: what is trained and how, and what was reported of it."""
+
+    name: str
+    source: str
+    model: str
+    k: int
+    batch: int
+    rate: float
+    epochs: int
+    seeds: int
+    gib: float  # memory that it takes
+    published: tuple = ()  # test accuracy after each epoch
+    seconds: float | None = None  # a published epoch
+    note: str = "no figure published"
+
+
+GLUON = "The Straight Dope, multiple GPUs with Gluon"
+SCRATCH = "The Straight Dope, multiple GPUs from scratch"
+TUTORIAL = "MXNet tutorial, multiple GPUs with Gluon"
+D2L = "Dive into Deep Learning, multiple GPUs"
+FASHION = "published for Fashion-MNIST, figures not in the text"
+ROWS = [
+    Row("cnn-1x64", GLUON, "cnn", 1, 64, 0.3, 5, 3, 2,
+        (0.9764, 0.9839, 0.9836, 0.9861, 0.9862), 4.7, "published with 2 GPUs of 2017"),
+    Row("cnn-2x64", GLUON, "cnn", 2, 64, 0.3, 5, 3, 2, note="ours, for the ratio of times"),
+    Row("cnn-2x128", GLUON, "cnn", 2, 128, 0.6, 5, 3, 2,
+        (0.8951, 0.9687, 0.9759, 0.9785, 0.9813), 2.8, "published with 2 GPUs of 2017"),
+    Row("tutorial-2x128", TUTORIAL, "tutorial", 2, 128, 0.04, 10, 1, 2),
+    Row("scratch-1x256", SCRATCH, "scratch", 1, 256, 0.3, 5, 5, 2, note=FASHION),
+    Row("scratch-2x512", SCRATCH, "scratch", 2, 512, 0.6, 5, 5, 2, note=FASHION),
+    Row("ours-1x256", SCRATCH, "ours", 1, 256, 0.3, 5, 5, 2, note="with chapter 04's start"),
+    Row("ours-2x512", SCRATCH, "ours", 2, 512, 0.6, 5, 5, 2, note="with chapter 04's start"),
+    Row("resnet-1x256", D2L, "resnet", 1, 256, 0.1, 1, 1, 8, note=FASHION),
+    Row("resnet-2x512", D2L, "resnet", 2, 512, 0.2, 1, 1, 12, note=FASHION),
+]
+
+
+# --- what is trained --------------------------------------------------------------------------
+
+
+class PaddedIter:
+    """`NDArrayIter` as published: never shuffled, its last batch filled up from the start."""
+
+    def __init__(self, images, labels, size):
+        self.iter = mx.io.NDArrayIter(images, labels, size)
+        self.padding = -len(labels) % size
+
+    def __len__(self):
+        return -(-self.iter.num_data // self.iter.batch_size)
+
+    def __iter__(self):
+        self.iter.reset()
+        return ((batch.data[0], batch.label[0]) for batch in self.iter)
+
+
+class WithGluon:
+    """A Gluon network, its Trainer and the published way of reading the data."""
+
+    def __init__(self, row, seed, data):
+        self.devices = [mx.cpu(r) for r in range(row.k)]
+        start = {"cnn": init.Uniform(0.07), "tutorial": init.Xavier(),
+                 "resnet": init.Normal(0.01)}[row.model]
+        mx.random.seed(seed)
+        self.net = network(row.model)
+        self.net.initialize(start, ctx=self.devices)
+        train, test = data
+        if row.model == "cnn":
+            self.train, self.test = (PaddedIter(*part, row.batch) for part in data)
+            self.filler = Batches(*(a[: self.test.padding] for a in test), row.batch)
+        else:
+            self.train = Batches(*train, row.batch, seed=seed)
+            self.test = Batches(*test, row.batch, shuffle=False)
+        accuracy(self.net, Batches(*(a[: row.k] for a in test), row.k), self.devices)  # shapes
+        self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", {"learning_rate": row.rate})
+
+    def arrays(self):
+        return [a for p in self.net.collect_params().values() for a in p.list_data()]
+
+    def epoch(self, number, title):
+        self.train.epoch = number
+        seen = fit(self.net, self.trainer, self.train, self.devices, title=title)
+        return {"seconds": seen.seconds[0], "train_accuracy": seen.train_accuracy[0],
+                "loss": float(np.mean(seen.losses))}
+
+    def judge(self):
+        share = accuracy(self.net, self.test, self.devices)
+        if not getattr(self.test, "padding", 0):
+            return {"accuracy": share}
+        rows = len(self.test) * self.test.iter.batch_size
+        extra = accuracy(self.net, self.filler, self.devices) * self.test.padding
+        true = (share * rows - extra) / (rows - self.test.padding)
+        return {"accuracy": true, "padded_accuracy": share}
+
+
+class FromScratch:
+    """Chapter 04's network and loop, from the published start or from that chapter's own."""
+
+    def __init__(self, row, seed, data):
+        self.row = row
+        self.ours = lift("04", "shapes", "pool", "lenet", "loss_sum", "init_params", "get_params",
+                         "train_batch", "check", "train", "accuracy")
+        self.devices = [mx.cpu(r) for r in range(row.k)]
+        mean = data[0][0].mean() if row.model == "ours" else 0.0
+        (images, labels), (test_images, test_labels) = data
+        self.batches = Batches(images - mean, labels, row.batch, seed=seed)
+        self.test = mx.nd.array(test_images - mean), mx.nd.array(test_labels)
+        if row.model == "ours":
+            params = self.ours.init_params(seed)
+        else:  # normal numbers of size 0.01, and biases of 0
+            rng = np.random.default_rng(seed)
+            params = [mx.nd.array(0.01 * rng.standard_normal(shape) * (len(shape) > 1))
+                      for shape in self.ours.shapes]
+        self.replicas = [self.ours.get_params(params, d) for d in self.devices]
+
+    def arrays(self):
+        return [p for replica in self.replicas for p in replica]
+
+    def epoch(self, number, title):
+        self.batches.epoch = number
+        with tqdm(self.batches, title, file=sys.stdout, ncols=79, leave=False) as bar:
+            losses = self.ours.train(self.replicas, self.devices, bar, self.row.rate)
+            return {"seconds": bar.format_dict["elapsed"], "loss": float(np.mean(losses))}
+
+    def judge(self):
+        return {"accuracy": self.ours.accuracy(self.replicas, self.devices, self.test)}
+
+
+def network(model):
+    if model == "cnn":
+        return lift("06", "lenet").lenet()
+    if model == "tutorial":
+        return lift("06", "lenet_tutorial").lenet_tutorial()
+    mx.npx.set_np()
+    if model == "resnet-plain":
+        return lift("08", "resnet18").resnet18(10)
+    net = lift("08", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10)
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+# --- running it -------------------------------------------------------------------------------
+
+
+def read_data(quick):
+    data = load_data("mnist")
+    print(data)
+    sizes = (2_560, 1_000) if quick else (None, None)
+    return data.name, [(images[:n], labels[:n]) for images, labels, n in zip(
+        (data.train_images, data.test_images), (data.train_labels, data.test_labels), sizes)]
+
+
+def run(row, seed, folder, quick):
+    """Train a row from one seed, or go on with it; a line in its file for each epoch."""
+    check_memory(row.name, row.gib)
+    name, data = read_data(quick)
+    if quick and row.model == "resnet":
+        data = [(images[:512], labels[:512]) for images, labels in data]
+    folder.mkdir(parents=True, exist_ok=True)
+    job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
+    path = folder / f"{row.name}-{seed}.json"
+    seen = json.loads(path.read_text()) if path.exists() else {"data": name, "epochs": []}
+    done = len(seen["epochs"])
+    if done:
+        for array, kept in zip(job.arrays(), mx.nd.load(str(weights(path, done)))):
+            array[:] = kept.as_np_ndarray() if isinstance(array, mx.np.ndarray) else kept
+    for epoch in range(done, row.epochs):
+        with Others() as others:
+            result = job.epoch(epoch, f"{row.name}, seed {seed}, epoch {epoch + 1}/{row.epochs}")
+        result |= job.judge() | {"others": others.share}
+        seen["epochs"].append(result)
+        keep = [a.as_nd_ndarray() if isinstance(a, mx.np.ndarray) else a for a in job.arrays()]
+        mx.nd.save(str(weights(path, epoch + 1)), keep)
+        write(path, seen)
+        weights(path, epoch).unlink(missing_ok=True)
+        print(f"{row.name}, seed {seed}, epoch {epoch + 1}/{row.epochs}: accuracy "
+              f"{result['accuracy']:.4f} ({name}), {result['seconds']:.1f} s", flush=True)
+
+
+def weights(path, epochs):
+    return path.with_name(f"{path.stem}-after-{epochs}.params")
+
+
+def write(path, content):
+    """All of it or nothing, should we be stopped meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(path.with_suffix(".new"), path)
+
+
+def check_memory(name, gib):
+    free = psutil.virtual_memory().available / GIB
+    print(f"{name}: takes up to {gib:g} GiB of memory, {free:.1f} are free", flush=True)
+    if free < gib:
+        raise SystemExit(f"{name}: too little memory; close other programs, or leave this row "
+                         "out with --only")
+
+
+# --- speed ------------------------------------------------------------------------------------
+
+# Model, whole batch. One and two devices take the same batches, so devices are all that differs.
+SPEED = {"speed-cnn-64": ("cnn", 64, 3_200), "speed-cnn-128": ("cnn", 128, 3_200),
+         "speed-resnet-plain-64": ("resnet-plain", 64, 128),
+         "speed-resnet-hybrid-64": ("resnet", 64, 128)}
+
+
+def measure(name, folder, quick):
+    """Nine rounds of one device, two devices, one, two...: images/s of each."""
+    model, batch, images = SPEED[name]
+    check_memory(name, 6 if "resnet" in model else 2)
+    data_name, ((x, y), _) = read_data(quick)
+    trainings = []
+    for k in (1, 2):
+        devices = [mx.cpu(r) for r in range(k)]
+        net = network(model)
+        net.initialize(init.Xavier(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        batches = list(Batches(x[:images], y[:images], batch))
+        fit(net, trainer, batches[:1], devices, progress=False)  # shapes
+        trainings.append((net, trainer, batches, devices))
+    kept, discarded = [], []
+    with tqdm(total=9, desc=name, file=sys.stdout, ncols=79, leave=False) as bar:
+        while len(kept) < 9 and len(discarded) < 9 and not (quick and kept + discarded):
+            with Others() as others:
+                rates = [fit(*training, progress=False).rate[0] for training in trainings]
+            (kept if others.share <= 0.02 else discarded).append(rates)
+            bar.update(others.share <= 0.02)
+    write(folder / f"{name}.json", {"data": data_name, "kept": kept, "discarded": discarded})
+
+
+def summary(rounds):
+    """Medians of images/s and of the ratio, and the ratio's spread."""
+    rounds = np.array(rounds["kept"] if len(rounds["kept"]) > 2
+                      else rounds["kept"] + rounds["discarded"])
+    ratios = rounds[:, 1] / rounds[:, 0]
+    return *np.median(rounds, axis=0), np.median(ratios), ratios.min(), ratios.max()
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def machine():
+    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    memory = psutil.virtual_memory().total / GIB
+    return f"{cores()} cores ({(names or [platform.processor()])[0]}), {memory:.0f} GiB"
+
+
+def _cpuinfo():
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def table(rows, folder):
+    """Markdown: accuracies of each row, epoch by epoch, then times and ratios."""
+    runs = {row.name: [json.loads(p.read_text()) for p in sorted(folder.glob(f"{row.name}-?.json"))]
+            for row in rows}
+    lines = ["| experiment | data | runs | published, each epoch | ours, median | "
+             "ours, last epoch of each run | s/epoch |", "| --- " * 7 + "|"]
+    for row in rows:
+        seen = [r for r in runs[row.name] if r["epochs"]]
+        if not seen:
+            continue
+        key = "padded_accuracy" if "padded_accuracy" in seen[0]["epochs"][0] else "accuracy"
+        full = [r for r in seen if len(r["epochs"]) == max(len(r["epochs"]) for r in seen)]
+        median = [statistics.median(r["epochs"][e][key] for r in full)
+                  for e in range(len(full[0]["epochs"]))]
+        seconds = statistics.median(e["seconds"] for r in seen for e in r["epochs"])
+        data = " and ".join(sorted({r["data"] for r in seen}))
+        published = digits(row.published) or row.note
+        lines.append(f"| {row.source}: {row.k} device{'s' * (row.k > 1)}, batch {row.batch}, rate "
+                     f"{row.rate:g} | {data} | {len(full)} | {published} | "
+                     f"{digits(median)} | {digits(r['epochs'][-1][key] for r in full)} | "
+                     f"{seconds:.1f}{f' (published {row.seconds})' if row.seconds else ''} |")
+        if key != "accuracy":
+            true = [statistics.median(r["epochs"][e]["accuracy"] for r in full)
+                    for e in range(len(median))]
+            lines.append(f"| the same, without the rows that fill up the last batch | {data} | "
+                         f"{len(full)} | | {digits(true)} | | |")
+    lines += ["", "| speed at equal batch | data | 1 device, images/s | 2 devices | ratio | "
+              "smallest, largest | rounds discarded |", "| --- " * 7 + "|"]
+    for name in SPEED:
+        if (path := folder / f"{name}.json").exists():
+            rounds = json.loads(path.read_text())
+            one, two, ratio, least, most = summary(rounds)
+            lines.append(f"| {name.removeprefix('speed-')} | {rounds['data']} | {one:,.0f} | "
+                         f"{two:,.0f} | **{ratio:.2f}** | {least:.2f}, {most:.2f} | "
+                         f"{len(rounds['discarded'])} |")
+    return "\n".join(["", f"Machine: {machine()}.", "", *lines, ""])
+
+
+def digits(numbers):
+    return " ".join(f"{n:.4f}".lstrip("0") for n in numbers)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few batches of each, one seed")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names or their beginnings: "
+                        + ", ".join([*(row.name for row in ROWS), *SPEED]))
+    parser.add_argument("--resnet-epochs", type=int, default=1, help="published: 10")
+    parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    folder = BUILD / ("reproduce-quick" if options.quick else "reproduce")
+    rows = [replace(row, epochs=options.resnet_epochs) if row.model == "resnet" else row
+            for row in ROWS]
+    if options.quick:
+        rows = [replace(row, epochs=1, seeds=1) for row in rows]
+
+    if options.one:
+        name, seed = options.one
+        if name in SPEED:
+            measure(name, folder, options.quick)
+        else:
+            run(next(row for row in rows if row.name == name), int(seed), folder, options.quick)
+        return 0
+
+    jobs = [(row.name, seed) for row in rows for seed in range(row.seeds)]
+    jobs += [(name, 0) for name in SPEED if not (folder / f"{name}.json").exists()]
+    chosen = [job for job in jobs if job[0].startswith(tuple(options.only or ("",)))]
+    if not chosen:
+        parser.error(f"--only {options.only}: no row's name begins so")
+    try:
+        for name, seed in chosen:
+            again = [sys.executable, __file__, "--one", name, str(seed)]
+            again += ["--resnet-epochs", str(options.resnet_epochs)] + ["--quick"] * options.quick
+            if not finished(rows, name, seed, folder):
+                subprocess.run(again, check=True)
+    except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
+        print(f"\nstopped ({error or 'interrupted'}); `make reproduce` goes on from here")
+        return 1
+    finally:
+        text = table(rows, folder)
+        print(text)
+        folder.with_suffix(".md").write_text(text)
+        write(folder.with_suffix(".json"), {
+            "machine": machine(),
+            "runs": {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}})
+    return 0
+
+
+def finished(rows, name, seed, folder):
+    path = folder / f"{name}-{seed}.json"
+    epochs = {row.name: row.epochs for row in rows}
+    return path.exists() and len(json.loads(path.read_text())["epochs"]) >= epochs[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
