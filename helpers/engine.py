@@ -35,7 +35,7 @@ def prepare():
         if any(name not in os.environ for name in SETTINGS):
             warnings.warn(
                 "mxnet was imported before helpers, too late for the settings with which "
-                "simulated devices run side by side: the speed-up of chapter 04 will not "
+                "simulated devices run side by side: the speed-ups of the course will not "
                 "be seen. Restart the kernel and import helpers first.",
                 stacklevel=3,
             )

@@ -187,7 +187,7 @@ def test_too_late_is_said_and_nothing_changed(fresh, monkeypatch, users):
     message = str(caught[0].message)
     assert len(caught) == 1
     assert "mxnet was imported before helpers" in message
-    assert "chapter 04" in message
+    assert "speed-ups" in message
     assert "restart the kernel" in message.lower()
     assert settings_now() == users
     assert fresh.calls == []
