@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import mxnet as mx
@@ -39,7 +39,7 @@ class Batches:
         if size < 1 or not len(images):
             raise ValueError(f"Batches(size={size}) of {len(images)} images: needs at least one "
                              "image, and at least one a batch")
-        self.images, self.labels = (_nd(a) for a in (images, labels))
+        self.images, self.labels = (_nd(a).as_in_context(mx.cpu(0)) for a in (images, labels))
         self.size, self.shuffle, self.seed, self.epoch = size, shuffle, seed, 0
 
     def __len__(self):
@@ -50,7 +50,7 @@ class Batches:
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(order)
             self.epoch += 1
-        order = mx.nd.array(order, dtype="int32")
+        order = mx.nd.array(order, ctx=mx.cpu(0), dtype="int32")
         for start in range(0, len(self.labels), self.size):
             chosen = order[start : start + self.size]
             batch = self.images.take(chosen), self.labels.take(chosen)
@@ -78,13 +78,14 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     `gluon.data.DataLoader`; test: one more, for the accuracy after each epoch; loss: gives a
     number for each example, softmax cross-entropy by default.
 
-    Each step uses the whole batch, also a last one that is smaller or doesn't divide: on a device
-    for which nothing is left, the old gradient is set to zero, or it would be added once more.
+    Each step uses the whole batch, also a last one that is smaller or doesn't divide: a device for
+    which nothing is left takes part with gradients of zero, or its old ones would count once more.
 
-    Raises ValueError where net and devices don't fit, FloatingPointError with the step's number
-    (from 0) at a loss that is not finite, and AssertionError where replicas are no longer equal
-    at an epoch's end. An interrupt (Ctrl-C) takes effect when the step that Python is in has
-    ended; then the replicas are equal, which is asserted, and training can go on from there.
+    Raises ValueError where net and devices don't fit; FloatingPointError with the step's number
+    (from 0) at a loss that is not finite, or at an epoch's end at a weight that isn't; and
+    AssertionError where replicas are no longer equal then. An interrupt (Ctrl-C) takes effect when
+    the step that Python is in has ended; then the replicas are equal, which is asserted, and
+    training can go on from there.
     """
     _check(net, devices)
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
@@ -95,12 +96,14 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
             with tqdm(batches, name, disable=not progress, file=sys.stdout, ncols=79,
                       leave=False) as bar:
                 _epoch(net, trainer, loss, bar, devices, history)
+            _assert_finite(net, epoch)
             assert_same_parameters(net)
             if test is not None:
                 history.test_accuracy.append(accuracy(net, test, devices))
     except KeyboardInterrupt:
         mx.nd.waitall()
-        assert_same_parameters(net)
+        with suppress(gluon.parameter.DeferredInitializationError):  # not one step yet
+            assert_same_parameters(net)
         raise
     return history
 
@@ -121,8 +124,8 @@ def _epoch(net, trainer, loss, bar, devices, history):
         with _whole():
             pending.append(_step(net, trainer, loss, x, y, devices))
             seen += len(x)
-        if len(pending) > AHEAD:
-            right += settle()
+            if len(pending) > AHEAD:
+                right += settle()
     while pending:
         right += settle()
     mx.nd.waitall()
@@ -139,16 +142,15 @@ def _step(net, trainer, loss, x, y, devices):
     with autograd.record():
         outputs = [net(x) for x, _ in shards]
         losses = [loss(out, y) for out, (_, y) in zip(outputs, shards)]
-    autograd.backward(losses)
-    for parameter in _trainable(net) if idle else ():
-        for device in idle:
-            parameter.grad(device)[:] = 0
-    trainer.step(len(x), ignore_stale_grad=bool(idle))
+        zeros = [(p.data(device) * 0).sum() for p in _trainable(net) for device in idle]
+    autograd.backward(losses + zeros)
+    trainer.step(len(x))
     return losses, [_hits(out, y) for out, (_, y) in zip(outputs, shards)]
 
 
 def _hits(output, y):
-    return (output.argmax(axis=1).astype(y.dtype) == y).sum()
+    # As int32, or uint8 labels would be counted in uint8, where 256 right answers are none.
+    return (output.argmax(axis=1).astype("int32") == y.astype("int32")).sum()
 
 
 def _read(step):
@@ -191,6 +193,14 @@ def assert_same_parameters(net, tolerance=0.0):
             raise AssertionError(f"{parameter.name}: {error}") from None
 
 
+def _assert_finite(net, epoch):
+    for parameter in _trainable(net):
+        if not np.isfinite(parameter.list_data()[0].asnumpy()).all():
+            raise FloatingPointError(
+                f"{parameter.name} has entries that are not finite at the end of epoch "
+                f"{epoch + 1}, though the loss was: a layer has made 0 of a NaN. Broken data?")
+
+
 def _trainable(net):
     return [p for p in net.collect_params().values() if p.grad_req != "null"]
 
@@ -208,7 +218,7 @@ def _whole():
     finally:
         signal.signal(signal.SIGINT, previous)
     if held:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # once more, now for whoever handles it
 
 
 def _nd(array):
@@ -229,5 +239,5 @@ def _check(net, devices):
             raise ValueError(f"net: {name} is not initialised; net.initialize(ctx=devices) "
                              "does it") from error
         if set(where) != set(names):
-            raise ValueError(f"devices={names}: but {name} is on {where}; each device that has "
-                             "the network must take part, or its replica falls behind")
+            raise ValueError(f"devices={names}: but {name} is on {where}; pass just the devices "
+                             "on which the network was initialised: one left out falls behind")
