@@ -196,7 +196,7 @@ def run(row, seed, folder, quick):
     check_memory(row.name, row.gib)
     name, data = read_data(quick)
     if quick and row.model == "resnet":
-        data = [(images[:512], labels[:512]) for images, labels in data]
+        data = [(images[:128], labels[:128]) for images, labels in data]
     folder.mkdir(parents=True, exist_ok=True)
     job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
     path = folder / f"{row.name}-{seed}.json"

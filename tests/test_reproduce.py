@@ -1,0 +1,138 @@
+"""`make reproduce`: what it lifts out of chapters, how it goes on, and what it counts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests/bench"))
+
+import reproduce  # noqa: E402
+from lift import lift  # noqa: E402
+
+ROWS = {row.name: row for row in reproduce.ROWS}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("COURSE_OFFLINE", "1")
+
+
+# --- definitions taken out of chapters --------------------------------------------------------
+
+
+def test_a_lifted_function_is_the_chapters_and_runs_without_the_rest_of_it():
+    four = lift("04", "shapes", "init_params")
+    assert [p.shape for p in four.init_params()] == four.shapes
+    assert four.init_params.__code__.co_filename.endswith("04_lenet_from_scratch.py")
+
+
+@pytest.mark.parametrize("name", ["no_such_name", "print", "replicas"])
+def test_what_a_chapter_does_not_define_just_once_cannot_be_lifted(name):
+    with pytest.raises(LookupError, match=name):
+        lift("04", "shapes", name)
+
+
+@pytest.mark.parametrize(("model", "parameters"), [
+    # convolutions: channels out x (channels in x height x width + 1); dense: out x (in + 1)
+    ("cnn", 20 * 10 + 50 * (20 * 25 + 1) + 128 * (50 * 4 * 4 + 1) + 10 * 129),
+    ("tutorial", 6 * 26 + 16 * (6 * 9 + 1) + 120 * (16 * 5 * 5 + 1) + 84 * 121 + 10 * 85),
+])
+def test_the_networks_have_the_published_sizes(model, parameters):
+    import mxnet as mx
+
+    net = reproduce.network(model)
+    net.initialize()
+    assert net(mx.nd.zeros((2, 1, 28, 28))).shape == (2, 10)
+    assert sum(p.data().size for p in net.collect_params().values()) == parameters
+
+
+# --- interrupted and run again ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ours-2x512", "cnn-2x128"])
+def test_a_run_that_goes_on_ends_where_an_unbroken_one_does(name, tmp_path, monkeypatch):
+    read = reproduce.read_data
+    monkeypatch.setattr(reproduce, "read_data", lambda quick: (
+        "few", [(images[:600], labels[:600]) for images, labels in read(quick)[1]]))
+    row = replace(ROWS[name], batch=64, rate=0.05)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    reproduce.run(replace(row, epochs=2), 0, whole, quick=True)
+    reproduce.run(replace(row, epochs=1), 0, broken, quick=True)
+    first = json.loads((broken / f"{name}-0.json").read_text())["epochs"]
+    reproduce.run(replace(row, epochs=2), 0, broken, quick=True)
+
+    one, two = (json.loads((f / f"{name}-0.json").read_text())["epochs"] for f in (whole, broken))
+    assert two[:1] == first, "what was done is kept"
+    assert [e["loss"] for e in one] == [e["loss"] for e in two]
+    assert [e["accuracy"] for e in one] == [e["accuracy"] for e in two]
+    assert one[0]["loss"] > one[1]["loss"], "or nothing was learned, and anything would be equal"
+    weights = [reproduce.mx.nd.load(str(f / f"{name}-0-after-2.params")) for f in (whole, broken)]
+    assert all((a == b).asnumpy().all() for a, b in zip(*weights))
+
+
+# --- accuracies and ratios --------------------------------------------------------------------
+
+
+def test_rows_that_fill_up_the_last_batch_are_counted_apart():
+    rng = np.random.default_rng(0)
+    images = rng.random((150, 1, 28, 28), dtype="float32")
+    job = reproduce.WithGluon(ROWS["cnn-1x64"], 0, [(images, rng.integers(0, 10, 150))] * 2)
+    scores = job.net(reproduce.mx.nd.array(images)).asnumpy()
+    labels = scores.argmax(axis=1)
+    labels[: len(labels) // 3] += 1  # a third is wrong, all of it among the filling rows' originals
+    job = reproduce.WithGluon(ROWS["cnn-1x64"], 0, [(images, labels)] * 2)
+    judged = job.judge()
+    assert judged["accuracy"] == pytest.approx(100 / 150)
+    assert judged["padded_accuracy"] == pytest.approx(100 / 192)  # 42 more, all of them wrong
+
+
+def test_the_ratio_is_the_median_over_rounds():
+    rounds = [[100, 150], [100, 180], [50, 100]]
+    summary = reproduce.summary({"kept": rounds, "discarded": [[1, 9]]})
+    assert summary == pytest.approx((100, 150, 1.8, 1.5, 2.0))
+
+
+def test_where_too_few_rounds_were_kept_all_are_counted():
+    summary = reproduce.summary({"kept": [[10, 10]], "discarded": [[10, 20], [10, 30]]})
+    assert summary == pytest.approx((10, 20, 2.0, 1.0, 3.0))
+
+
+def test_a_row_that_takes_more_memory_than_there_is_does_not_start():
+    with pytest.raises(SystemExit, match="too little memory"):
+        reproduce.check_memory("resnet-2x512", 1e6)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def command(folder, *arguments):
+    """The script in a copy of the folder, so that its results are its own."""
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "tests/bench/reproduce.py", *arguments], cwd=folder,
+                          env=env, capture_output=True, text=True)
+
+
+def test_the_command_does_a_row_once_and_names_its_data(tmp_path):
+    for folder in ("helpers", "tests/bench", "notebooks/src"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    first = command(tmp_path, "--quick", "--only", "cnn-2x64")
+    assert first.returncode == 0, first.stderr
+    results = json.loads((tmp_path / "build/reproduce-quick.json").read_text())
+    (run,) = results["runs"].values()
+    assert run["data"] in first.stdout and len(run["epochs"]) == 1
+    assert f"{run['epochs'][0]['padded_accuracy']:.4f}".lstrip("0") in first.stdout
+    again = command(tmp_path, "--quick", "--only", "cnn-2x64")
+    assert again.returncode == 0 and "epoch 1/1" not in again.stdout
+
+
+def test_a_row_that_is_not_there_is_an_error(tmp_path):
+    failed = command(ROOT, "--only", "nothing")
+    assert failed.returncode == 2 and "no row's name begins so" in failed.stderr
