@@ -92,10 +92,15 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     history = History()
     try:
         for epoch in range(epochs):
-            name = f"{title} epoch {epoch + 1}/{epochs}".strip()
-            with tqdm(batches, name, disable=not progress, file=sys.stdout, ncols=79,
-                      leave=False) as bar:
-                _epoch(net, trainer, loss, bar, devices, history)
+            name = title if title and epochs == 1 else f"{title} epoch {epoch + 1}/{epochs}".strip()
+            with _whole():  # the bar as well: it has locks, which nobody would open again
+                bar = tqdm(batches, name, disable=not progress, file=sys.stdout, ncols=79,
+                           leave=False)
+            try:
+                _epoch(net, trainer, loss, batches, devices, history, bar)
+            finally:
+                with _whole():
+                    bar.close()
             _assert_finite(net, epoch)
             assert_same_parameters(net)
             if test is not None:
@@ -108,7 +113,7 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     return history
 
 
-def _epoch(net, trainer, loss, bar, devices, history):
+def _epoch(net, trainer, loss, batches, devices, history, bar):
     pending, right, seen, start = [], 0, 0, time.perf_counter()
 
     def settle():
@@ -120,12 +125,13 @@ def _epoch(net, trainer, loss, bar, devices, history):
         bar.set_postfix_str(f"loss {value:.3f}", refresh=False)
         return hits
 
-    for x, y in bar:
+    for x, y in batches:
         with _whole():
             pending.append(_step(net, trainer, loss, x, y, devices))
             seen += len(x)
             if len(pending) > AHEAD:
                 right += settle()
+            bar.update()
     while pending:
         right += settle()
     mx.nd.waitall()
@@ -207,7 +213,7 @@ def _trainable(net):
 
 @contextmanager
 def _whole():
-    """Hold an interrupt back until the block has ended, so that no step is done by halves."""
+    """Hold an interrupt back until the block has ended, so that nothing is done by halves."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers interrupts to the main thread only
         return

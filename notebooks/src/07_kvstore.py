@@ -352,15 +352,15 @@ assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5]), "compare only while the
 
 # %% [markdown]
 # The largest difference between any two weights, over all replicas, as a share of the largest
-# weight:
+# weight. (NumPy's `max`, since Python's can overlook a NaN.)
 
 # %%
 def apart(net, other):
     far, largest = 0, 0
     for mine, theirs in zip(net.collect_params().values(), other.collect_params().values()):
         truth = theirs.list_data()[0].asnumpy()
-        largest = max(largest, np.abs(truth).max())
-        far = max(far, *(np.abs(a.asnumpy() - truth).max() for a in mine.list_data()))
+        largest = np.maximum(largest, np.abs(truth).max())
+        far = np.max([far, *(np.abs(a.asnumpy() - truth).max() for a in mine.list_data())])
     return far / largest
 
 

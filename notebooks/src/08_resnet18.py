@@ -113,7 +113,7 @@ assert raises(RuntimeError, layer.weight.data), "found only when the weights are
 
 # %% tags=["measured"]
 two = devices(2)
-data = load_data("mnist", limit=1600)
+data = load_data("mnist", limit=1280)
 print(data)
 
 # %% [markdown]
@@ -449,7 +449,7 @@ show(animator.fig, alt="Test accuracy after each of three short epochs, as d2l.A
 # %%
 def gap(net, x, devices):  # the largest difference between two devices' scores, as a share
     scores = [net(x.as_in_ctx(device)).asnumpy() for device in devices]
-    return max(onp.abs(s - scores[0]).max() for s in scores) / onp.abs(scores[0]).max()
+    return onp.max([onp.abs(s - scores[0]) for s in scores]) / onp.abs(scores[0]).max()
 
 
 # %% [markdown]
@@ -606,7 +606,8 @@ def trained(net):  # [replicas, one for each trained parameter]
 def apart(net, reference):
     theirs = trained(reference)[0]
     pairs = [(p, q) for replica in trained(net) for p, q in zip(replica, theirs)]
-    return max(onp.abs(p - q).max() for p, q in pairs) / max(onp.abs(q).max() for q in theirs)
+    far = onp.max([onp.abs(p - q).max() for p, q in pairs])
+    return far / onp.max([onp.abs(q).max() for q in theirs])
 
 
 # %% [markdown]
@@ -780,7 +781,7 @@ for name, start in starts.items():
 
 # %% [markdown]
 # We go on with Xavier. The whole network on two devices, with the loop of chapter 06 (`fit`, which
-# works on either kind of array): 1,600 images at most, once, in batches of 32. It takes **about
+# works on either kind of array): 1,280 images, once, in batches of 32. It takes **about
 # half a minute** on slow cores. For the published lengths there is `make reproduce`, which trains
 # on all 60,000 images for as long as you let it.
 
@@ -1028,8 +1029,7 @@ show(fig, alt="Difference in weights after one step against images a device, on 
 # need not keep to it; what is asserted is that the difference falls.)
 #
 # It costs memory, which grows with the shard, and it shrinks the difference without removing it. It
-# matters most where memory allows only
-# a few images a device, as in detection and segmentation.
+# matters most where memory allows only a few images a device, as in detection and segmentation.
 #
 # ### Another norm
 #
@@ -1445,20 +1445,22 @@ for contexts in (four[:1], four):
 # %%
 x, _ = images(8)
 answers = [loaded[0](x).asnumpy()] + [loaded[1](x.as_in_ctx(c)).asnumpy() for c in four]
-assert max(onp.abs(a - answers[0]).max() for a in answers) < 1e-12, "loaded: all alike"
+assert onp.max([onp.abs(a - answers[0]) for a in answers]) < 1e-12, "loaded: all alike"
+
 # %% [markdown]
 # Now those that were trained:
 
 # %%
 before = [both(x.as_in_ctx(c)).asnumpy() for c in pair]
 assert min(onp.abs(a - answers[0]).max() for a in before) > 1e-6, "before: neither of them"
+
 # %% [markdown]
 # And once they have shared their statistics:
 
 # %%
 share_statistics(both)
 after = [both(x.as_in_ctx(c)).asnumpy() for c in pair]
-assert max(onp.abs(a - answers[0]).max() for a in after) < 1e-12, "shared first: no surprise"
+assert onp.max([onp.abs(a - answers[0]) for a in after]) < 1e-12, "shared first: no surprise"
 folder.cleanup()
 
 # %% [markdown]

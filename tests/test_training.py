@@ -1,0 +1,1083 @@
+"""The training loop against NumPy, plain Gluon and real interrupts; its batches and its checks."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from helpers import training  # first, so that MXNet finds its settings
+
+# isort: split
+import mxnet as mx
+import numpy as np
+import psutil
+import pytest
+from mxnet import autograd, gluon
+
+from helpers.training import Batches, accuracy, assert_same_parameters, fit
+
+HERE = Path(__file__).resolve().parent
+# Whole batches and uneven ones; 2 and 1 leave devices idle, and something comes after each.
+SIZES = [8, 7, 2, 8, 1, 6]
+TRAINERS = {"default": {}, "update_on_kvstore=False": {"update_on_kvstore": False}}
+RATE, MOMENTUM = 0.25, 0.875  # MXNet rounds them to float32: these it keeps
+each_trainer = pytest.mark.parametrize("how", TRAINERS)
+each_number_of_devices = pytest.mark.parametrize("k", [1, 2, 3, 4])
+
+
+def cpus(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def raises(error, *parts):
+    """The error, with a message that has every one of these parts."""
+    return pytest.raises(error, match="".join(f"(?=.*{part})" for part in parts))
+
+
+# ---------------------------------------------------------------------- NumPy's own training
+
+
+def start():
+    """Weights and biases of 4 -> 5 (tanh) -> 3."""
+    rng = np.random.default_rng(7)
+    return [rng.normal(size=shape) for shape in [(5, 4), (5,), (3, 5), (3,)]]
+
+
+def examples(sizes=SIZES, seed=0):
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=(n, 4)), rng.integers(0, 3, n).astype("int32")) for n in sizes]
+
+
+def forward(weights, x):
+    hidden = np.tanh(x @ weights[0].T + weights[1])
+    return hidden, hidden @ weights[2].T + weights[3]
+
+
+def numpy_step(weights, x, y):
+    """The mean loss, the number of right answers, and the gradient of the loss's sum."""
+    hidden, out = forward(weights, x)
+    p = np.exp(out) / np.exp(out).sum(axis=1, keepdims=True)
+    loss, right = -np.log(p[range(len(y)), y]).mean(), (out.argmax(axis=1) == y).sum()
+    p[range(len(y)), y] -= 1
+    back = p @ weights[2] * (1 - hidden**2)
+    return loss, right, [back.T @ x, back.sum(axis=0), p.T @ hidden, p.sum(axis=0)]
+
+
+class NumPy:
+    """SGD with momentum, one epoch a call; what `History` holds."""
+
+    def __init__(self, rate=RATE, frozen=()):
+        self.weights, self.rate, self.frozen = start(), rate, frozen
+        self.speed = [0 * w for w in self.weights]
+        self.losses, self.train_accuracy, self.test_accuracy = [], [], []
+
+    def epoch(self, batches, test=None):
+        right = 0
+        for x, y in batches:
+            loss, hits, gradients = numpy_step(self.weights, x, y)
+            scale = float(np.float32(1 / len(y)))  # which MXNet rounds too
+            self.losses.append(loss)
+            right += hits
+            for i, g in enumerate(gradients):
+                if i not in self.frozen:
+                    self.speed[i] = MOMENTUM * self.speed[i] - self.rate * scale * g
+                    self.weights[i] = self.weights[i] + self.speed[i]
+        self.train_accuracy.append(right / sum(len(y) for _, y in batches))
+        if test is not None:
+            self.test_accuracy.append(self.accuracy(test))
+
+    def accuracy(self, batches):
+        hits = sum((forward(self.weights, x)[1].argmax(axis=1) == y).sum() for x, y in batches)
+        return hits / sum(len(y) for _, y in batches)
+
+
+# ---------------------------------------------------------------------- the same in Gluon
+
+
+def array(values, dtype=None):
+    make = mx.np.array if mx.util.is_np_array() else mx.nd.array
+    return make(values, dtype=dtype or values.dtype)
+
+
+def arrays(batches):
+    return [(array(x), array(y)) for x, y in batches]
+
+
+def network(k, hybrid=False):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(5, activation="tanh", in_units=4), gluon.nn.Dense(3, in_units=5))
+    net.cast("float64")
+    net.initialize(mx.init.Zero(), ctx=cpus(k))  # in np mode the random ones know no float64
+    for parameter, values in zip(net.collect_params().values(), start(), strict=True):
+        parameter.set_data(array(values))
+    if hybrid:
+        net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def sgd(net, rate=RATE, **how):
+    settings = {"learning_rate": rate, "momentum": MOMENTUM}
+    return gluon.Trainer(net.collect_params(), "sgd", settings, **how)
+
+
+def train(net, trainer, batches, k, **more):
+    return fit(net, trainer, batches, cpus(k), **{"progress": False} | more)
+
+
+def replicas(net):
+    """The weights of each device, as one list."""
+    every = [[a.asnumpy() for a in p.list_data()] for p in net.collect_params().values()]
+    return [list(weights) for weights in zip(*every, strict=True)]
+
+
+def assert_close(ours, expected):
+    """Equal but for rounding: to 1e-12 of the largest entry."""
+    ours, expected = np.asarray(ours), np.asarray(expected)
+    assert ours.shape == expected.shape
+    assert np.abs(ours - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+def assert_weights(net, weights, k):
+    assert len(replicas(net)) == k
+    for replica in replicas(net):
+        for ours, expected in zip(replica, weights, strict=True):
+            assert_close(ours, expected)
+
+
+def assert_history(history, expected, images):
+    assert_close(history.losses, expected.losses)
+    assert all(isinstance(loss, float) for loss in history.losses)
+    assert_close(history.train_accuracy, expected.train_accuracy)
+    assert history.test_accuracy == expected.test_accuracy
+    assert len(history.seconds) == len(history.rate) == len(expected.train_accuracy)
+    for seconds, rate in zip(history.seconds, history.rate, strict=True):
+        assert seconds > 0
+        assert math.isclose(seconds * rate, images)
+
+
+@each_number_of_devices
+@each_trainer
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_all_is_as_in_numpy(k, how, hybrid):
+    numpys, batches, test = NumPy(), examples(), examples([9, 4, 1], seed=1)
+    for _ in range(3):
+        numpys.epoch(batches, test)
+    net = network(k, hybrid)
+    trainer = sgd(net, **TRAINERS[how])
+    history = train(net, trainer, arrays(batches), k, epochs=3, test=arrays(test))
+    assert_weights(net, numpys.weights, k)
+    assert_history(history, numpys, sum(SIZES))
+
+
+@each_trainer
+@pytest.mark.parametrize("sizes", [[1, 9, 9], [2, 9], [9, 1, 1, 9]])
+def test_idle_devices_from_the_first_step_or_twice(how, sizes):
+    numpys, batches = NumPy(), examples(sizes)
+    numpys.epoch(batches)
+    net = network(4)
+    train(net, sgd(net, **TRAINERS[how]), arrays(batches), 4)
+    assert_weights(net, numpys.weights, 4)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("frozen", [[0], [1, 2], [2, 3]])
+def test_frozen_parameters_stay(k, frozen):
+    numpys = NumPy(frozen=frozen)
+    numpys.epoch(examples())
+    net = network(k)
+    for i in frozen:
+        list(net.collect_params().values())[i].grad_req = "null"
+    history = train(net, sgd(net), arrays(examples()), k)
+    assert_weights(net, numpys.weights, k)
+    assert_close(history.losses, numpys.losses)
+
+
+def test_another_loss():
+    numpys = NumPy(rate=2 * RATE)
+    numpys.epoch(examples())
+    net, entropy = network(2), gluon.loss.SoftmaxCrossEntropyLoss()
+    trainer = sgd(net)
+    history = train(net, trainer, arrays(examples()), 2, loss=lambda out, y: 2 * entropy(out, y))
+    assert_weights(net, numpys.weights, 2)
+    assert_close(history.losses, 2 * np.array(numpys.losses))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_dataloader(k):
+    x, y = (np.concatenate(part) for part in zip(*examples(), strict=True))
+    numpys, parts = NumPy(), [(x[i : i + 5], y[i : i + 5]) for i in range(0, len(y), 5)]
+    assert len(parts[-1][0]) == 2
+    for _ in range(2):
+        numpys.epoch(parts)
+    net = network(k)
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), batch_size=5)
+    assert_history(train(net, sgd(net), loader, k, epochs=2), numpys, len(y))
+    assert_weights(net, numpys.weights, k)
+
+
+def lenet(k):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(20, 3, activation="relu", in_channels=1), gluon.nn.AvgPool2D(),
+            gluon.nn.Conv2D(50, 5, activation="relu", in_channels=20), gluon.nn.AvgPool2D(),
+            gluon.nn.Dense(128, activation="relu", in_units=800),
+            gluon.nn.Dense(10, in_units=128))
+    net.initialize(mx.init.Xavier(), ctx=cpus(k))
+    return net
+
+
+def plain_step(net, trainer, x, y, k):
+    """A step as MXNet's own documents write it."""
+    shards = [gluon.utils.split_and_load(a, cpus(k)) for a in (x, y)]
+    with autograd.record():
+        losses = [gluon.loss.SoftmaxCrossEntropyLoss()(net(a), b) for a, b in zip(*shards)]
+    autograd.backward(losses)
+    trainer.step(len(x))
+
+
+def test_a_convolutional_network_hybridised_or_not_is_as_in_plain_gluon():
+    rng, nets = np.random.default_rng(0), [lenet(1), lenet(3), lenet(3)]
+    x, y = rng.normal(size=(3, 6, 1, 28, 28)), rng.integers(0, 10, (3, 6)).astype("int32")
+    batches = [(array(a), array(b)) for a, b in zip(x, y)]
+    for net in nets:
+        net.cast("float64")
+        for mine, first in zip(net.collect_params().values(), nets[0].collect_params().values()):
+            mine.set_data(first.data(mx.cpu(0)))
+    nets[2].hybridize(static_alloc=True, static_shape=True)
+    trainer = sgd(nets[0], 0.05)
+    for a, b in batches:
+        plain_step(nets[0], trainer, a, b, 1)
+    first, second = (train(net, sgd(net, 0.05), batches, 3) for net in nets[1:])
+    for net in nets[1:]:
+        assert_weights(net, replicas(nets[0])[0], 3)
+    assert_close(first.losses, second.losses)
+
+
+def test_a_network_that_learns_its_shapes_from_a_batch_too_small_for_all():
+    net, numpys = gluon.nn.Sequential(), NumPy()
+    net.add(gluon.nn.Dense(5, activation="tanh"), gluon.nn.Dense(3))
+    net.cast("float64")
+    net.initialize(mx.init.Constant(0.1), ctx=cpus(3))
+    numpys.weights = [np.full(w.shape, 0.1 if w.ndim == 2 else 0.0) for w in numpys.weights]
+    numpys.epoch(examples([1, 8]))
+    train(net, sgd(net), arrays(examples([1, 8])), 3)
+    assert_weights(net, numpys.weights, 3)
+
+
+def test_seconds_are_those_of_training_only():
+    def slow():
+        time.sleep(0.4)
+        yield from arrays(examples([4]))
+
+    net, before = network(2), time.perf_counter()
+    history = train(net, sgd(net), arrays(examples()), 2, test=slow())
+    assert history.seconds[0] <= time.perf_counter() - before - 0.4
+
+
+def test_no_epoch():
+    net = network(2)
+    assert train(net, sgd(net), arrays(examples()), 2, epochs=0) == training.History()
+    assert_weights(net, start(), 2)
+
+
+def test_the_bar_tells_epoch_and_loss_on_stdout_and_only_if_asked(capfd):
+    net = network(2)
+    more = {"epochs": 2, "test": arrays(examples([3]))}
+    train(net, sgd(net), arrays(examples()), 2, **more)
+    assert capfd.readouterr() == ("", "")
+    train(net, sgd(net), arrays(examples()), 2, progress=True, title="two devices", **more)
+    out, err = capfd.readouterr()
+    assert "two devices epoch 1/2:" in out and "two devices epoch 2/2:" in out
+    assert not out.rsplit("\r", 1)[-1].strip()  # the last bar is wiped away
+    assert err == ""
+
+
+def child(call, group=False):
+    """A new Python that has imported this file and runs `call`."""
+    path = os.pathsep.join([str(HERE.parent), str(HERE)])
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import test_training as t; t.{call}"], text=True,
+        env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=group)
+
+
+def train_in_np_mode():
+    mx.npx.set_np()
+    for k, hybrid, how in [(1, False, "default"), (3, False, "default"), (3, True, "default"),
+                           (4, False, "update_on_kvstore=False")]:
+        net, seen = network(k, hybrid), []
+        for x, y in Batches(*examples([17])[0], 8):
+            assert type(x) is type(y) is mx.np.ndarray
+            seen += y.asnumpy().tolist()
+        trainer = sgd(net, **TRAINERS[how])
+        history = train(net, trainer, arrays(examples()), k, test=arrays(examples([9, 1])))
+        print(json.dumps({"k": k, "weights": [[w.tolist() for w in r] for r in replicas(net)],
+                          "history": vars(history), "labels": seen}))
+
+
+def test_np_mode_is_as_numpy_too():
+    numpys = NumPy()
+    numpys.epoch(examples(), examples([9, 1]))
+    process = child("train_in_np_mode()")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and err == "", err
+    runs = [json.loads(line) for line in out.splitlines()]
+    assert [run["k"] for run in runs] == [1, 3, 3, 4]
+    for run in runs:
+        assert len(run["weights"]) == run["k"]
+        for replica in run["weights"]:
+            for ours, expected in zip(replica, numpys.weights, strict=True):
+                assert_close(ours, expected)
+        assert_history(training.History(**run["history"]), numpys, sum(SIZES))
+        assert sorted(run["labels"]) == sorted(examples([17])[0][1].tolist())
+
+
+# ---------------------------------------------------------------------- accuracy
+
+
+@each_number_of_devices
+@pytest.mark.parametrize("sizes", [[12], SIZES, [1], [8] * 5, [5, 5, 5, 2]])
+def test_accuracy_is_numpys(k, sizes):
+    batches, net = examples(sizes, seed=3), network(k)
+    share = accuracy(net, arrays(batches), cpus(k))
+    assert share == NumPy().accuracy(batches)
+    assert share not in (0, 1) or sizes == [1]
+    assert accuracy(net, iter(arrays(batches)), cpus(k)) == share
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float16", "float32", "int64"])
+def test_right_answers_are_counted_in_numbers_large_enough(dtype):
+    """256 in uint8 are 0, and float16 knows no 2049."""
+    x = examples([4099])[0][0]
+    y = forward(start(), x)[1].argmax(axis=1)
+    y[-1] = (y[-1] + 1) % 3
+    batch, net = [(array(x), array(y, dtype))], network(2)
+    assert accuracy(net, batch, cpus(2)) == 4098 / 4099
+    assert train(net, sgd(net, 0), batch, 2).train_accuracy == [4098 / 4099]
+
+
+def test_accuracy_of_a_network_that_learns_its_shapes_then():
+    net = gluon.nn.Dense(3)
+    net.initialize(mx.init.Zero(), ctx=cpus(3))
+    x, y = examples([20])[0]
+    share = accuracy(net, [(array(x, "float32"), array(y))], cpus(3))
+    assert share == (y == 0).mean()  # the first of equal outputs wins
+    assert 0 < share < 1
+    assert_same_parameters(net)
+
+
+def test_accuracy_uses_every_device():
+    """On each, another class always wins."""
+    net = network(3)
+    for r, bias in enumerate(net[1].bias.list_data()):
+        bias[:] = array(1e3 * np.eye(3)[r])
+    batch = array(np.zeros((7, 4))), array(np.array([0, 0, 0, 1, 1, 2, 2], dtype="int32"))
+    assert accuracy(net, [batch], cpus(3)) == 1
+    batch = array(np.zeros((2, 4))), array(np.array([0, 1], dtype="int32"))
+    assert accuracy(net, [batch], cpus(3)) == 1
+
+
+# ---------------------------------------------------------------------- the batches
+
+
+def pictures(n, dtype="float32"):
+    """No two alike, and each knows its label."""
+    values = np.arange(n)[:, None, None] + np.array([[0.25, 0.5]])
+    return values.astype(dtype), (np.arange(n) * 3).astype("int32")
+
+
+def content(batches):
+    pairs = [(x.asnumpy(), y.asnumpy()) for x, y in batches]
+    return [np.concatenate(part) for part in zip(*pairs, strict=True)]
+
+
+@pytest.mark.parametrize("n, size, lengths", [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 5, [3]),
+                                              (4, 1, [1] * 4), (1, 1, [1])])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_has_every_example_once_with_its_label(n, size, lengths, shuffle):
+    images, labels = pictures(n)
+    batches = Batches(images, labels, size, shuffle)
+    assert len(batches) == len(lengths)
+    for _ in range(3):
+        assert [(len(x), len(y)) for x, y in batches] == [(s, s) for s in lengths]
+        x, y = content(batches)
+        assert x.shape == images.shape
+        np.testing.assert_array_equal(np.sort(y), labels)
+        np.testing.assert_array_equal(x, images[y // 3])
+
+
+def orders(epochs=4, **settings):
+    batches = Batches(*pictures(50), 8, **settings)
+    return [content(batches)[1].tolist() for _ in range(epochs)]
+
+
+def test_another_order_each_epoch_and_the_same_ones_with_the_same_seed():
+    first = orders(seed=3)
+    assert orders(seed=3) == first
+    every = [*first, *orders(seed=4), *orders(), sorted(first[0])]
+    assert len({tuple(order) for order in every}) == len(every)
+    assert orders(seed=0) == orders()
+
+
+def test_the_order_depends_on_no_other_random_numbers():
+    np.random.seed(1)
+    first = orders()
+    np.random.seed(2)
+    assert orders() == first
+
+
+def test_without_shuffling_the_order_is_kept():
+    assert orders(shuffle=False) == [pictures(50)[1].tolist()] * 4
+
+
+@pytest.mark.parametrize("as_array", [np.array, mx.nd.array, mx.np.array])
+@pytest.mark.parametrize("image_type", ["float32", "float64", "uint8"])
+@pytest.mark.parametrize("label_type", ["float32", "int32", "uint8", "int64"])
+def test_numbers_keep_their_types(as_array, image_type, label_type):
+    images, labels = pictures(5, image_type)[0], pictures(5)[1].astype(label_type)
+    given = [as_array(a, dtype=a.dtype) for a in (images, labels)]
+    for x, y in Batches(*given, 2):
+        assert [np.dtype(a.dtype) for a in (x, y)] == [image_type, label_type]
+        assert type(x) is type(y) is mx.nd.NDArray
+        np.testing.assert_array_equal(x.asnumpy(), images[y.asnumpy().astype(int) // 3])
+
+
+@pytest.mark.parametrize("as_array", [np.array, mx.nd.array, mx.np.array])
+def test_in_np_mode_batches_are_mx_np_arrays(as_array):
+    images, labels = pictures(5)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        batches = list(Batches(as_array(images), as_array(labels, dtype="int32"), 2))
+        assert all(type(a) is mx.np.ndarray for batch in batches for a in batch)
+        assert [x.shape for x, _ in batches] == [(2, 1, 2), (2, 1, 2), (1, 1, 2)]
+        x, y = content(batches)
+        np.testing.assert_array_equal(x, images[y // 3])
+
+
+def test_batches_are_on_the_first_cpu_wherever_the_data_was():
+    for home in (0, 1):
+        data = [mx.nd.array(a, ctx=mx.cpu(home)) for a in pictures(5)]
+        with mx.Context("cpu", 2):
+            for batch in (*Batches(*data, 2), *Batches(*pictures(5), 2)):
+                assert [a.context for a in batch] == [mx.cpu(0)] * 2
+
+
+def test_batches_are_copies():
+    images, labels = mx.nd.array([[1.0], [2.0]]), mx.nd.array([1, 2])
+    for x, y in Batches(images, labels, 2, shuffle=False):
+        x[:] = y[:] = 9
+    assert images.asnumpy().tolist() == [[1], [2]] and labels.asnumpy().tolist() == [1, 2]
+
+
+def test_batches_that_cannot_be():
+    with raises(ValueError, "images, labels", "5 images but 4 labels", "each image needs one"):
+        Batches(pictures(5)[0], pictures(4)[1], 2)
+    for size in (0, -1):
+        with raises(ValueError, f"size={size}", "5 images", "at least one a batch"):
+            Batches(*pictures(5), size)
+    with raises(ValueError, "size=2", "0 images", "at least one image"):
+        Batches(*pictures(0), 2)
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+@each_number_of_devices
+@pytest.mark.parametrize("at", range(len(SIZES)))
+def test_a_loss_that_is_nan_names_its_step(k, at, capfd):
+    batches, net = examples(), network(k)
+    batches[at][0][-1, 0] = math.nan  # one number, on the last device in use
+    with raises(FloatingPointError, f"the loss is nan at step {at}:", "data", "learning rate"):
+        train(net, sgd(net), arrays(batches), k, progress=True)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf])
+def test_an_infinite_loss_is_no_number_either(bad):
+    batches, net = [(x, 0.0 * y) for x, y in examples()], network(2)
+    batches[3][1][0] = bad
+    with raises(FloatingPointError, f"the loss is {bad} at step 3:"):
+        train(net, sgd(net), arrays(batches), 2, loss=lambda out, y: out.sum(axis=1) * 0 + y)
+
+
+def test_steps_are_counted_through_all_epochs():
+    class Epochs:
+        def __init__(self):
+            self.left = [examples(), examples()]
+            self.left[1][1][0][:] = math.nan
+
+        def __iter__(self):
+            return iter(arrays(self.left.pop(0)))
+
+    net = network(2)
+    with raises(FloatingPointError, f"at step {len(SIZES) + 1}:"):
+        train(net, sgd(net), Epochs(), 2, epochs=2)
+
+
+def test_a_learning_rate_too_high_ends_in_an_error():
+    net = network(2)
+    with raises(FloatingPointError, "at step \\d+:", "too high a learning rate"):
+        train(net, sgd(net, 1e9), arrays(examples()), 2, epochs=9,
+              loss=lambda out, y: (out * out).sum(axis=1))
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_nan_that_the_loss_does_not_show_is_found_in_the_weights(k):
+    """MXNet's relu makes 0 of NaN; the gradient of the weight before it is NaN all the same."""
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(5, activation="relu", in_units=4), gluon.nn.Dense(3, in_units=5))
+    net.initialize(ctx=cpus(k))
+    batches = [(array(x, "float32"), array(y)) for x, y in examples()]
+    trainer = sgd(net)
+    history = train(net, trainer, batches, k)
+    assert np.isfinite(history.losses).all()
+    assert all(isinstance(loss, float) for loss in history.losses)  # no float32
+    batches[2][0][-1, 0] = math.nan
+    with raises(FloatingPointError, f"{net[0].weight.name} has entries that are not finite",
+                "end of epoch 1"):
+        train(net, trainer, batches, k, epochs=2)
+
+
+def test_replicas_that_part_are_noticed_and_named():
+    net = network(2)
+    trainer = sgd(net, kvstore=None)
+    name = next(iter(net.collect_params()))
+    with raises(AssertionError, f"{name}: ", "cpu\\(0\\) and cpu\\(1\\) differ"):
+        train(net, trainer, arrays(examples()), 2)
+    with pytest.raises(AssertionError):
+        assert_same_parameters(net)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_single_changed_number_is_found(which):
+    net = network(3)
+    assert_same_parameters(net)
+    name, parameter = list(net.collect_params().items())[which]
+    array = parameter.data(mx.cpu(2))
+    array.reshape(-1)[-1] += 1e-3
+    with raises(AssertionError, f"{name}: ", "cpu\\(2\\) differ by up to 0.001 "):
+        assert_same_parameters(net)
+    share = 1e-3 / np.abs(start()[which]).max()
+    with pytest.raises(AssertionError, match=name):
+        assert_same_parameters(net, tolerance=0.99 * share)
+    assert_same_parameters(net, tolerance=1.01 * share)
+    parameter.grad_req = "null"
+    assert_same_parameters(net)
+
+
+def test_running_statistics_are_each_devices_own():
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
+    net.initialize(ctx=cpus(2))
+    batches = [(array(x, "float32"), array(y)) for x, y in examples()]
+    train(net, sgd(net, 0.01), batches, 2)
+    means = [a.asnumpy() for a in net[0].running_mean.list_data()]
+    assert np.abs(means[0] - means[1]).max() > 1e-3
+    assert_same_parameters(net)
+    net[0].gamma.data(mx.cpu(1))[:] += 1
+    with pytest.raises(AssertionError, match=net[0].gamma.name):
+        assert_same_parameters(net)
+
+
+REFUSED = {
+    "too few": ([0], ["devices=\\['cpu\\(0\\)'\\]", "on \\['cpu\\(0\\)', 'cpu\\(1\\)'\\]",
+                      "initialised"]),
+    "too many": ([0, 1, 2], ["devices=.*'cpu\\(2\\)'", "on \\['cpu\\(0\\)', 'cpu\\(1\\)'\\]"]),
+    "others": ([2, 3], ["devices=\\['cpu\\(2\\)', 'cpu\\(3\\)'\\]", "_weight"]),
+    "twice": ([0, 1, 1], ["devices=\\['cpu\\(0\\)', 'cpu\\(1\\)', 'cpu\\(1\\)'\\]", "only once"]),
+    "none": ([], ["devices=\\[\\]", "at least one device"]),
+}
+
+
+@pytest.mark.parametrize("devices, parts", REFUSED.values(), ids=REFUSED)
+def test_devices_that_do_not_fit_are_refused(devices, parts):
+    net, chosen, used = network(2), [mx.cpu(i) for i in devices], []
+
+    def batches():
+        used.append(True)
+        yield from arrays(examples())
+
+    with raises(ValueError, *parts):
+        fit(net, sgd(net), batches(), chosen, progress=False)
+    with raises(ValueError, *parts):
+        accuracy(net, batches(), chosen)
+    assert not used
+    assert_weights(net, start(), 2)
+
+
+def test_a_network_without_weights_is_refused():
+    net = gluon.nn.Dense(3, in_units=4)
+    parts = f"{net.weight.name} is not initialised", "net.initialize\\(ctx=devices\\)"
+    with raises(ValueError, *parts):
+        fit(net, None, arrays(examples()), cpus(2), progress=False)
+    with raises(ValueError, *parts):
+        accuracy(net, arrays(examples()), cpus(2))
+
+
+def test_devices_in_another_order_and_as_a_tuple():
+    numpys = NumPy()
+    numpys.epoch(examples())
+    net = network(3)
+    history = fit(net, sgd(net), arrays(examples()), tuple(cpus(3)[::-1]), progress=False)
+    assert_weights(net, numpys.weights, 3)
+    assert_close(history.losses, numpys.losses)
+
+
+def test_an_iterator_that_is_used_up():
+    net = network(2)
+    trainer, once = sgd(net), iter(arrays(examples()))
+    train(net, trainer, once, 2)
+    before = replicas(net)[0]
+    for call in (lambda: train(net, trainer, once, 2), lambda: accuracy(net, once, cpus(2)),
+                 lambda: train(net, trainer, [], 2), lambda: accuracy(net, [], cpus(2))):
+        with raises(ValueError, "batches", "no batch", "used up", "reset"):
+            call()
+    assert_weights(net, before, 2)
+    with raises(ValueError, "batches", "no batch", "used up"):  # in the second epoch
+        train(net, trainer, iter(arrays(examples())), 2, epochs=2)
+
+
+# ---------------------------------------------------------------------- the queue
+
+
+class Gate(mx.operator.CustomOp):
+    """Holds a shard back until its step, the number in the first column, may pass."""
+
+    change = threading.Condition()
+    waiting = may_pass = 0
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        step = in_data[0][0, 0].asscalar()
+        with Gate.change:
+            Gate.waiting += 1
+            Gate.change.wait_for(lambda: step < Gate.may_pass)
+            Gate.waiting -= 1
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0])
+
+
+@mx.operator.register("test_training_gate")
+class GateProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Gate()
+
+
+def let_pass(steps):
+    with Gate.change:
+        Gate.may_pass = steps
+        Gate.change.notify_all()
+
+
+def gate(x):
+    return mx.nd.Custom(x, op_type="test_training_gate")
+
+
+@pytest.fixture
+def gated():
+    """A network behind the gate, on so many devices."""
+    let_pass(0)
+    for _ in range(12):  # MXNet makes threads for custom operators as they queue up
+        gate(mx.nd.zeros((1, 1)))
+    assert soon(lambda: Gate.waiting >= 8)
+    let_pass(1)
+    mx.nd.waitall()
+    let_pass(0)
+
+    def make(k):
+        net = gluon.nn.Sequential()
+        net.add(gluon.nn.Lambda(lambda x: gate(x)[:, 1:]), network(k))
+        return net
+
+    yield make
+    let_pass(math.inf)
+    mx.nd.waitall()
+
+
+def numbered(batches, first=0):
+    """With each batch's step in an additional column."""
+    return [(array(np.insert(x, 0, step, axis=1)), array(y))
+            for step, (x, y) in enumerate(batches, first)]
+
+
+def soon(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("what", ["fit", "accuracy"])
+def test_no_more_than_three_steps_are_under_way(k, what, gated):
+    """With the gate shut no step ends, so Python has to stop and wait."""
+    net, asked, steps = gated(k), [], 12
+
+    def counted():
+        for batch in numbered(examples([4] * steps)):
+            asked.append(batch)
+            yield batch
+
+    calls = {"fit": lambda: train(net, sgd(net), counted(), k),
+             "accuracy": lambda: accuracy(net, counted(), cpus(k))}
+    thread = threading.Thread(target=calls[what], daemon=True)
+    thread.start()
+    for done in range(steps - 3):
+        assert soon(lambda least=done + 3: len(asked) >= least)  # it does run ahead
+        if done in (0, 1, steps - 4):
+            time.sleep(0.3)
+            assert len(asked) == done + 3  # and no further
+        let_pass(done + 1)
+    let_pass(steps)
+    thread.join(30)
+    assert not thread.is_alive() and len(asked) == steps
+
+
+# ---------------------------------------------------------------------- interrupts
+# Real signals: SIGINT, raised in this process at chosen moments, or sent to another one.
+
+SHORT = [5, 4, 1]
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """Python's own handler, and what a test leaves behind is put right."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    left = signal.signal(signal.SIGINT, before)
+    assert left is signal.default_int_handler
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def after_each_step(sizes=SHORT, **how):
+    """The weights of a plain run after 0, 1, ... steps."""
+    net = network(2)
+    trainer, weights = sgd(net, **how), [replicas(net)]
+    for batch in arrays(examples(sizes)):
+        train(net, trainer, [batch], 2)
+        weights.append(replicas(net))
+    return weights
+
+
+def flat(weights):
+    """All of them, to be compared bit for bit."""
+    return b"".join(w.tobytes() for replica in weights for w in replica)
+
+
+@contextlib.contextmanager
+def at_line(number, act):
+    """Call `act` before the line of this number, of all lines that Python runs in the block.
+
+    Python loses what is raised in a `__del__`, so there it waits for the next line."""
+    count, done = [0], []
+
+    def trace(frame, event, arg):
+        if event == "line":
+            count[0] += 1
+            if count[0] >= number and not done:
+                caller = frame
+                while caller and caller.f_code.co_name != "__del__":
+                    caller = caller.f_back
+                if caller is None:
+                    done.append(True)
+                    act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+# What an exception leaves half made may fail again while it is thrown away.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@each_trainer
+def test_an_interrupt_at_any_moment_leaves_whole_steps_and_training_goes_on(how, handler, capfd):
+    batches, how, moments = arrays(examples(SHORT)), TRAINERS[how], 60
+    expected = [flat(weights) for weights in after_each_step(**how)]
+    more = {"test": batches[:1], "progress": True}
+    for _ in range(2):  # more lines the first time
+        net = network(2)
+        trainer = sgd(net, **how)
+        with at_line(math.inf, None) as lines:
+            train(net, trainer, batches, 2, **more)
+    assert flat(replicas(net)) == expected[-1]
+    found = []
+    for moment in np.linspace(1, 0.98 * lines[0], moments).astype(int):
+        net = network(2)
+        trainer = sgd(net, **how)
+        with pytest.raises(KeyboardInterrupt), at_line(moment, interrupt):
+            train(net, trainer, batches, 2, **more)
+        assert signal.getsignal(signal.SIGINT) is handler
+        after = flat(replicas(net))
+        assert after in expected, f"half a step at line {moment}"
+        found.append(expected.index(after))
+        if rest := batches[found[-1] :]:
+            train(net, trainer, rest, 2)
+        assert flat(replicas(net)) == expected[-1]
+    assert found == sorted(found) and set(found) == {0, 1, 2, 3}
+    in_thread = threading.Thread(target=lambda: train(net, trainer, batches, 2, **more))
+    in_thread.start()
+    in_thread.join(30)
+    assert not in_thread.is_alive(), "an interrupt left a lock of the progress bar shut"
+
+
+def within_a_step(at, act):
+    """A loss, on two devices, that calls `act` in a step's middle: on the second device."""
+    entropy, calls = gluon.loss.SoftmaxCrossEntropyLoss(), iter(range(10**6))
+
+    def loss(out, y):
+        if next(calls) == 2 * at + 1:
+            act()
+        return entropy(out, y)
+
+    return loss
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_an_interrupt_takes_effect_at_the_steps_end(at, handler):
+    sizes, then = [5, 4, 6], []
+    expected, net = after_each_step(sizes), network(2)
+    loss = within_a_step(at, lambda: (interrupt(), time.sleep(0), then.append("went on")))
+    with pytest.raises(KeyboardInterrupt):
+        train(net, sgd(net), arrays(examples(sizes)), 2, loss=loss)
+    assert then == ["went on"]
+    assert flat(replicas(net)) == flat(expected[at + 1])
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_who_handles_interrupts_gets_them_after_the_step():
+    came, net, sizes = [], network(2), [5, 4, 6]
+
+    def mine(*signal_and_frame):
+        came.append((signal_and_frame[0], len(asked)))
+
+    asked = []
+
+    def batches():
+        for batch in arrays(examples(sizes)):
+            asked.append(batch)
+            yield batch
+
+    previous = signal.signal(signal.SIGINT, mine)
+    try:
+        history = train(net, sgd(net), batches(), 2, loss=within_a_step(1, interrupt))
+        assert signal.getsignal(signal.SIGINT) is mine
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        fit(net, sgd(net), arrays(examples(sizes)), cpus(2), progress=False,
+            loss=within_a_step(1, interrupt))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    except KeyboardInterrupt:  # which would end pytest
+        pytest.fail("raised, not handed on")
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert came == [(signal.SIGINT, 2)]
+    assert len(history.losses) == 3
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_interrupt_while_batches_are_made(at, handler):
+    def batches():
+        for step, batch in enumerate([*arrays(examples(SHORT)), None]):
+            if step == at:
+                interrupt()
+            if batch:
+                yield batch
+
+    net = network(2)
+    with pytest.raises(KeyboardInterrupt):
+        train(net, sgd(net), batches(), 2)
+    assert flat(replicas(net)) == flat(after_each_step()[at])
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_interrupt_before_the_shapes_are_known():
+    net = gluon.nn.Dense(3)
+    net.initialize(ctx=cpus(2))
+
+    def batches():
+        interrupt()
+        yield from arrays(examples(SHORT))
+
+    with pytest.raises(KeyboardInterrupt):
+        train(net, sgd(net), batches(), 2)
+    assert net.weight.list_ctx() == cpus(2)
+
+
+def test_an_interrupt_between_epochs_waits_for_all_that_was_begun(gated):
+    """During `test`, with two of its batches before a gate that somebody opens later."""
+    net, opened = gated(2), threading.Event()
+    later = threading.Timer(0.5, lambda: (opened.set(), let_pass(5)))
+
+    def test():
+        yield from numbered(examples([4, 4]), 3)
+        later.start()
+        interrupt()
+
+    let_pass(3)
+    with pytest.raises(KeyboardInterrupt):
+        train(net, sgd(net), numbered(examples([4, 4, 4])), 2, epochs=2, test=test())
+    assert opened.is_set()
+    later.join()
+    assert flat(replicas(net)) == flat(after_each_step([4, 4, 4])[-1])
+
+
+def test_replicas_that_have_parted_are_noticed_at_an_interrupt_too():
+    net = network(2)
+    with pytest.raises(BaseException, match="differ") as error:  # KeyboardInterrupt ends pytest
+        train(net, sgd(net, kvstore=None), arrays(examples([5, 4])), 2,
+              loss=within_a_step(0, interrupt))
+    assert error.type is AssertionError
+
+
+def test_training_in_another_thread(handler):
+    numpys, net, done = NumPy(), network(2), []
+    numpys.epoch(examples())
+    trainer = sgd(net)
+    thread = threading.Thread(
+        target=lambda: done.append(train(net, trainer, arrays(examples()), 2)))
+    thread.start()
+    thread.join(60)
+    assert_history(done[0], numpys, sum(SIZES))
+    assert_weights(net, numpys.weights, 2)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def seconds_to_stop(call, delay, send):
+    """From a signal sent after `delay` seconds, by another thread, to `call`'s KeyboardInterrupt.
+
+    Python loses one that comes during a `__del__`, so after a while there is another."""
+    stopped, sent = threading.Event(), []
+
+    def sender():
+        time.sleep(delay)
+        while not stopped.is_set():
+            sent.append(time.perf_counter())
+            send()
+            stopped.wait(10)
+
+    thread = threading.Thread(target=sender)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        call()
+    took = time.perf_counter() - sent[-1]
+    stopped.set()
+    thread.join()
+    return took
+
+
+def interrupt_lenet():
+    """Tells seconds to stop, and after how many whole steps the weights are just these."""
+    rng, net = np.random.default_rng(0), lenet(2)
+    batch = (array(rng.normal(size=(64, 1, 28, 28)), "float32"),
+             array(rng.integers(0, 10, 64), "int32"))
+    first = [p.data(mx.cpu(0)).copy() for p in net.collect_params().values()]
+
+    def begin():
+        for parameter, values in zip(net.collect_params().values(), first, strict=True):
+            parameter.set_data(values)
+        return sgd(net, 0.01)
+
+    def endless(given):
+        while True:
+            given.append(batch)
+            yield batch
+
+    def stopped(delay):
+        trainer, given = begin(), []
+        took = seconds_to_stop(lambda: train(net, trainer, endless(given), 2), delay,
+                               lambda: os.kill(os.getpid(), signal.SIGINT))
+        return took, len(given), flat(replicas(net))
+
+    stops = [stopped(delay) for delay in np.linspace(0.02, 0.5, 8)]
+    trainer, plain = begin(), [flat(replicas(net))]
+    for _ in range(max(given for _, given, _ in stops)):
+        plain_step(net, trainer, *batch, 2)
+        plain.append(flat(replicas(net)))
+    for took, given, weights in stops:
+        # The last batch may have been given for a step that didn't begin any more.
+        whole = [step for step in (given - 1, given) if step >= 0 and plain[step] == weights]
+        tell("lenet", took, whole)
+
+
+def interrupt_group():
+    """Signals go to the whole process group, as when somebody presses Ctrl-C; one ends it."""
+    interrupt_lenet()
+    x, y = examples([64])[0]
+    net = network(2)
+    trainer = sgd(net, 0.01)
+    data = gluon.data.ArrayDataset(x, y)
+    for workers in ("threads", "processes"):
+        loader = gluon.data.DataLoader(data, batch_size=8, num_workers=2,
+                                       thread_pool=workers == "threads")
+        for delay in (0.05, 0.3, 0.6):
+            took = seconds_to_stop(lambda data=loader: train(net, trainer, data, 2, epochs=10**9),
+                                   delay, lambda: os.killpg(0, signal.SIGINT))
+            history = train(net, trainer, loader, 2, test=loader)
+            expected = accuracy(net, [(array(x), array(y))], cpus(2))
+            assert history.test_accuracy == [expected]
+            tell(workers, took, len(history.losses))
+
+    def end():
+        while True:
+            time.sleep(0.3)
+            os.killpg(0, signal.SIGINT)
+            time.sleep(20)  # see seconds_to_stop
+
+    threading.Thread(target=end, daemon=True).start()
+    train(net, trainer, loader, 2, epochs=10**9)
+
+
+def tell(*what):
+    print(json.dumps(what), flush=True)
+
+
+@pytest.fixture(scope="module")
+def stops():
+    process = child("interrupt_group()", group=True)
+    try:
+        out, err = process.communicate(timeout=180)  # until the last worker has closed its stdout
+        yield process, [json.loads(line) for line in out.splitlines()], err
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_lenet_stops_within_two_seconds_after_whole_steps(stops):
+    took, whole = zip(*[rest for what, *rest in stops[1] if what == "lenet"], strict=True)
+    assert len(took) == 8 and max(took) < 2
+    assert all(len(steps) == 1 for steps in whole), f"not whole steps: {whole}"
+    assert max(whole) > min(whole)
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_training_stops_and_goes_on_with_a_dataloader_that_has_workers(stops, workers):
+    took, steps = zip(*[rest for what, *rest in stops[1] if what == workers], strict=True)
+    assert len(took) == 3 and max(took) < 2
+    assert steps == (8, 8, 8)
+
+
+def test_an_interrupt_ends_a_program_and_the_workers_of_its_dataloader(stops):
+    process, _, err = stops
+    assert process.returncode == -signal.SIGINT and "\nKeyboardInterrupt" in err, err
+    assert soon(lambda: not group(process.pid))
+
+
+def group(number):
+    """The living processes of a process group."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == number and process.info["status"] != "zombie":
+                found.append(process)
+    return found
