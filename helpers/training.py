@@ -148,22 +148,22 @@ def _step(net, trainer, loss, x, y, devices):
     with autograd.record():
         outputs = [net(x) for x, _ in shards]
         losses = [loss(out, y) for out, (_, y) in zip(outputs, shards)]
-        zeros = [(p.data(device) * 0).sum() for p in _trainable(net) for device in idle]
+        zeros = [(p.data(device) * 0).sum() for device in idle for p in _trainable(net)]
     autograd.backward(losses + zeros)
     trainer.step(len(x))
-    return losses, [_hits(out, y) for out, (_, y) in zip(outputs, shards)]
-
-
-def _hits(output, y):
-    # As int32, or uint8 labels would be counted in uint8, where 256 right answers are none.
-    return (output.argmax(axis=1).astype("int32") == y.astype("int32")).sum()
+    return losses, [(out, y) for out, (_, y) in zip(outputs, shards)]
 
 
 def _read(step):
     """The mean loss and the number of right answers of a step; waits for them."""
-    losses, hits = step
+    losses, answers = step
     losses = np.concatenate([a.asnumpy() for a in losses]).astype("float64")
-    return losses.mean(), sum(int(hit.asnumpy()) for hit in hits)
+    return losses.mean(), _hits(answers)
+
+
+def _hits(answers):
+    # By NumPy: each operator on a device would cost Python more time than the counting takes.
+    return sum(int((out.asnumpy().argmax(axis=1) == y.asnumpy()).sum()) for out, y in answers)
 
 
 def accuracy(net, batches, devices):
@@ -176,13 +176,13 @@ def accuracy(net, batches, devices):
     pending, right, seen = [], 0, 0
     for x, y in batches:
         shards = zip(*(split_and_load(a, devices[: len(x)], even=False) for a in (x, y)))
-        pending.append([_hits(net(x), y) for x, y in shards])
+        pending.append([(net(x), y) for x, y in shards])
         seen += len(x)
         if len(pending) > AHEAD:
-            right += sum(int(hit.asnumpy()) for hit in pending.pop(0))
+            right += _hits(pending.pop(0))
     if not seen:
         raise ValueError("accuracy(batches): gave no batch; one that was used up needs a reset")
-    return (right + sum(int(hit.asnumpy()) for hits in pending for hit in hits)) / seen
+    return (right + sum(_hits(answers) for answers in pending)) / seen
 
 
 def assert_same_parameters(net, tolerance=0.0):
