@@ -113,7 +113,7 @@ assert raises(RuntimeError, layer.weight.data), "found only when the weights are
 
 # %% tags=["measured"]
 two = devices(2)
-data = load_data("mnist", limit=1280)
+data = load_data("mnist", limit=960)
 print(data)
 
 # %% [markdown]
@@ -781,7 +781,7 @@ for name, start in starts.items():
 
 # %% [markdown]
 # We go on with Xavier. The whole network on two devices, with the loop of chapter 06 (`fit`, which
-# works on either kind of array): 1,280 images, once, in batches of 32. It takes **about
+# works on either kind of array): 960 images, once, in batches of 32. It takes **about
 # half a minute** on slow cores. For the published lengths there is `make reproduce`, which trains
 # on all 60,000 images for as long as you let it.
 
