@@ -113,7 +113,7 @@ assert raises(RuntimeError, layer.weight.data), "found only when the weights are
 
 # %% tags=["measured"]
 two = devices(2)
-data = load_data("mnist", limit=960)
+data = load_data("mnist", limit=1280)
 print(data)
 
 # %% [markdown]
@@ -425,7 +425,7 @@ def train(net, batches, test, devices, lr, epochs):
 # %% [markdown]
 # `d2l.Animator` redraws a figure after each epoch: it displays an SVG and clears it again. That is
 # nice to watch in your own notebook. Here its drawing is caught by `capture_output`, and the figure
-# shown once, at the end, with a text for those who can't see it. Three epochs of eight batches of
+# shown once, at the end, with a text for those who can't see it. Three epochs of four batches of
 # 16, the last one smaller, are no training yet; it is the loop that is tried.
 
 # %% tags=["measured"]
@@ -433,7 +433,7 @@ from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 from IPython.utils.capture import capture_output
 
 net.initialize(init.Xavier(), ctx=two, force_reinit=True)
-handful = Batches(train_set[0][:121], train_set[1][:121], 16)
+handful = Batches(train_set[0][:57], train_set[1][:57], 16)
 with capture_output():
     animator, seconds = train(net, handful, few, two, lr=0.05, epochs=3)
 print("seconds an epoch:", *(f"{s:.1f}" for s in seconds),
@@ -704,7 +704,7 @@ def rate(net, trainer, devices, size=16):
 
 
 # %% [markdown]
-# As in chapter 04: one round as a warm-up, then five, in turn, and medians; `Others` tells whether
+# As in chapter 04: one round as a warm-up, then three, in turn, and medians; `Others` tells whether
 # other programs had a share of the CPU. **Predict:** what brings more, the second device or
 # hybridising? And does hybridising help one device as much as two?
 
@@ -715,7 +715,7 @@ settings = [(make, two[:k]) for k in (1, 2) for make in (resnet18, hybrid_resnet
 ready = [(*contestant(make, devices), devices) for make, devices in settings]
 [rate(*each) for each in ready]  # the warm-up
 with Others() as others:
-    rates = onp.array([[rate(*each) for each in ready] for _ in range(5)])  # [5, 4]
+    rates = onp.array([[rate(*each) for each in ready] for _ in range(3)])  # [3, 4]
 
 # %% [markdown]
 # The medians:
@@ -728,7 +728,7 @@ print(f"speed-up of 2 devices: plain {median[2] / median[0]:.2f}, hybridised "
       f"{median[3] / median[1]:.2f}; other programs had {others.share:.0%} of the CPU")
 
 # %% [markdown]
-# All five rounds, and what each step from left to right brought:
+# All three rounds, and what each step from left to right brought:
 
 # %% tags=["measured", "figure:resnet18"]
 fig, ax = figure(f"Two devices, hybridised: {median[3] / median[0]:.2f} times one device, plain",
@@ -740,7 +740,7 @@ for i, (column, color) in enumerate(zip(rates.T, (GREY, ORANGE, GREEN, BLUE))):
 ax.set_xticks(range(4), ["1 device\nplain", "1 device\nhybridised", "2 devices\nplain",
                          "2 devices\nhybridised"])
 ax.set(ylim=(0, 1.25 * rates.max()), xlim=(-0.5, 3.7))
-show(fig, alt="Images per second in five rounds for one and two devices, plain and hybridised, "
+show(fig, alt="Images per second in three rounds for one and two devices, plain and hybridised, "
      "with medians, each as a multiple of one plain device.")
 
 # %% [markdown]
@@ -781,7 +781,7 @@ for name, start in starts.items():
 
 # %% [markdown]
 # We go on with Xavier. The whole network on two devices, with the loop of chapter 06 (`fit`, which
-# works on either kind of array): 960 images, once, in batches of 32. It takes **about
+# works on either kind of array): 1,280 images, once, in batches of 32. It takes **about
 # half a minute** on slow cores. For the published lengths there is `make reproduce`, which trains
 # on all 60,000 images for as long as you let it.
 
