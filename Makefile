@@ -17,7 +17,7 @@ endif
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
 
-.PHONY: help setup lab test run notebooks reproduce lint lock clean
+.PHONY: help setup lab test run notebooks bench reproduce lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -39,6 +39,9 @@ run: setup  ## run the chapters, CH="01 03" or all, and show how long each takes
 
 notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
 	$(BIN)/python notebooks/src/build.py $(CH)
+
+bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
+	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/bench.py $(ARGS)
 
 reproduce: setup  ## train the published experiments at full size; ARGS=--quick for a few batches
 	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/reproduce.py $(ARGS)

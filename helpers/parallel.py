@@ -28,9 +28,12 @@ def split_and_load(data, devices, even=True):
     return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-def send(array, device):
-    """A copy of `array` on `device`: the one way in which data crosses between devices here."""
-    return array.copyto(device)
+def send(array, to):
+    """A copy of `array` on the device `to`, or into `to`, an array that is on one.
+
+    The one way in which data crosses between devices here. Returns the copy, or `to`.
+    """
+    return array.copyto(to)
 
 
 def allreduce(arrays):
@@ -44,7 +47,7 @@ def allreduce(arrays):
     for array in arrays[1:]:
         total += send(array, total.context)
     for array in arrays[1:]:
-        array[:] = send(total, array.context)
+        send(total, array)
 
 
 def tree_allreduce(arrays):
@@ -62,7 +65,7 @@ def tree_allreduce(arrays):
     while gap > 1:
         gap //= 2
         for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
-            right[:] = send(left, right.context)
+            send(left, right)
 
 
 def ring_allreduce(arrays):
@@ -85,7 +88,7 @@ def ring_allreduce(arrays):
             if step < k - 1:
                 theirs += send(mine, target.context)
             else:
-                theirs[:] = send(mine, target.context)
+                send(mine, theirs)
 
 
 def assert_replicas_equal(arrays, tolerance=0.0):

@@ -17,6 +17,48 @@ def figure(title, xlabel="", ylabel="", size=(7.0, 3.4)):
     ax.spines[["top", "right"]].set_visible(False)
     return fig, ax
 
+# How a kind of work looks in a timeline: its colour, the height that tells it apart in grey, and
+# the colour of its edge. A white one parts neighbours, its own keeps what is short visible.
+KINDS = {
+    "compute": (BLUE, 0.8, BLUE),
+    "communication": (ORANGE, 0.45, ORANGE),
+    "python": (GREY, 0.25, "white"),
+}
+
+
+def timeline(title, panels, windows=None):
+    """A new figure of what ran when, one panel below the other, and the list of its axes.
+
+    panels: `{heading: lanes}`; lanes: `{device: [(start, duration, kind), ...]}`, a row each from
+    the top, in ms, with kind one of `KINDS`; windows: `{heading: (first, last)}`, the ms to show
+    of a panel, all by default. A short event is still drawn as a hair line.
+
+    Raises ValueError for another kind.
+    """
+    kinds = [kind for lanes in panels.values() for lane in lanes.values() for *_, kind in lane]
+    if unknown := set(kinds) - set(KINDS):
+        raise ValueError(f"timeline: kinds {sorted(unknown)}; it knows {', '.join(KINDS)}")
+    rows = sum(len(lanes) for lanes in panels.values())
+    fig, axes = plt.subplots(len(panels), squeeze=False, layout="constrained",
+                             figsize=(7.0, 0.8 + 0.45 * rows + 0.65 * len(panels)),
+                             height_ratios=[len(lanes) + 0.5 for lanes in panels.values()])
+    fig.suptitle(title)
+    axes = list(axes[:, 0])
+    for ax, (heading, lanes) in zip(axes, panels.items(), strict=True):
+        for row, lane in enumerate(lanes.values()):
+            for kind, (color, height, edge) in KINDS.items():
+                spans = [(start, length) for start, length, k in lane if k == kind]
+                ax.broken_barh(spans, (row - height / 2, height), fc=color, ec=edge, lw=0.4)
+        ax.set_title(heading, fontsize=9, loc="left")
+        ax.set_yticks(range(len(lanes)), list(lanes))
+        ax.set(ylim=(len(lanes) - 0.4, -0.6), xlim=(windows or {}).get(heading))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("ms")
+    patches = [plt.Rectangle((0, 0), 1, 1, color=KINDS[kind][0]) for kind in KINDS if kind in kinds]
+    fig.legend(patches, [kind for kind in KINDS if kind in kinds], fontsize=8,
+               loc="outside lower right", ncols=len(KINDS))
+    return fig, axes
+
 
 def show(fig, alt):
     """Display the figure as PNG with `alt`, a sentence for readers who can't see it."""

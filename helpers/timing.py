@@ -1,5 +1,7 @@
 """Knowing whether a measurement had the machine to itself."""
 
+from contextlib import suppress
+
 import psutil
 
 
@@ -7,7 +9,8 @@ class Others:
     """What share of the machine's CPU time went to anybody else while a block ran.
 
     `with Others() as others: work()`, then `others.share`, from 0 to 1: the time of other
-    programs and, on a virtual machine, time that its host gave to other guests (steal).
+    programs and, on a virtual machine, time that its host gave to other guests (steal). Ours is
+    what this process and those that it started used.
     """
 
     share = None
@@ -25,5 +28,9 @@ class Others:
         times = psutil.cpu_times()._asdict()
         times = {k: v for k, v in times.items() if not k.startswith("guest")}  # part of user
         idle = times["idle"] + times.get("iowait", 0.0)
-        own = psutil.Process().cpu_times()
-        return sum(times.values()), sum(times.values()) - idle, own.user + own.system
+        ours = psutil.Process()
+        used = [sum(ours.cpu_times()[:4])]  # the last two are of children that have ended
+        for child in ours.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it ended just now
+                used.append(sum(child.cpu_times()[:4]))
+        return sum(times.values()), sum(times.values()) - idle, sum(used)

@@ -476,10 +476,11 @@ def journal(monkeypatch):
     """Every message, in order: sender's device, receiver's, bytes."""
     sent = []
 
-    def noting(array, device):
+    def noting(array, to):
         size = array.size * np.dtype(array.dtype).itemsize
+        device = to if isinstance(to, mx.Context) else to.context
         sent.append((array.context.device_id, device.device_id, size))
-        return send(array, device)
+        return send(array, to)
 
     monkeypatch.setattr(parallel, "send", noting)
     return sent
@@ -546,6 +547,13 @@ def test_send_copies(target):
     array[:] = 0
     assert copy.context == mx.cpu(target)
     assert copy.asnumpy().tolist() == [1, 2, 3]
+
+
+def test_send_writes_into_an_array_and_into_a_part_of_one():
+    target = nd([[9, 9], [9, 9]]).as_in_context(mx.cpu(1))
+    send(nd([1, 2]), target[1])
+    assert target.asnumpy().tolist() == [[9, 9], [1, 2]]
+    assert target.context == mx.cpu(1)
 
 
 # ---------------------------------------------------------------------- bad input

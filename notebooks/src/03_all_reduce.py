@@ -65,16 +65,18 @@ def wrong_devices(all_reduce, k):
 # ## Messages
 #
 # On GPUs a device can't simply read what another one holds; something has to be sent. All our
-# functions send through one door, so that we can count: who, to whom, how many bytes.
+# functions send through one door, so that we can count: who, to whom, how many bytes. It makes a
+# copy on another device, or writes into an array that is there already.
 
 # %%
 log = []  # (from rank, to rank, bytes) for every message
 
 
-def send(array, device):
+def send(array, to):  # `to`: a device, or an array on it that is overwritten
     size = array.size * np.dtype(array.dtype).itemsize
+    device = getattr(to, "context", to)
     log.append((array.context.device_id, device.device_id, size))
-    return array.copyto(device)
+    return array.copyto(to)
 
 
 # %% [markdown]
@@ -82,7 +84,7 @@ def send(array, device):
 #
 # The plainest way: everybody sends to device 0, which adds, and device 0 sends the sum back to
 # everybody. Note `total += …`: it changes the array in place, so whoever holds this gradient sees
-# the sum. The same goes for `array[:] = …`.
+# the sum. So does `send(total, array)`, which writes into the array that is there.
 
 # %%
 def allreduce(arrays):
@@ -90,7 +92,7 @@ def allreduce(arrays):
     for array in arrays[1:]:
         total += send(array, total.context)
     for array in arrays[1:]:
-        array[:] = send(total, array.context)
+        send(total, array)
 
 
 # %% [markdown]
@@ -211,7 +213,7 @@ def tree_allreduce(arrays):
     while gap > 1:
         gap //= 2
         for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
-            right[:] = send(left, right.context)
+            send(left, right)
 
 
 # %% [markdown]
@@ -266,7 +268,7 @@ def ring_allreduce(arrays):
             if step < k - 1:
                 theirs += send(mine, target.context)
             else:
-                theirs[:] = send(mine, target.context)
+                send(mine, theirs)
 
 
 # %% [markdown]

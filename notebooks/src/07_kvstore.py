@@ -172,7 +172,7 @@ print(weights[1].asnumpy().tolist())
 # | pushed | gradients | gradients |
 # | in the store | optimiser, weights | only the sum |
 # | pulled | **weights** | **sums of gradients** |
-# | the update runs | once, where the sum is | on each device, on its own replica |
+# | the update runs | once, on the store's own weights | on each device, on its own replica |
 #
 # The smallest case to watch it on is a parameter $w$ with two entries and the loss
 # $c_r \cdot w$ on device $r$. Its gradient there is $c_r$: we choose $(6, 0)$ and $(0, 8)$. The

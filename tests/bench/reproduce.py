@@ -14,8 +14,6 @@ are the chapters' own, taken out of their sources.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,19 +21,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helpers import load_data
-from helpers.device import cores
 from helpers.timing import Others
 from helpers.training import Batches, accuracy, fit
 
 import mxnet as mx
 import numpy as np
-import psutil
 from lift import lift
 from mxnet import gluon, init
+from report import check_memory, machine, write
 from tqdm import tqdm
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ ROWS = [
     Row("ours-2x512", f"{SCRATCH}, from chapter 04's start", "ours", 2, 512, 0.6, 5, 5, 2),
     # What fits in half an hour on two cores: no whole epoch on one device, one on two.
     Row("resnet-1x256", D2L, "resnet", 1, 256, 0.1, 0, 1, 8, note=FASHION),
-    Row("resnet-2x512", D2L, "resnet", 2, 512, 0.2, 1, 1, 12, note=FASHION),
+    Row("resnet-2x512", D2L, "resnet", 2, 512, 0.2, 1, 1, 9, note=FASHION),
 ]
 
 
@@ -228,21 +224,6 @@ def weights(path, epochs):
     return path.with_name(f"{path.stem}-after-{epochs}.params")
 
 
-def write(path, content):
-    """All of it or nothing, should we be stopped meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(path.with_suffix(".new"), path)
-
-
-def check_memory(name, gib):
-    free = psutil.virtual_memory().available / GIB
-    print(f"{name}: takes up to {gib:g} GiB of memory, {free:.1f} are free", flush=True)
-    if free < gib:
-        raise SystemExit(f"{name}: too little memory; close other programs, or leave this row "
-                         "out with --only")
-
-
 # --- speed ------------------------------------------------------------------------------------
 
 # Model, whole batch. One and two devices take the same batches, so devices are all that differs.
@@ -284,17 +265,6 @@ def summary(rounds):
 
 
 # --- the table --------------------------------------------------------------------------------
-
-
-def machine():
-    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
-    memory = psutil.virtual_memory().total / GIB
-    return f"{cores()} cores ({(names or [platform.processor()])[0]}), {memory:.0f} GiB"
-
-
-def _cpuinfo():
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def table(rows, folder):

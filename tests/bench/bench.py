@@ -1,0 +1,349 @@
+"""Measures speed, everything side by side: devices, settings, PyTorch and the machine's limits.
+
+    make bench                             all of it; about half an hour on two cores
+    make bench ARGS="--quick"              one round of tiny batches, to see that it works
+    make bench ARGS="--only lenet limits"  some of the parts
+
+A part of the bench has several workers, each a process of its own that waits until it is told to
+measure, so that its peak memory is its own. They take turns, A B A B, round after round; beside
+them run two controls that don't know MXNet: two one-thread matrix products at once against one,
+and the same for copies of memory. A round in which a control or other programs' CPU time says that
+the machine was not ours is discarded, and counted. The table is printed and written to
+build/bench.md, all rounds to build/bench.json, the speed-ups to build/bench.png.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from helpers.device import cores
+from helpers.engine import ALLOCATOR, SETTINGS
+from helpers.plotting import BLUE, figure
+from helpers.timing import Others
+
+import numpy as np
+from lift import lift
+from report import check_memory, machine, write
+from tqdm import tqdm
+from worker import seconds, side_by_side
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+COURSE = ("threads", "scratch space", "allocator")  # what helpers.engine sets
+ROUNDS = 9  # kept ones
+LEAST_PRODUCT, LEAST_COPY = 0.9, 0.8  # of the best round's, and of the median round's
+OTHERS = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one worker measures; `name` is a key of worker.py's `WORK`."""
+
+    name: str
+    k: int = 1
+    batch: int = 256
+    settings: tuple = COURSE
+    processes: int = 1  # so many workers at once, their figures added up
+    gib: float = 1  # memory that it takes
+
+    def __str__(self):
+        devices = f"{self.k} device{'s' * (self.k > 1)}"
+        text = {"torch": "PyTorch, all cores", "torch last": "PyTorch, channels last",
+                "limits": "limits", "reduce": "all-reduce", "loaders": "loaders"}.get(
+                    self.name.split("-")[0], f"{self.name}, {devices}")
+        if self.processes > 1:
+            text = f"{self.name}, {self.processes} processes that share nothing"
+        if self.settings != COURSE:
+            text += f", {' and '.join(self.settings) or 'no setting'}"
+            text += " alone" * (len(self.settings) == 1)
+        return text + f", batch {self.batch}" * (self.batch > 1)
+
+
+def jobs(model, ks, **options):
+    return [Job(model, k, **options) for k in ks]
+
+
+# The first job of a part is what the others are compared with.
+PARTS = {
+    "lenet": [
+        *jobs("lenet-trainer", (1, 2, 4)), *jobs("lenet-scratch", (1, 2, 4)),
+        Job("lenet-trainer", batch=128, processes=2),
+        Job("torch-lenet"), Job("torch last-lenet")],
+    "settings": [
+        *(Job("lenet-trainer", k, settings=chosen)
+          for chosen in (COURSE, (), *((one,) for one in COURSE)) for k in (1, 2))],
+    "resnet": [
+        *jobs("resnet-hybrid", (1, 2, 4), batch=64, gib=2.5),
+        *jobs("resnet-blocks", (1, 2, 4), batch=64, gib=2.5),
+        *(Job("resnet-hybrid", k, 64, settings=(), gib=2.5) for k in (1, 2)),
+        Job("resnet-hybrid", batch=32, processes=2, gib=2),
+        Job("torch-resnet", batch=64, gib=2), Job("torch last-resnet", batch=64, gib=2)],
+    "large": [*jobs("resnet-hybrid", (1, 2), batch=128, gib=3)],
+    "limits": [Job("limits", batch=1, settings=("allocator",)), Job("reduce", 2, batch=1)],
+    "loaders": [*jobs("lenet-trainer", (2,), batch=128), Job("loaders", batch=128)],
+}
+
+
+# --- the conductor ----------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that measures `job` each time it is asked to."""
+
+    def __init__(self, job, quick):
+        # Ours has the course's settings already; a worker gets those of its job.
+        env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+        env |= {"PYTHONPATH": str(ROOT), "COURSE_OFFLINE": "1"}
+        if job.settings != COURSE:
+            for setting in job.settings:
+                env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
+                        "scratch space": {n: v for n, v in SETTINGS.items() if "COPY" in n},
+                        "allocator": {name: str(value) for _, value, name in ALLOCATOR}}[setting]
+        if job.name.startswith("torch"):
+            env["OMP_NUM_THREADS"] = str(cores())
+        self.job, self.log = job, tempfile.TemporaryFile("w+")
+        wish = json.dumps(asdict(job) | {"course": job.settings == COURSE, "quick": quick})
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("worker.py"), wish], env=env, text=True,
+            bufsize=1, stderr=self.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def start(self):
+        with contextlib.suppress(BrokenPipeError):  # `answer` says what happened
+            self.process.stdin.write("measure\n")
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise RuntimeError(f"the worker for {self.job} has ended:\n{self.log.read()[-2000:]}")
+        return json.loads(line)
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate()
+        self.log.close()
+
+
+class Controls:
+    """How far two one-thread programs, one that computes and one that copies, get side by side.
+
+    They share no lock and know nothing of MXNet, so that a low figure is the machine's fault.
+    """
+
+    def __init__(self, k, quick):
+        size, self.times = (64, 1) if quick else (768, 12)
+        self.products = [lambda a=a: a @ a for a in np.ones((k, size, size), "float32")]
+        blocks = [np.ones((2, size * size * 16), "uint8") for _ in range(k)]
+        self.copies = [lambda b=b: np.copyto(b[0], b[1]) for b in blocks]
+
+    def measure(self):
+        """(products, copies): k at once against one, as a ratio of what is done a second."""
+        return tuple(len(jobs) * side_by_side(jobs[:1], self.times) / side_by_side(jobs, self.times)
+                     for jobs in (self.products, self.copies))
+
+
+def run(part, quick):
+    """All rounds of a part: a list of {"product", "copy", "others", "found": [one a job]}."""
+
+
+    chosen = [job for job in PARTS[part] if find_spec("torch") or "torch" not in job.name]
+    if quick:
+        chosen = [replace(job, batch=min(job.batch, 8), processes=1) for job in chosen]
+    check_memory(part, sum(job.gib * job.processes for job in chosen))
+    rounds, controls, workers = [], Controls(min(2, cores()), quick), []
+    with tqdm(total=1 if quick else ROUNDS, desc=part, file=sys.stdout, ncols=79) as bar:
+        try:
+            for job in chosen:  # one after another: each has the machine to itself to make ready
+                team = [Worker(job, quick) for _ in range(job.processes)]
+                workers.append(team)
+                ask(team)
+            while sum(kept(rounds)) < bar.total and len(rounds) < 2 * bar.total:
+                with Others() as others:
+                    product, copy = controls.measure()
+                    found = [ask(team) for team in workers]
+                rounds.append({"product": product, "copy": copy, "others": others.share,
+                               "found": found})
+                bar.update(sum(kept(rounds)) - bar.n)
+        finally:
+            for team in workers:
+                for worker in team:
+                    worker.end()
+    return {"jobs": [str(job) for job in chosen], "rounds": rounds}
+
+
+def ask(team):
+    """What the workers of one job found, all at the same time, added up."""
+    for worker in team:
+        worker.start()
+    answers = [worker.answer() for worker in team]
+    if len(answers) == 1:
+        return answers[0]
+    return {**answers[0], "found": sum(a["found"] for a in answers),
+            "gib": sum(a["gib"] for a in answers)}
+
+
+def kept(rounds):
+    """For each round whether the machine was ours."""
+    usual = statistics.median(r["copy"] for r in rounds) if rounds else 0
+    best = max((r["product"] for r in rounds), default=0)
+    return [r["others"] <= OTHERS and r["product"] >= LEAST_PRODUCT * best
+            and r["copy"] >= LEAST_COPY * usual for r in rounds]
+
+
+def chapters(quick):
+    """Seconds of set-up from nothing, and of each chapter; once each."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "requirements", Path(folder) / "requirements")
+        found = {"set-up, s": None if quick else seconds(lambda: subprocess.run(
+            ["sh", f"{folder}/requirements/setup.sh"], check=True, stdout=subprocess.DEVNULL), 1)}
+        table = Path(folder) / "run.json"
+        subprocess.run([sys.executable, ROOT / "notebooks/src/run.py", "--json", table]
+                       + ["02"] * quick, check=True, cwd=ROOT)
+        rows = json.loads(table.read_text())["chapters"]
+    found |= {f"chapter {row['chapter'][:2]}, s": row["seconds"] for row in rows}
+    return found | {"all chapters, s": sum(row["seconds"] for row in rows)}
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def column(part, job, value=lambda answer: answer["found"]):
+    """A job's values over the kept rounds, or over all where too few were kept."""
+    rounds, good = part["rounds"], kept(part["rounds"])
+    chosen = [r for r, ok in zip(rounds, good) if ok] if sum(good) > 2 else rounds
+    return [value(r["found"][part["jobs"].index(job)]) for r in chosen]
+
+
+def ratios(above, below):
+    """Median, smallest and largest of a / b, round by round."""
+    each = [a / b for a, b in zip(above, below)]
+    return statistics.median(each), min(each), max(each)
+
+
+def single(job, names):
+    """The job that `job` is set against: the same on one device, or None."""
+    one = job.replace(" 2 devices", " 1 device").replace(" 4 devices", " 1 device")
+    if "processes" in job:
+        one = next(n for n in names if n.startswith(job.split(",")[0] + ", 1 device"))
+    return one if one in names and one != job else None
+
+
+def table(parts):
+    """Markdown: for each part a row a job, then what discarded rounds there were."""
+    most = max((max(v for k, v in values(parts["limits"]).items() if "GFLOP" in k)
+                for _ in range("limits" in parts)), default=None)
+    lines = []
+    for name, part in parts.items():
+        if name == "chapters":
+            lines += ["", *rows(part, "chapters")]
+        elif name in ("limits", "loaders"):
+            lines += ["", *rows(values(part), name), "", quiet(part)]
+        else:
+            lines += ["", f"| {name} | images/s | over one device (from, to) | over PyTorch | "
+                      "share of the matrix product | peak memory, GiB |", "| --- " * 6 + "|"]
+            peers = [j for j in part["jobs"] if j.startswith("PyTorch")]
+            best = max(peers, key=lambda j: statistics.median(column(part, j)), default=None)
+            lines += [row(part, job, best, most, name) for job in part["jobs"]] + ["", quiet(part)]
+    return "\n".join([f"Machine: {machine()}.", *lines, ""])
+
+
+def row(part, job, peer, most, model):
+    rate = column(part, job)
+    one = single(job, part["jobs"])
+    over = "{:.2f} ({:.2f}, {:.2f})".format(*ratios(rate, column(part, one))) if one else ""
+    than = f"{ratios(rate, column(part, peer))[0]:.2f}" if peer else ""
+    share = ""
+    if most:
+        share = f"{statistics.median(rate) * operations(model) / most / 1e9:.0%}"
+    peak = max(column(part, job, lambda answer: answer["gib"]))
+    return (f"| {job} | {statistics.median(rate):,.0f} | {over} | {than} | {share} | "
+            f"{peak:.1f} |")
+
+
+def values(part):
+    """Medians of the figures in a part whose workers find several each, by name."""
+    return {key: statistics.median(column(part, job, lambda answer, key=key: answer["found"][key]))
+            for job in part["jobs"] if isinstance(column(part, job)[0], dict)
+            for key in column(part, job)[0]}
+
+
+def rows(found, title):
+    return [f"| {title} | median |", "| --- | --- |",
+            *(f"| {key} | {value:,.{1 if value < 100 else 0}f} |" for key, value in found.items()
+              if value is not None)]
+
+
+def quiet(part):
+    rounds, good = part["rounds"], sum(kept(part["rounds"]))
+    others, product, copy = (statistics.median(r[key] for r in rounds)
+                             for key in ("others", "product", "copy"))
+    used = "" if good > 2 else " Too few: the figures are of all rounds, and prove little."
+    return (f"{good} rounds kept, {len(rounds) - good} discarded; medians of all: other programs "
+            f"{others:.1%}, two products at once {product:.2f} times one, two copies {copy:.2f}."
+            f"{used}")
+
+
+@lru_cache
+def operations(part):
+    """Floating-point operations of a training step, per image, as chapter 10 counts them."""
+    ten = lift("10", "lenet", "Residual", "resnet18", "operations")
+    net = ten.lenet() if part in ("lenet", "settings") else ten.resnet18()
+    net.initialize()
+    return 3 * sum(ten.operations(net, (1, 28, 28)).values())
+
+
+def draw(parts, path):
+    """The speed-ups of the table as bars, each with the range over its rounds."""
+
+    bars = [(job, *ratios(column(part, job), column(part, single(job, part["jobs"]))))
+            for name, part in parts.items() if name not in ("limits", "loaders", "chapters")
+            for job in part["jobs"] if single(job, part["jobs"])]
+    if not bars:
+        return
+    names, middle, low, high = zip(*bars[::-1])
+    best = max(bars, key=lambda bar: bar[1])
+    fig, ax = figure(f"At best {best[1]:.2f} times one device: {best[0]}",
+                     "images/s over those of one device", size=(9, 1 + 0.3 * len(bars)))
+    gaps = [[m - a for m, a in zip(middle, low)], [b - m for m, b in zip(middle, high)]]
+    ax.barh(names, middle, xerr=gaps, color=BLUE, ecolor="black", capsize=3)
+    ax.axvline(1, color="black", linewidth=1)
+    fig.savefig(path, dpi=110)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round of tiny batches")
+    names = [*PARTS, "chapters"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART",
+                        help=", ".join(names))
+    parser.add_argument("--build", type=Path, default=BUILD, help="folder for what is written")
+    options = parser.parse_args(arguments)
+    name = "bench-quick" if options.quick else "bench"
+    parts = {}
+    try:
+        for part in options.only:
+            parts[part] = chapters(options.quick) if part == "chapters" else run(
+                part, options.quick)
+    finally:  # also after an interrupt: what was measured is kept
+        if parts:
+            options.build.mkdir(parents=True, exist_ok=True)
+            text = table(parts)
+            print(text)
+            (options.build / f"{name}.md").write_text(text)
+            write(options.build / f"{name}.json", {"machine": machine(), "parts": parts})
+            draw(parts, options.build / f"{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

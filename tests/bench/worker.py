@@ -1,0 +1,247 @@
+"""One worker of `make bench`: a process that measures one thing each time it is told to.
+
+Started by bench.py with a job as JSON. It answers each line on its standard input with one on its
+standard output: what it found, its peak memory, and the data set's name. Nothing of the course
+is imported before it is known which of the engine's settings the job wants.
+"""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import threading
+import time
+import warnings
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+
+def lenet_scratch(job, x, y, steps):
+    """Chapter 04's network and step."""
+    import mxnet as mx
+    from lift import lift
+
+    ours = lift("04", "shapes", "pool", "lenet", "loss_sum", "init_params", "get_params",
+                "train_batch")
+    devices = [mx.cpu(r) for r in range(job.k)]
+    replicas = [ours.get_params(ours.init_params(), d) for d in devices]
+    x, y = mx.nd.array(x[: job.batch]), mx.nd.array(y[: job.batch])
+
+    def measure():
+        start = time.perf_counter()
+        for _ in range(steps):
+            ours.train_batch(x, y, replicas, devices, 0.01)
+        mx.nd.waitall()
+        return steps * job.batch / (time.perf_counter() - start)
+
+    return measure
+
+
+def with_fit(model):
+    """A Gluon network trained as the chapters do, by `helpers.training`."""
+    def prepare(job, x, y, steps):
+        import mxnet as mx
+        from helpers.training import Batches, fit
+        from mxnet import gluon, init
+        from reproduce import network
+
+        devices = [mx.cpu(r) for r in range(job.k)]
+        net = network(model)
+        net.initialize(init.Xavier(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        batches = list(Batches(x[: job.batch], y[: job.batch], job.batch)) * steps
+        return lambda: fit(net, trainer, batches, devices, progress=False).rate[0]
+
+    return prepare
+
+
+def torch_network(model):
+    """The same network in PyTorch; the number of parameters is compared in a test."""
+    from torch import nn
+
+    if model == "lenet":
+        return nn.Sequential(
+            nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    class Residual(nn.Module):
+        def __init__(self, before, after, stride):
+            super().__init__()
+            self.change = nn.Sequential(
+                nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU(),
+                nn.Conv2d(after, after, 3, 1, 1), nn.BatchNorm2d(after))
+            self.keep = nn.Conv2d(before, after, 1, stride) if stride > 1 else nn.Identity()
+
+        def forward(self, x):
+            return (self.change(x) + self.keep(x)).relu()
+
+    sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+    blocks = [Residual(*size) for a, b, s in sizes for size in ((a, b, s), (b, b, 1))]
+    return nn.Sequential(nn.Conv2d(1, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def with_torch(model, last):
+    """PyTorch on all cores at once, which is how it uses them by itself."""
+    def prepare(job, x, y, steps):
+        import torch
+        from helpers.device import cores
+
+        torch.set_num_threads(cores())
+        form = torch.channels_last if last else torch.contiguous_format
+        net = torch_network(model).to(memory_format=form)
+        x = torch.from_numpy(x[: job.batch]).contiguous(memory_format=form)
+        y = torch.from_numpy(y[: job.batch]).long()
+        loss, sgd = torch.nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=0.01)
+
+        def measure():
+            start = time.perf_counter()
+            for _ in range(steps):
+                sgd.zero_grad()
+                loss(net(x), y).backward()
+                sgd.step()
+            return steps * job.batch / (time.perf_counter() - start)
+
+        return measure
+
+    return prepare
+
+
+def limits(job, x, y, steps):
+    """What the same cores reach in a large matrix product, GFLOP/s by library, and copying."""
+    import mxnet as mx
+    import numpy as np
+    from helpers.device import cores
+
+    size = 2048 if steps > 1 else 256
+    a, b = np.random.default_rng(0).random((2, size, size), dtype="float32")
+    ma, mb = mx.nd.array(a), mx.nd.array(b)
+    products = {"NumPy": lambda: a @ b, "MXNet": lambda: mx.nd.FullyConnected(
+        ma, mb, no_bias=True, num_hidden=size).wait_to_read()}
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(cores())
+        ta, tb = torch.from_numpy(a), torch.from_numpy(b)
+        products["PyTorch"] = lambda: ta @ tb
+
+    blocks = [np.ones((2, size * size), "float32") for _ in range(cores())]
+    copies = [lambda b=b: np.copyto(b[0], b[1]) for b in blocks]
+
+    def measure():
+        found = {f"{name}, GFLOP/s": 2 * size**3 * steps / seconds(product, steps) / 1e9
+                 for name, product in products.items()}
+        copied = len(copies) * 4 * steps * blocks[0][0].nbytes
+        return found | {"copy, GB/s": copied / side_by_side(copies, 4 * steps) / 1e9}
+
+    return measure
+
+
+def reduce(job, x, y, steps):
+    """Summing 16 MB on two devices by chapter 03's ways and by the engine's, seconds each."""
+    import mxnet as mx
+    from helpers import parallel
+
+    count = 4 * 2**20 if steps > 1 else 4096
+    arrays = [mx.nd.ones(count, ctx=mx.cpu(r)) for r in range(job.k)]
+    store = mx.kv.create("device")
+    store.init(0, arrays[0])
+
+    def by(way):
+        def run():
+            way(arrays)
+            mx.nd.waitall()
+        return run
+
+    ways = {name: by(getattr(parallel, name)) for name in
+            ("allreduce", "tree_allreduce", "ring_allreduce")}
+    ways["KVStore device"] = by(lambda a: store.pushpull(0, a, out=a))
+
+    def measure():
+        for array in arrays:
+            array[:] = 0  # or 2 to the number of repetitions
+        times = {way: [] for way in ways}
+        for _ in range(10 * steps):
+            for name, way in ways.items():
+                times[name].append(seconds(way, 1))
+        return {f"{way}, ms": 1e3 * statistics.median(t) for way, t in times.items()}
+
+    return measure
+
+
+def loaders(job, x, y, steps):
+    """Chapter 06's ways of reading batches, images/s each, with no training."""
+    import mxnet as mx
+    from helpers.training import Batches
+    from lift import lift
+    from mxnet.gluon.data import ArrayDataset, DataLoader
+    from mxnet.gluon.data.vision import transforms
+
+    x, y = x[: 16 * steps * job.batch], y[: 16 * steps * job.batch]
+    dataset = ArrayDataset(lift("06", "as_bytes").as_bytes(x), y)
+    dataset = dataset.transform_first(transforms.ToTensor())
+    iterator = mx.io.NDArrayIter(x, y, job.batch, shuffle=True)
+
+    def from_iterator():
+        iterator.reset()
+        return (batch.data for batch in iterator)
+
+    ways = {"NDArrayIter": from_iterator, "Batches": lambda: Batches(x, y, job.batch)}
+    for workers in (0, 2):
+        loader = DataLoader(dataset, job.batch, shuffle=True, num_workers=workers)
+        ways[f"DataLoader, {workers} workers"] = lambda loader=loader: loader
+
+    def read(way):
+        for _ in ways[way]():
+            pass
+        mx.nd.waitall()
+
+    return lambda: {f"{way}, images/s": len(x) / seconds(lambda way=way: read(way), 1)
+                    for way in ways}
+
+
+WORK = {
+    "lenet-scratch": lenet_scratch, "lenet-trainer": with_fit("xavier"),
+    "resnet-blocks": with_fit("resnet-plain"), "resnet-hybrid": with_fit("resnet"),
+    "torch-lenet": with_torch("lenet", False), "torch last-lenet": with_torch("lenet", True),
+    "torch-resnet": with_torch("resnet", False), "torch last-resnet": with_torch("resnet", True),
+    "limits": limits, "reduce": reduce, "loaders": loaders,
+}
+
+
+def seconds(work, times):
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return time.perf_counter() - start
+
+
+def side_by_side(jobs, times):
+    """Seconds until each of the jobs, in a thread of its own, has been done so many times."""
+    threads = [threading.Thread(target=seconds, args=(job, times)) for job in jobs]
+    return seconds(lambda: [t.start() for t in threads] + [t.join() for t in threads], 1)
+
+
+def main(job):
+    """Make ready, then measure once for each line that comes in."""
+    answers = os.fdopen(os.dup(1), "w")  # for answers alone; whatever else is printed goes to 2
+    os.dup2(2, 1)
+    if not job.course:  # loaded before helpers, it keeps the settings that it finds
+        import mxnet  # noqa: F401
+        warnings.filterwarnings("ignore", "mxnet was imported before helpers")
+    from helpers import load_data
+
+    steps = 1 if job.quick else 12 if "lenet" in job.name else 2
+    data = load_data("mnist", limit=10_000)
+    measure = WORK[job.name](job, data.train_images, data.train_labels, steps)
+    measure()  # the first time makes shapes known and memory grow
+    for _ in sys.stdin:  # ends with the process that started us
+        found = measure()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(json.dumps({"found": found, "gib": peak, "data": data.name}), file=answers,
+              flush=True)
+
+
+if __name__ == "__main__":
+    main(SimpleNamespace(**json.loads(sys.argv[1])))
