@@ -74,8 +74,7 @@ log = []  # (from rank, to rank, bytes) for every message
 
 def send(array, to):  # `to`: a device, or an array on it that is overwritten
     size = array.size * np.dtype(array.dtype).itemsize
-    device = getattr(to, "context", to)
-    log.append((array.context.device_id, device.device_id, size))
+    log.append((array.context.device_id, getattr(to, "context", to).device_id, size))
     return array.copyto(to)
 
 
