@@ -497,9 +497,10 @@ def epoch(net, trainer, batches, places):
 #
 # - a progress bar, and a `History` of losses, accuracies and images/s;
 # - **an idle device's gradients set to zero**, as above;
-# - a look at the loss of *two steps ago*. Not of this one, for that would be waiting; and not of
-#   none, for then Python runs ahead and fills the queue with minutes of work. A loss that is not a
-#   number stops the run and names the step (chapter 04);
+# - a look at each loss *two steps late or more*. Not at once, for that would be waiting; and not
+#   never, for then Python runs ahead and fills the queue with minutes of work. It lets at most 32
+#   steps or about a second of work pile up, then reads losses until two steps are left. A loss that
+#   is not a number stops the run and names the step (chapter 04);
 # - **an interrupt** waits for the end of the step that Python is in, then for the devices;
 # - replicas compared at the end of each epoch.
 #
