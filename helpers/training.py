@@ -136,8 +136,8 @@ def _epoch(net, trainer, loss, batches, devices, history, bar):
         with _whole():
             pending.append(_step(net, trainer, loss, x, y, devices))
             seen += len(x)
-        pace = (time.perf_counter() - start) / done if done else QUEUED  # seconds a step
-        if len(pending) > min(MOST, QUEUED / pace):
+        at_once = done / (time.perf_counter() - start) * QUEUED  # steps in so many seconds
+        if len(pending) > min(MOST, at_once):
             settle(AHEAD)
     settle(0)
     mx.nd.waitall()

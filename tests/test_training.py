@@ -713,11 +713,10 @@ def soon(condition):
     return condition()
 
 
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("what", ["fit", "accuracy"])
-def test_no_more_than_three_steps_are_under_way(k, what, gated):
-    """With the gate shut no step ends, so Python has to stop and wait."""
-    net, asked, steps = gated(k), [], 12
+@contextlib.contextmanager
+def under_way(make, k, what="fit", steps=12):
+    """Training or judging in a thread; gives the list of the batches that it has asked for."""
+    net, asked = make(k), []
 
     def counted():
         for batch in numbered(examples([4] * steps)):
@@ -728,15 +727,51 @@ def test_no_more_than_three_steps_are_under_way(k, what, gated):
              "accuracy": lambda: accuracy(net, counted(), cpus(k))}
     thread = threading.Thread(target=calls[what], daemon=True)
     thread.start()
-    for done in range(steps - 3):
-        assert soon(lambda least=done + 3: len(asked) >= least)  # it does run ahead
-        if done in (0, 1, steps - 4):
-            time.sleep(0.3)
-            assert len(asked) == done + 3  # and no further
-        let_pass(done + 1)
-    let_pass(steps)
-    thread.join(30)
+    try:
+        yield asked
+    finally:
+        let_pass(math.inf)
+        thread.join(30)
     assert not thread.is_alive() and len(asked) == steps
+
+
+def stops_at(asked, count):
+    assert soon(lambda: len(asked) >= count)  # it does run ahead
+    time.sleep(0.3)
+    return len(asked) == count  # and no further
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("what", ["fit", "accuracy"])
+def test_no_more_than_three_steps_are_under_way(k, what, gated, monkeypatch):
+    """With the gate shut no step ends, so Python has to stop and wait."""
+    monkeypatch.setattr(training, "QUEUED", 0)
+    with under_way(gated, k, what) as asked:
+        for done in range(9):
+            assert stops_at(asked, done + 3) if done in (0, 1, 8) else soon(
+                lambda least=done + 3: len(asked) >= least)
+            let_pass(done + 1)
+
+
+def test_short_steps_are_read_in_bursts_and_only_so_many_are_under_way(gated, monkeypatch):
+    monkeypatch.setattr(training, "QUEUED", 1e9)
+    monkeypatch.setattr(training, "MOST", 5)
+    with under_way(gated, 2) as asked:
+        assert stops_at(asked, 3), "how long a step takes is not known yet"
+        let_pass(1)
+        assert stops_at(asked, 1 + 5 + 1)
+        let_pass(4)
+        assert stops_at(asked, 1 + 5 + 1), "it reads until two are left"
+        let_pass(5)
+        assert stops_at(asked, 5 + 5 + 1)
+
+
+def test_of_long_steps_no_more_than_three_are_under_way(gated):
+    with under_way(gated, 2) as asked:
+        assert soon(lambda: len(asked) == 3)
+        time.sleep(training.QUEUED + 0.2)
+        let_pass(1)
+        assert stops_at(asked, 1 + 3)
 
 
 # ---------------------------------------------------------------------- interrupts
