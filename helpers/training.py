@@ -137,7 +137,7 @@ def _epoch(net, trainer, loss, batches, devices, history, bar):
             pending.append(_step(net, trainer, loss, x, y, devices))
             seen += len(x)
         at_once = done / (time.perf_counter() - start) * QUEUED  # steps in so many seconds
-        if len(pending) > min(MOST, at_once):
+        if len(pending) >= min(MOST, at_once):
             settle(AHEAD)
     settle(0)
     mx.nd.waitall()

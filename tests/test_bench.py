@@ -54,7 +54,7 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
 # --- what is set against what -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["lenet", "settings", "resnet", "large"])
+@pytest.mark.parametrize("part", ["lenet", "settings", "resnet", "blocks", "large"])
 def test_each_job_is_set_against_the_same_on_one_device(part):
     names = [str(job) for job in bench.PARTS[part]]
     assert len(set(names)) == len(names)
@@ -132,7 +132,7 @@ def test_no_worker_outlives_the_bench(tmp_path):
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):
     small = {"lenet": bench.jobs("lenet-trainer", (1, 2)) + [bench.Job("lenet-scratch", 2)],
              "resnet": [bench.Job("resnet-hybrid", settings=())],
-             "limits": bench.PARTS["limits"], "loaders": bench.PARTS["loaders"][1:]}
+             "limits": bench.PARTS["limits"], "loaders": bench.PARTS["loaders"]}
     if find_spec("torch"):
         small["resnet"].append(bench.Job("torch last-resnet"))
     monkeypatch.setattr(bench, "PARTS", small)
@@ -142,6 +142,8 @@ def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):
     text = (tmp_path / "bench-quick.md").read_text()
     assert text in capsys.readouterr().out
     assert "| lenet-trainer, 2 devices, batch 8 |" in text and "ring_allreduce, ms" in text
+    need, batches = "| lenet-trainer, 2 devices, batch 8, images/s |", "| Batches, images/s |"
+    assert text.index(need) < text.index(batches), "what loaders give, beside what training needs"
     assert all(answer["gib"] > 0.05 for part in seen["parts"].values()
                for each in part["rounds"] for answer in each["found"])
     assert (tmp_path / "bench-quick.png").stat().st_size > 10_000

@@ -759,11 +759,11 @@ def test_short_steps_are_read_in_bursts_and_only_so_many_are_under_way(gated, mo
     with under_way(gated, 2) as asked:
         assert stops_at(asked, 3), "how long a step takes is not known yet"
         let_pass(1)
-        assert stops_at(asked, 1 + 5 + 1)
+        assert stops_at(asked, 1 + 5)
+        let_pass(3)
+        assert stops_at(asked, 1 + 5), "it reads until two are left"
         let_pass(4)
-        assert stops_at(asked, 1 + 5 + 1), "it reads until two are left"
-        let_pass(5)
-        assert stops_at(asked, 5 + 5 + 1)
+        assert stops_at(asked, 4 + 5)
 
 
 def test_of_long_steps_no_more_than_three_are_under_way(gated):

@@ -491,7 +491,9 @@ assert gap(net, x, two) < 1e-5, "equal weights and equal statistics give equal a
 # `hybridize` records the operators once as a graph, and then hands over the graph. But it works
 # only from top to bottom of `HybridBlock`s, and `d2l.Residual` is a plain `Block`. So here is ours.
 # Operators come from `F`, which is `mx.np`'s world when run as is and a symbol's when recorded.
-# The kind of norm is an argument, since we'll want others.
+# The kind of norm is an argument, since we'll want others. And relu is `npx.activation`, not d2l's
+# `npx.relu`: the values are the same, but on a CPU the former takes arrays in the layout in which
+# convolutions leave them, while the latter has them rewritten first.
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -503,9 +505,9 @@ class HybridResidual(nn.HybridBlock):
         self.norm1, self.norm2 = norm(), norm()
 
     def hybrid_forward(self, F, x):
-        change = F.npx.relu(self.norm1(self.conv1(x)))
-        change = self.norm2(self.conv2(change))
-        return F.npx.relu(change + (self.project(x) if self.project else x))
+        change = F.npx.activation(self.norm1(self.conv1(x)), act_type="relu")
+        change = self.norm2(self.conv2(change)) + (self.project(x) if self.project else x)
+        return F.npx.activation(change, act_type="relu")
 
 
 # %% [markdown]

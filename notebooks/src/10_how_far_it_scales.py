@@ -24,7 +24,7 @@
 # ## What you need
 #
 # Chapters 03, 04 and 06 to 08. No GPU, and 3 GB of free memory. Reading takes about 45 minutes,
-# running about a minute and a half on two cores that have nothing else to do.
+# running about a minute on two cores that have nothing else to do.
 
 # %%
 from helpers import devices, load_data
@@ -565,9 +565,9 @@ class Residual(nn.HybridBlock):
         self.norm1, self.norm2 = nn.BatchNorm(), nn.BatchNorm()
 
     def hybrid_forward(self, F, x):
-        change = F.relu(self.norm1(self.conv1(x)))
-        change = self.norm2(self.conv2(change))
-        return F.relu(change + (self.project(x) if self.project else x))
+        change = F.Activation(self.norm1(self.conv1(x)), act_type="relu")
+        change = self.norm2(self.conv2(change)) + (self.project(x) if self.project else x)
+        return F.Activation(change, act_type="relu")
 
 
 # %% [markdown]

@@ -54,7 +54,7 @@ class Job:
     batch: int = 256
     settings: tuple = COURSE
     processes: int = 1  # so many workers at once, their figures added up
-    gib: float = 1  # memory that it takes
+    gib: float = 0.7  # memory that it takes
 
     def __str__(self):
         devices = f"{self.k} device{'s' * (self.k > 1)}"
@@ -73,7 +73,6 @@ def jobs(model, ks, **options):
     return [Job(model, k, **options) for k in ks]
 
 
-# The first job of a part is what the others are compared with.
 PARTS = {
     "lenet": [
         *jobs("lenet-trainer", (1, 2, 4)), *jobs("lenet-scratch", (1, 2, 4)),
@@ -83,11 +82,12 @@ PARTS = {
         *(Job("lenet-trainer", k, settings=chosen)
           for chosen in (COURSE, (), *((one,) for one in COURSE)) for k in (1, 2))],
     "resnet": [
-        *jobs("resnet-hybrid", (1, 2, 4), batch=64, gib=2.5),
-        *jobs("resnet-blocks", (1, 2, 4), batch=64, gib=2.5),
-        *(Job("resnet-hybrid", k, 64, settings=(), gib=2.5) for k in (1, 2)),
-        Job("resnet-hybrid", batch=32, processes=2, gib=2),
-        Job("torch-resnet", batch=64, gib=2), Job("torch last-resnet", batch=64, gib=2)],
+        *jobs("resnet-hybrid", (1, 2, 4), batch=64, gib=1.8),
+        Job("resnet-hybrid", batch=32, processes=2, gib=1.2),
+        Job("torch-resnet", batch=64, gib=1.1), Job("torch last-resnet", batch=64, gib=1.1)],
+    "blocks": [
+        *jobs("resnet-blocks", (1, 2, 4), batch=64, gib=2.8),
+        *(Job("resnet-hybrid", k, 64, settings=(), gib=1.8) for k in (1, 2))],
     "large": [*jobs("resnet-hybrid", (1, 2), batch=128, gib=3)],
     "limits": [Job("limits", batch=1, settings=("allocator",)), Job("reduce", 2, batch=1)],
     "loaders": [*jobs("lenet-trainer", (2,), batch=128), Job("loaders", batch=128)],
@@ -154,8 +154,6 @@ class Controls:
 
 def run(part, quick):
     """All rounds of a part: a list of {"product", "copy", "others", "found": [one a job]}."""
-
-
     chosen = [job for job in PARTS[part] if find_spec("torch") or "torch" not in job.name]
     if quick:
         chosen = [replace(job, batch=min(job.batch, 8), processes=1) for job in chosen]
@@ -271,10 +269,15 @@ def row(part, job, peer, most, model):
 
 
 def values(part):
-    """Medians of the figures in a part whose workers find several each, by name."""
-    return {key: statistics.median(column(part, job, lambda answer, key=key: answer["found"][key]))
-            for job in part["jobs"] if isinstance(column(part, job)[0], dict)
-            for key in column(part, job)[0]}
+    """Medians of all figures of a part, by name."""
+    found = {}
+    for job in part["jobs"]:
+        each = column(part, job)
+        if isinstance(each[0], dict):
+            found |= {key: statistics.median(a[key] for a in each) for key in each[0]}
+        else:
+            found[f"{job}, images/s"] = statistics.median(each)
+    return found
 
 
 def rows(found, title):
@@ -304,7 +307,6 @@ def operations(part):
 
 def draw(parts, path):
     """The speed-ups of the table as bars, each with the range over its rounds."""
-
     bars = [(job, *ratios(column(part, job), column(part, single(job, part["jobs"]))))
             for name, part in parts.items() if name not in ("limits", "loaders", "chapters")
             for job in part["jobs"] if single(job, part["jobs"])]
