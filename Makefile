@@ -23,7 +23,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
 	    while IFS='|' read -r name does; do printf '  make %-10s %s\n' "$$name" "$$does"; done
 
-setup:  ## make .venv, or bring it up to date (every target does this first)
+setup:  ## make .venv, or bring it up to date (every target does this first); TORCH=1: with PyTorch
 	@sh requirements/setup.sh
 
 lab: setup  ## open the course in JupyterLab, on this machine only

@@ -2,6 +2,7 @@
 # Makes or updates .venv, the one environment that everything in the course runs in.
 #
 #   sh requirements/setup.sh                 does nothing when .venv is up to date
+#   TORCH=1 sh requirements/setup.sh         the same, and PyTorch in it
 #   sh requirements/setup.sh --find-python   prints the Python 3.11 that it would use
 #   sh requirements/setup.sh --find-uv       prints the uv that it would use; gets one if need be
 #
@@ -11,6 +12,7 @@ cd "${0%/*}/.."
 
 python_version=3.11   # the only one that NumPy 1.23.5 has wheels for and MXNet 1.9.1 runs on
 uv_version=0.13.8     # fetched into build/uv where no uv is installed
+torch_version=2.13.0
 lock=requirements/cpu.txt   # one day gpu.txt, locked from requirements/gpu.in, for a GPU machine
 stamp=.venv/.stamp
 
@@ -73,11 +75,14 @@ case ${1:-} in
 esac
 
 # The stamp says what .venv was made from, and where: an environment that was moved with its
-# repository holds the old place in its scripts. It is written last, so none means half made.
+# repository holds the old place in its scripts. It is written when all is done, so none means half
+# made. PyTorch, which not everyone wants, comes after it and has a stamp of its own.
 root=$(pwd -P)
 wanted="$root $(cksum <$lock)"
 runs() { .venv/bin/python -c "" 2>/dev/null; }
-if [ -f $stamp ] && [ "$(cat $stamp)" = "$wanted" ] && runs; then exit; fi
+made() { [ "$(cat $stamp 2>/dev/null)" = "$wanted" ] && runs; }
+torch_made() { [ "${TORCH:-0}" != 1 ] || [ "$(cat .venv/.torch 2>/dev/null)" = $torch_version ]; }
+if made && torch_made; then exit; fi
 
 uv=$(find_uv)
 case $(cat $stamp 2>/dev/null || :) in
@@ -102,4 +107,14 @@ fi
 echo "$root" >"$(.venv/bin/python -c \
     "import sysconfig; print(sysconfig.get_path('purelib'))")/many_devices.pth"
 echo "$wanted" >$stamp
+if ! torch_made; then
+    # Not in the lock: machines differ in the build that they want, with CUDA or without. pip reads
+    # the settings with which a machine says where to look; uv has its own.
+    "$uv" pip install --quiet --python .venv/bin/python pip &&
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action \
+            ignore "torch==$torch_version" ||
+        stop "PyTorch could not be installed (pip says why above): check the network and the disk" \
+            "(it takes up to 6 GB), then try again, or do without: make setup."
+    echo $torch_version >.venv/.torch
+fi
 echo "Ready: .venv, $(.venv/bin/python --version)" >&2

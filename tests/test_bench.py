@@ -38,6 +38,12 @@ def test_a_round_in_which_the_machine_was_not_ours_is_discarded(fault):
     assert bench.kept([*quiet, *rounds((1, 9), **fault)]) == [True] * 3 + [False]
 
 
+def test_one_round_that_is_too_good_to_be_true_does_not_discard_the_others(monkeypatch):
+    monkeypatch.setattr(bench, "cores", lambda: 2)
+    quiet = rounds((1, 2), (1, 2), (1, 2))
+    assert bench.kept([*quiet, *rounds((1, 2), product=2.5)]) == [True] * 4
+
+
 def test_figures_are_of_kept_rounds_where_there_are_enough():
     part = {"jobs": ["a", "b"],
             "rounds": [*rounds((1, 2), (2, 4), (3, 7)), *rounds((9, 9), others=0.5)]}

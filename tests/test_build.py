@@ -203,6 +203,25 @@ def test_run_goes_on_after_a_failure_and_says_so(tmp_path, capsys):
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.parametrize(("tags", "left"), [
+    ([[], ["torch"], ["measured"]], [0, 2]),
+    ([["torch"], [], ["torch"]], []),  # the first: so the whole chapter
+    ([[], []], [0, 1]),
+])
+def test_run_passes_over_what_needs_pytorch_where_it_is_not_there(
+        tmp_path, monkeypatch, capsys, tags, left):
+    cells = [new_code_cell(f"print({n})", metadata={"tags": t}) for n, t in enumerate(tags)]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_some.ipynb")
+    for there, expected in (True, list(range(len(tags)))), (False, left):
+        monkeypatch.setattr(run, "find_spec", lambda name, there=there: there or None)
+        row = run.run(tmp_path / "01_some.ipynb")
+        assert (row["cells"], row["skipped"]) == (len(expected), len(tags) - len(expected))
+        assert row["error"] is None
+    report = tmp_path / "run.json"
+    assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+    assert ("make setup TORCH=1" in capsys.readouterr().out) == (len(left) < len(tags))
+
+
 def test_run_succeeds_where_no_cell_fails(tmp_path):
     write_notebook(tmp_path, "01_good", "x = 1")
     report = tmp_path / "run.json"

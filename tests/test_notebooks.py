@@ -7,9 +7,11 @@ fault: a check that finds nothing anywhere would look the same as a course witho
 
 import copy
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import build
@@ -382,6 +384,22 @@ def test_nbval_finds_what_is_no_longer_true(tmp_path):
     outcomes = re.findall(r"::Cell (\d) (PASSED|FAILED)", tested.stdout)
     assert [number for number, _ in outcomes] == list("012345")
     assert [number for number, outcome in outcomes if outcome == "FAILED"] == ["1", "3", "4"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nbval_passes_over_what_needs_pytorch_where_it_is_not_there(tmp_path, whole):
+    cells = [new_code_cell("import math", metadata={"tags": ["torch"] * whole}),
+             new_code_cell("import torch", metadata={"tags": ["torch"]}),
+             new_code_cell("assert math.pi > 3")]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_scratch.ipynb")
+    shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
+    tested = run_pytest("-v", tmp_path / "01_scratch.ipynb")
+    outcomes = re.findall(r"::Cell \d (PASSED|SKIPPED)", tested.stdout)
+    if find_spec("torch"):
+        assert outcomes == ["PASSED"] * 3
+    else:
+        assert outcomes == (["SKIPPED"] * 3 if whole else ["PASSED", "SKIPPED", "PASSED"])
+        assert "make setup TORCH=1" in tested.stdout
 
 
 def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):

@@ -964,6 +964,16 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 # In a timeline this fault looks like gaps in front of convolutions while the other lane is busy.
 # As MXNet comes, the pool has four pieces: chapter 04's first exercise takes you there.
 #
+# ### What did not help
+#
+# Not every idea does. On the machine of README these made no difference beyond noise, each raced
+# against the usual step in one run: hybridising LeNet or its loss, smaller and larger bulks in the
+# forward pass, updates on each device, another way of scheduling the threads, one memory arena for
+# both, huge pages, and the allocator's settings given before the process starts rather than from
+# inside it. What did help beside scratch space: that `fit` reads losses in bursts, so that Python
+# wakes up less often (chapter 06), that hand-ons write into arrays which are there (chapter 03), and
+# that ResNet-18's relu takes arrays in the layout of the convolutions (chapter 08).
+#
 # ## Summary
 #
 # - Calls hand out work. A clock that doesn't wait measures Python. `waitall` changes no result.
@@ -996,6 +1006,9 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 # 3. **Larger pieces.** `backward_bulk_size=4` joins four operators. From how many pieces does the
 #    backward pass of the network consist then, with 1, 4 and 15? What does that mean for the
 #    moment at which the first gradient may leave?
+# 4. **The slow operator.** Which operator takes most of a forward pass of `usual`'s network, and is
+#    it where most of the arithmetic is? Write max pooling anew, as the largest of four slices of its
+#    input. Show that it gives the same numbers and, behind a relu, the same gradients. Race the two.
 
 # %% [markdown]
 # **Solution 1.** $(2k + 1) P$ copies and $P$ sums: seven copies a parameter.
@@ -1040,3 +1053,50 @@ for most in (1, 4, 15):
     found[most] = sum(backward(e) for e in lanes(events)["cpu/0"])
 assert found[1] > found[4] > found[15] >= 1
 print("pieces of the backward pass, the loss's own among them:", found)
+
+# %% [markdown]
+# **Solution 4.** Each slice takes one corner of every 2 x 2 window.
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def four_slices(x):  # [n, channels, even, even] -> [n, channels, half, half]
+    a, b, c, d = (nd.slice(x, begin=(None, None, i, j), end=(None,) * 4, step=(1, 1, 2, 2))
+                  for i in (0, 1) for j in (0, 1))
+    return nd.maximum(nd.maximum(a, b), nd.maximum(c, d))
+
+
+def pooling(x):
+    return nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+
+
+# %% [markdown]
+# Where several entries of a window are zero after relu, the two send the gradient to different
+# ones. But relu lets none of it through at zero, so behind it all is equal, to the bit.
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def both_ways(way, x):
+    x.attach_grad()
+    with autograd.record():
+        out = way(nd.relu(x))
+    out.backward(nd.arange(out.size).reshape(out.shape))
+    return out.asnumpy(), x.grad.asnumpy()
+
+
+x = nd.random.normal(shape=(64, 20, 26, 26))
+for ours, theirs in zip(both_ways(four_slices, x), both_ways(pooling, x)):
+    assert (ours == theirs).all(), "the same numbers and gradients"
+
+# %% [markdown]
+# And the clock, first by operator, then for the two poolings:
+
+# %% tags=["solution", "measured"] jupyter={"source_hidden": true}
+spent = Counter()
+for e in record(lambda: passes(shards[:1])):
+    spent[e.name if e.name in LAYERS else "all else, backward among it"] += e.duration
+print({name: f"{ms:.1f} ms" for name, ms in spent.most_common()})
+report(rounds({name: lambda steps, way=way: [both_ways(way, x) for _ in range(steps)]
+               for name, way in (("four slices", four_slices), ("Pooling", pooling))}), "Pooling")
+
+# %% [markdown]
+# Convolutions have nearly all of the arithmetic, and pooling none to speak of. If it takes long
+# nevertheless, your processor is one for which MXNet's CPU library, oneDNN, has no fast pooling in
+# this layout: with `DNNL_VERBOSE=1` in the environment it names the implementation that it took.

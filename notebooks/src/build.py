@@ -8,6 +8,8 @@ cause. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     solution    the answer to an exercise, folded away with `jupyter={"source_hidden": true}`
+    torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
+                and the whole chapter if its first code cell is tagged so
     figure:NAME the figure that it shows is also written to notebooks/figures/NAME.png
 """
 
@@ -78,6 +80,13 @@ def read_source(path):
             kept["tags"] = [*kept["tags"], "nbval-ignore-output"]  # the tag that nbval knows
         cell.metadata = nbformat.from_dict(kept)
     return notebook
+
+
+def needs_torch(notebook):
+    """The code cells that can't run without PyTorch."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    tagged = ["torch" in cell.metadata.get("tags", []) for cell in code]
+    return [cell for cell, tag in zip(code, tagged) if tag or tagged[0]]
 
 
 def execute(notebook, folder):

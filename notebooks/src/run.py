@@ -11,10 +11,11 @@ import json
 import re
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
-from build import NOTEBOOKS, CellFailed, absolute_course_data, choose, execute
+from build import NOTEBOOKS, CellFailed, absolute_course_data, choose, execute, needs_torch
 
 ROW = "{:<32} {:>8} {:>6}  {}"
 TRACEBACK_LINES = 12
@@ -32,19 +33,23 @@ def data_used(notebook):
 def run(path):
     """Run one chapter in memory; returns its row of the table."""
     notebook = nbformat.read(path, as_version=4)
+    skipped = [] if find_spec("torch") else needs_torch(notebook)
+    notebook.cells = [cell for cell in notebook.cells if cell not in skipped]
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in code:
         cell.outputs = []  # so that no stored line is taken for one of this run
     error = None
     start = time.perf_counter()
     try:
-        execute(notebook, path.parent)
+        if code:
+            execute(notebook, path.parent)
     except CellFailed as failure:
         error = {"cell": failure.number, "reason": failure.reason}
     return {
         "chapter": path.stem,
         "seconds": round(time.perf_counter() - start, 1),
         "cells": len(code),
+        "skipped": len(skipped),
         "data": data_used(notebook),
         "error": error,
     }
@@ -65,6 +70,9 @@ def main(arguments=None):
         row = run(path)
         rows.append(row)
         print(ROW.format(row["chapter"], row["seconds"], row["cells"], row["data"]), flush=True)
+        if row["skipped"]:
+            print(f"  {row['skipped']} cells passed over, PyTorch is not installed: "
+                  "make setup TORCH=1", flush=True)
         if row["error"]:
             last = "\n".join(row["error"]["reason"].splitlines()[-TRACEBACK_LINES:])
             print(f"FAILED in code cell {row['error']['cell']}:\n{last}", flush=True)

@@ -141,15 +141,20 @@ class Controls:
     """
 
     def __init__(self, k, quick):
-        size, self.times = (64, 1) if quick else (768, 12)
+        size, self.times = (64, 1) if quick else (768, 8)
         self.products = [lambda a=a: a @ a for a in np.ones((k, size, size), "float32")]
         blocks = [np.ones((2, size * size * 16), "uint8") for _ in range(k)]
         self.copies = [lambda b=b: np.copyto(b[0], b[1]) for b in blocks]
 
     def measure(self):
-        """(products, copies): k at once against one, as a ratio of what is done a second."""
-        return tuple(len(jobs) * side_by_side(jobs[:1], self.times) / side_by_side(jobs, self.times)
-                     for jobs in (self.products, self.copies))
+        """(products, copies): k at once against one, as a ratio of what is done a second.
+
+        Medians of five pairs of runs: a pause of the machine during a single run of *one* would
+        make a ratio above k.
+        """
+        return tuple(statistics.median(
+            len(jobs) * side_by_side(jobs[:1], self.times) / side_by_side(jobs, self.times)
+            for _ in range(5)) for jobs in (self.products, self.copies))
 
 
 def run(part, quick):
@@ -193,7 +198,8 @@ def ask(team):
 def kept(rounds):
     """For each round whether the machine was ours."""
     usual = statistics.median(r["copy"] for r in rounds) if rounds else 0
-    best = max((r["product"] for r in rounds), default=0)
+    # Cores that share their arithmetic get less than their number out of it, and none gets more.
+    best = min(max((r["product"] for r in rounds), default=0), cores(), 2)
     return [r["others"] <= OTHERS and r["product"] >= LEAST_PRODUCT * best
             and r["copy"] >= LEAST_COPY * usual for r in rounds]
 
