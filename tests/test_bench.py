@@ -62,9 +62,10 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
 
 @pytest.mark.parametrize("part", ["lenet", "settings", "resnet", "blocks", "large"])
 def test_each_job_is_set_against_the_same_on_one_device(part):
-    names = [str(job) for job in bench.PARTS[part]]
+    chosen = [job for job in bench.PARTS[part] if job != bench.LIMITS]
+    names = [str(job) for job in chosen]
     assert len(set(names)) == len(names)
-    for job in bench.PARTS[part]:
+    for job in chosen:
         one = replace(job, k=1)
         expected = None if job.k == 1 and job.processes == 1 else str(one)
         if job.processes > 1:
@@ -74,6 +75,20 @@ def test_each_job_is_set_against_the_same_on_one_device(part):
 
 def test_every_job_has_work_that_a_worker_knows():
     assert {job.name for part in bench.PARTS.values() for job in part} == set(worker.WORK)
+
+
+def test_the_share_of_the_limit_is_taken_round_by_round():
+    def measured(rate, most):
+        return {"others": 0.0, "product": 2.0, "copy": 1.4, "found": [
+            {"found": rate, "gib": 1.0}, {"found": {"NumPy, GFLOP/s": most, "PyTorch, GFLOP/s": 0,
+                                                    "copy, GB/s": 1e6}, "gib": 1.0}]}
+
+    limit = bench.operations("lenet") / 1e9  # GFLOP/s, for an image a second
+    part = {"jobs": ["lenet-trainer, 1 device", str(bench.LIMITS)],
+            "rounds": [measured(50, 100 * limit), measured(10, 20 * limit),
+                       measured(9, 10 * limit)]}
+    row = bench.row(part, part["jobs"][0], None, "lenet").split("|")
+    assert row[5].strip() == "50%", "the median of 50, 50 and 90"
 
 
 # --- operations -------------------------------------------------------------------------------
@@ -136,7 +151,8 @@ def test_no_worker_outlives_the_bench(tmp_path):
 
 
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):
-    small = {"lenet": bench.jobs("lenet-trainer", (1, 2)) + [bench.Job("lenet-scratch", 2)],
+    small = {"lenet": [*bench.jobs("lenet-trainer", (1, 2)), bench.Job("lenet-scratch", 2),
+                       bench.LIMITS],
              "resnet": [bench.Job("resnet-hybrid", settings=())],
              "limits": bench.PARTS["limits"], "loaders": bench.PARTS["loaders"]}
     if find_spec("torch"):

@@ -7,6 +7,7 @@ import build
 import nbformat
 import pytest
 import run
+from nbformat.v4 import new_code_cell, new_notebook
 
 SOURCE = """\
 # %% [markdown]

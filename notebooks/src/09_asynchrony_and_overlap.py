@@ -966,13 +966,13 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 #
 # ### What did not help
 #
-# Not every idea does. On the machine of README these made no difference beyond noise, each raced
+# Not every idea does. On the machine where this was written they made no difference, each raced
 # against the usual step in one run: hybridising LeNet or its loss, smaller and larger bulks in the
 # forward pass, updates on each device, another way of scheduling the threads, one memory arena for
 # both, huge pages, and the allocator's settings given before the process starts rather than from
 # inside it. What did help beside scratch space: that `fit` reads losses in bursts, so that Python
-# wakes up less often (chapter 06), that hand-ons write into arrays which are there (chapter 03), and
-# that ResNet-18's relu takes arrays in the layout of the convolutions (chapter 08).
+# wakes up less often (chapter 06), that hand-ons write into arrays which are there (chapter 03),
+# and that ResNet-18's relu takes arrays in the layout of the convolutions (chapter 08).
 #
 # ## Summary
 #
@@ -1006,9 +1006,10 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 # 3. **Larger pieces.** `backward_bulk_size=4` joins four operators. From how many pieces does the
 #    backward pass of the network consist then, with 1, 4 and 15? What does that mean for the
 #    moment at which the first gradient may leave?
-# 4. **The slow operator.** Which operator takes most of a forward pass of `usual`'s network, and is
-#    it where most of the arithmetic is? Write max pooling anew, as the largest of four slices of its
-#    input. Show that it gives the same numbers and, behind a relu, the same gradients. Race the two.
+# 4. **The slow operator.** Which operator takes most of a forward pass of `usual`'s network, and
+#    is it where most of the arithmetic is? Write max pooling anew, as the largest of four slices
+#    of its input. Show that it gives the same numbers and, behind a relu, the same gradients. Race
+#    the two.
 
 # %% [markdown]
 # **Solution 1.** $(2k + 1) P$ copies and $P$ sums: seven copies a parameter.
