@@ -100,7 +100,7 @@ def test_operations_are_counted_by_hand():
     assert bench.operations("lenet") == 3 * forward
 
 
-@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1")
 @pytest.mark.parametrize(("model", "parameters"), [("lenet", 129_068), ("resnet", 11_175_818)])
 def test_pytorch_trains_the_same_network(model, parameters):
     net = worker.torch_network(model)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,13 @@ def test_every_installed_package_has_what_it_needs():
                 if version is None or not requirement.specifier.contains(version, True):
                     missing.append(f"{distribution.name} needs {requirement}, has {version}")
     assert not missing
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1")
+def test_pytorch_is_the_one_that_setup_installs():
+    (version,) = re.findall(r"^torch_version=(.+)$", SETUP.read_text(), re.MULTILINE)
+    assert metadata.version("torch").split("+")[0] == version
+    assert metadata.version("numpy") == "1.23.5", "pip left alone what is locked"
 
 
 def test_conda_gets_the_same_python_and_the_same_lock():
