@@ -1,0 +1,538 @@
+"""Clusters work, and whatever goes wrong in one is told, and leaves no process behind.
+
+Most tests put programs of a few lines in place of MXNet's: the supervision is the same.
+"""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers import cluster
+from helpers.cluster import Cluster, Failed, run, torchrun
+
+ROOT = Path(__file__).parents[1]
+# `import mxnet` takes seconds, and four processes of a cluster do it on few cores.
+SLOW = 100
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="worker.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """Scheduler and servers that do nothing, but stay until they are ended or `seconds` pass."""
+    return lambda seconds=0: monkeypatch.setattr(
+        cluster, "SERVICE", f"import time; time.sleep({seconds})")
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    yield
+    assert marked(os.getpid()) == [], "a test has left processes behind"
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def marked(token):
+    """The processes that have the variable TOKEN, which whoever is started here inherits."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if (process.environ().get("TOKEN") == str(token)
+                    and process.status() != psutil.STATUS_ZOMBIE):
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("TOKEN", str(os.getpid()))
+
+
+def until(true, seconds):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
+
+
+def test_hands_back_what_each_worker_printed(write, stub):
+    stub()
+    script = write("import os, sys\n"
+                   "print('worker', os.environ['COURSE_WORKER'], sys.argv[1:], flush=True)\n"
+                   "print('to stderr', file=sys.stderr)\n"
+                   "print('no newline', end='')")
+    lines = []
+    printed = run(script, 3, 2, arguments=["--rate", 0.1], log=lines.append)
+    assert printed == [f"worker {i} ['--rate', '0.1']\nno newline" for i in range(3)]
+    assert sorted(lines) == sorted(
+        line for i in range(3) for line in [f"worker {i}: worker {i} ['--rate', '0.1']",
+                                            f"worker {i}: to stderr", f"worker {i}: no newline"])
+
+
+def test_lines_come_as_they_are_printed(write, stub):
+    stub()
+    script = write("import time\nprint('one')\ntime.sleep(1)\nprint('two')")
+    times = {}
+    run(script, 1, log=lambda line: times.setdefault(line, time.monotonic()))
+    assert times["worker 0: two"] - times["worker 0: one"] > 0.8
+
+
+def test_much_output_is_neither_lost_nor_a_reason_to_wait(write, stub):
+    stub()
+    script = write("for i in range(100_000): print(i, 'x' * 50)")
+    with Cluster(script, 1, log=None) as running:
+        assert until(lambda: running._events.qsize() > 99_999, 30)  # nobody has called wait
+        lines = running.wait()[0].splitlines()
+    assert len(lines) == 100_000 and lines[-1] == f"99999 {'x' * 50}"
+
+
+def test_each_role_has_its_variables(write, monkeypatch):
+    show = ("import os; print(*(f'{k}={v}' for k, v in sorted(os.environ.items())"
+            " if k.startswith(('DMLC', 'OMP', 'PORT', 'MINE'))), flush=True)")
+    monkeypatch.setattr(cluster, "SERVICE", show)
+    monkeypatch.setenv("DMLC_ROLE", "server")  # of somebody else's cluster
+    monkeypatch.setenv("DMLC_RANK", "7")  # with it, ps-lite would leave a worker without a number
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    lines = []
+    run(write(show), 2, 2, env={"MINE": "yes"}, log=lines.append)
+    seen = {}
+    for line in lines:
+        name, _, rest = line.partition(": ")
+        seen[name] = dict(pair.split("=") for pair in rest.split())
+    assert sorted(seen) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
+    ports = [seen[n].pop("PORT") for n in ("server 0", "server 1", "worker 0", "worker 1")]
+    assert sorted(ports) == ports and len(set(ports)) == 4  # ranks follow ports
+    root = seen["scheduler"]["DMLC_PS_ROOT_PORT"]
+    assert root not in ports
+    for name, variables in seen.items():
+        assert variables == {
+            "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": "2", "DMLC_NUM_WORKER": "2",
+            "DMLC_PS_ROOT_PORT": root, "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_ROLE": name.split()[0], "MINE": "yes", "OMP_NUM_THREADS": "1"}
+    assert os.environ["DMLC_ROLE"] == "server" and "PORT" not in os.environ  # ours are untouched
+
+
+@pytest.mark.parametrize("end, how", [
+    ("sys.exit(3)", "ended with status 3"),
+    ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ("os.abort()", "was killed by SIGABRT"),
+    ("raise OSError('the disk is full')", "ended with status 1"),
+])
+def test_a_failure_names_the_worker_and_ends_the_rest(write, stub, end, how):
+    stub(60)
+    script = write("import os, sys, time\nprint('I am', os.environ['COURSE_WORKER'])\n"
+                   f"if os.environ['COURSE_WORKER'] == '1':\n    {end}\ntime.sleep(60)")
+    start = time.monotonic()
+    with pytest.raises(Failed, match=f"^worker 1 {how} after [0-9.]+ s; the rest were ended"
+                       ) as info:
+        run(script, 2, log=None)
+    assert time.monotonic() - start < 10
+    assert "worker 1: I am 1" in str(info.value) and "I am 0" not in str(info.value)
+    assert ("the disk is full" in str(info.value)) == ("disk" in end)
+    assert not marked(os.getpid())  # before the exception reached us
+
+
+@pytest.mark.parametrize("name", ["scheduler", "server 1", "worker 0"])
+def test_whoever_is_killed_is_named(write, stub, name):
+    stub(60)
+    with Cluster(write("import time; time.sleep(60)"), 1, 2, log=None) as running:
+        os.kill(running.processes[name], signal.SIGKILL)
+        with pytest.raises(Failed, match=f"^{name} was killed by SIGKILL .* It printed nothing"):
+            running.wait()
+
+
+def test_the_deadline_holds_and_says_who_still_ran(write, stub):
+    stub()
+    script = write("import os, signal, time\nprint('here')\n"
+                   "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                   "os.environ['COURSE_WORKER'] == '1' and time.sleep(60)")
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match="^still running after 2.[0-9] s, the time allowed: "
+                       "worker 1; all were ended") as info:
+        run(script, 2, timeout=2, log=None)
+    assert 2 < time.monotonic() - start < 8
+    assert "worker 1: here" in str(info.value)
+    assert not marked(os.getpid())
+
+
+def test_children_of_workers_end_too(write, stub):
+    """Also those that have left their parent's session, or have no parent any more."""
+    stub(60)
+    script = write("import subprocess, sys, time\n"
+                   "nap = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+                   "subprocess.Popen(nap)\n"
+                   "subprocess.Popen(nap, start_new_session=True)\n"
+                   "fork = 'import subprocess, sys; subprocess.Popen(sys.argv[1:], "
+                   "start_new_session=True)'\n"
+                   "subprocess.run([sys.executable, '-c', fork, *nap])\n"
+                   "print('ready')\ntime.sleep(60)")
+    with Cluster(script, 1, log=None) as running:
+        running.wait(until="ready")
+        assert len(marked(os.getpid())) == 7  # keeper, scheduler, server, worker, and three more
+    assert not marked(os.getpid())
+
+
+def test_a_stopped_worker_ends_too(write, stub):
+    stub(60)
+    with Cluster(write("import time; time.sleep(60)"), 1, log=None) as running:
+        os.kill(running.processes["worker 0"], signal.SIGSTOP)
+
+
+PARENT = """
+import sys
+from helpers import cluster
+cluster.SERVICE = "import time; time.sleep(100)"
+def log(line):
+    print(line, flush=True)
+try:
+    cluster.run(sys.argv[1], 2, log=log)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+# What a worker does at a signal is seen from outside: a file for each that it got.
+SLEEPER = """
+import os, pathlib, signal, subprocess, sys, time
+here = pathlib.Path(__file__).parent
+signal.signal(signal.SIGINT, lambda *_: (here / f"interrupt {os.getpid()}").touch())
+nap = [sys.executable, "-c", "import time; time.sleep(100)"]
+subprocess.Popen(nap, start_new_session=True)
+print("ready")
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def parent(write):
+    """Another process with a cluster, whose two workers have a child each; in its own group."""
+    script = write(SLEEPER)
+    process = subprocess.Popen([sys.executable, write(PARENT, "parent.py"), script],
+                               env=environment(), stdout=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    for _ in range(2):
+        assert process.stdout.readline().endswith("ready\n")
+    assert len(marked(os.getpid())) == 8  # itself, keeper, scheduler, server, 2 workers, 2 children
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_ends_all_once_and_is_passed_on(parent, tmp_path):
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal and Jupyter do, to the whole group
+    assert parent.communicate(timeout=10)[0] == "interrupted\n"
+    assert not marked(os.getpid())
+    assert not list(tmp_path.glob("interrupt*")), "the workers got the Ctrl-C as well"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_nobody_outlives_the_parent(parent, how):
+    os.killpg(parent.pid, how)
+    parent.wait(10)
+    assert until(lambda: not marked(os.getpid()), 10), marked(os.getpid())
+
+
+def test_nobody_outlives_a_parent_of_which_a_copy_lives(write):
+    """A forked copy holds the pipe to the keeper open; a child of a DataLoader is such a copy."""
+    text = PARENT.replace("import sys", "import os, sys, time").replace(
+        "    print(line, flush=True)\n", "    if os.fork() == 0:\n        time.sleep(30)\n"
+        "    print(line, flush=True)\n")
+    parent = subprocess.Popen([sys.executable, write(text, "parent.py"), write(SLEEPER)],
+                              env=environment(), stdout=subprocess.PIPE, text=True)
+
+    def by_role(copy):
+        found = marked(os.getpid())
+        return [p for p in found if any("parent.py" in word for word in p.cmdline()) == copy]
+
+    for _ in range(2):
+        parent.stdout.readline()
+    assert len(by_role(copy=False)) == 7  # keeper, scheduler, server, 2 workers, 2 children
+    parent.kill()
+    parent.wait()
+    assert until(lambda: not by_role(copy=False), 8)
+    assert by_role(copy=True), "the copies ended too, so this has shown nothing"
+    for copy in by_role(copy=True):
+        copy.kill()
+    assert until(lambda: not by_role(copy=True), 5)
+    parent.stdout.close()
+
+
+def test_if_the_keeper_is_killed_that_is_said_and_workers_end(write, stub):
+    stub(60)
+    with Cluster(write("import time; time.sleep(60)"), 2, log=None) as running:
+        running._keeper.kill()
+        with pytest.raises(Failed, match="^the keeper of the processes was killed by SIGKILL"):
+            running.wait()
+        assert until(lambda: not marked(os.getpid()), 5)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (dict(workers=0), "workers=0.*at least 1"), (dict(workers=1.5), r"workers=1\.5.*whole number"),
+    (dict(servers=0), "servers=0.*at least 1"), (dict(workers=True), "workers=True"),
+    (dict(timeout=0), "timeout=0.*more than 0"), (dict(timeout=float("nan")), "timeout=nan"),
+    (dict(address="127.0.0.1:http"), "address='127.0.0.1:http'.*127.0.0.1:9000"),
+    (dict(address="127.0.0.1:99999"), "address='127.0.0.1:99999'.*127.0.0.1:9000"),
+])
+def test_arguments_that_do_not_fit_are_named(write, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Cluster(write(""), **arguments)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    for start in (run, torchrun):
+        with pytest.raises(FileNotFoundError, match="nosuch.py.*there is no such file"):
+            start(tmp_path / "nosuch.py")
+
+
+def test_a_port_in_use_and_a_foreign_address_are_named_at_once(write):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot listen at {where}: .*in use") as info:
+            Cluster(write(""), address=where)
+    assert info.value.errno == errno.EADDRINUSE
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1:.*pass an address"):
+        Cluster(write(""), address="192.0.2.1")
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):
+        Cluster(write(""), host="192.0.2.1")
+
+
+# ---- with MXNet ------------------------------------------------------------------------------
+
+SUM = """
+from helpers import assert_replicas_equal  # its settings first
+import os, mxnet as mx
+kv = mx.kv.create("dist_sync")
+kv.init("w", mx.nd.zeros(3))
+kv.push("w", mx.nd.arange(3) + kv.rank + 1)
+out = mx.nd.zeros(3)
+kv.pull("w", out=out)
+print(kv.rank, kv.num_workers, *out.asnumpy().tolist())
+if os.environ.get("STAY"):
+    print("ready")
+    import time
+    time.sleep(100)
+"""
+
+
+def test_the_sum_over_workers_has_its_closed_form_and_ranks_are_ours(write):
+    printed = run(write(SUM), 3, 2, log=None, timeout=SLOW)
+    sums = [3 * i + 6 for i in range(3)]  # of i + rank + 1 over ranks 0, 1 and 2
+    assert printed == [f"{rank} 3 {sums[0]}.0 {sums[1]}.0 {sums[2]}.0\n" for rank in range(3)]
+
+
+def test_sockets_are_on_loopback_only(write):
+    with Cluster(write(SUM), 2, 1, env={"STAY": "1"}, log=None, timeout=SLOW) as running:
+        for _ in range(2):
+            running.wait(until="ready")
+        listening = {}
+        for name, pid in running.processes.items():
+            sockets = psutil.Process(pid).net_connections("all")
+            listening[name] = [s.laddr for s in sockets
+                               if s.status == psutil.CONN_LISTEN or s.type == socket.SOCK_DGRAM]
+            ends = [a for s in sockets if s.family != socket.AF_UNIX
+                    for a in (s.laddr, s.raddr) if a]
+            assert {a.ip for a in ends} == {"127.0.0.1"}, (name, ends)
+    assert all(len(addresses) >= 1 for addresses in listening.values()), listening
+
+
+TRAIN = """
+from helpers import load_data
+import os, signal, sys
+from pathlib import Path
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+here, size, epochs = Path(sys.argv[1]), 16, 3
+kv = mx.kv.create("dist_sync")
+me, k = kv.rank, kv.num_workers
+data = load_data("digits", limit=512)
+mx.random.seed(1)
+net = nn.Sequential()
+net.add(nn.Conv2D(4, 3, strides=3, activation="tanh"), nn.Dense(10))
+net.initialize(mx.init.Xavier())
+net(mx.nd.zeros((1, 1, 28, 28)))
+first = len(list(here.glob("epoch*"))) if me == 0 else 0
+agreed = mx.nd.zeros(1)
+kv.init(99, mx.nd.zeros(1))
+kv.push(99, mx.nd.array([first]))
+kv.pull(99, out=agreed)
+first = int(agreed.asscalar())
+if first:
+    net.load_parameters(str(here / f"epoch{first}"))
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)
+loss = gluon.loss.SoftmaxCrossEntropyLoss()
+for epoch in range(first, epochs):
+    for step, start in enumerate(range(me * size, 512, k * size)):
+        x = mx.nd.array(data.train_images[start : start + size])
+        y = mx.nd.array(data.train_labels[start : start + size])
+        with autograd.record():
+            value = loss(net(x), y)
+        value.backward()
+        trainer.step(size * k)
+        value.wait_to_read()
+        if [me, epoch, step] == [1, 1, 5] and os.environ.get("DIE"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    mx.nd.waitall()
+    if me == 0:
+        net.save_parameters(str(here / "unfinished"))
+        os.replace(here / "unfinished", here / f"epoch{epoch + 1}")
+    kv._barrier()
+    print("epoch", epoch + 1)
+"""
+
+
+def test_after_a_workers_death_in_mid_epoch_training_resumes_to_the_same_weights(write, tmp_path):
+    import mxnet as mx
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    script, options = write(TRAIN), {"log": None, "timeout": SLOW}
+    lines = ["epoch 1\n", "epoch 2\n", "epoch 3\n"]
+    assert run(script, 2, arguments=[whole], **options) == ["".join(lines)] * 2
+    start = time.monotonic()
+    with pytest.raises(Failed, match="^worker 1 was killed by SIGKILL") as info:
+        run(script, 2, arguments=[broken], env={"DIE": "1"}, **options)
+    assert time.monotonic() - start < 60
+    assert "worker 1: epoch 1" in str(info.value)
+    assert not marked(os.getpid())
+    assert [p.name for p in broken.glob("*")] == ["epoch1"]  # the death was in mid-epoch
+    assert run(script, 2, arguments=[broken], **options) == ["".join(lines[1:])] * 2
+    start, expected, resumed = (mx.nd.load(str(path)) for path in (
+        whole / "epoch1", whole / "epoch3", broken / "epoch3"))
+    assert len(expected) == 4 and set(expected) == set(resumed)
+    for name, weights in expected.items():
+        assert (weights != start[name]).sum() > 0, "it learnt nothing, so any weights would do"
+        assert (weights == resumed[name]).asnumpy().all(), name
+
+
+# ---- several hosts ---------------------------------------------------------------------------
+
+# A namespace a host, each with an address of its own, all on one bridge. The outer shell is a
+# host as well, the scheduler's; PIDs of the inner ones keep their namespaces open.
+HOSTS = """
+set -e
+ip link set lo up
+ip link add name bridge type bridge
+ip addr add 10.77.0.1/24 dev bridge
+ip link set bridge up
+for i in 2 3 4; do
+    unshare -n sleep 100 &
+    pid=$!
+    here=$(readlink /proc/self/ns/net)
+    while [ "$(readlink /proc/$pid/ns/net)" = "$here" ]; do sleep 0.05; done
+    ip link add out$i type veth peer name in$i netns $pid
+    ip link set out$i master bridge up
+    nsenter -t $pid -n ip link set lo up
+    nsenter -t $pid -n ip addr add 10.77.0.$i/24 dev in$i
+    nsenter -t $pid -n ip link set in$i up
+    eval host$i=$pid
+done
+export DMLC_PS_ROOT_URI=10.77.0.1 DMLC_PS_ROOT_PORT=9000 DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2
+export OMP_NUM_THREADS=1
+DMLC_ROLE=scheduler $PYTHON -c "import mxnet" &
+s=$!
+DMLC_ROLE=server DMLC_NODE_HOST=10.77.0.2 nsenter -t $host2 -n $PYTHON -c "import mxnet" &
+v=$!
+DMLC_ROLE=worker DMLC_NODE_HOST=10.77.0.3 nsenter -t $host3 -n $PYTHON $1 > $1.3 &
+w=$!
+DMLC_ROLE=worker DMLC_NODE_HOST=10.77.0.4 nsenter -t $host4 -n $PYTHON $1 > $1.4
+wait $w
+wait $v
+wait $s
+kill $host2 $host3 $host4
+"""
+
+
+def namespaces():
+    """How to get network namespaces here, or a skip that says why there are none."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("network namespaces are Linux's")
+    for command in (["unshare", "-n"], ["unshare", "-rn"]):
+        with suppress(FileNotFoundError):
+            tried = subprocess.run(
+                [*command, "sh", "-c", "ip link add name veth1 type veth peer name veth2 &&"
+                 " ip link add name bridge1 type bridge && nsenter --version"],
+                capture_output=True, text=True)
+            if tried.returncode == 0:
+                return [*command, "--kill-child", "--fork", "--pid", "--mount-proc"]
+            why = tried.stderr.strip()
+            continue
+        why = "no unshare"
+    pytest.skip(f"network namespaces are not to be had: {why}")
+
+
+def test_hosts_with_addresses_of_their_own(write):
+    command = namespaces()
+    script = write(SUM)
+    done = subprocess.run([*command, "sh", write(HOSTS, "hosts.sh"), script], timeout=SLOW,
+                          env={**environment(), "PYTHON": sys.executable},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = {Path(f"{script}.{i}").read_text() for i in (3, 4)}
+    assert printed == {f"{rank} 2 3.0 5.0 7.0\n" for rank in (0, 1)}
+
+
+# ---- with PyTorch ----------------------------------------------------------------------------
+
+TORCH = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(value)
+print(dist.get_rank(), value.item(), *sys.argv[1:])
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if first and os.environ.get("DIE") == str(dist.get_rank()):
+    os.kill(os.getpid(), 9)
+if first:
+    time.sleep(60)
+"""
+
+
+def test_torchrun_starts_all_anew_and_hands_back_what_they_printed(write):
+    pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    lines = []
+    printed = torchrun(write(TORCH), 2, arguments=["x"], env={"DIE": "1"}, log=lines.append,
+                       timeout=SLOW, max_restarts=1)
+    assert printed == ["0 3.0 x\n" * 2, "1 3.0 x\n" * 2]
+    assert {"worker 0: 0 3.0 x", "worker 1: 1 3.0 x"} <= set(lines)
+    assert not marked(os.getpid())
+
+
+def test_torchruns_dead_worker_is_named(write):
+    pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    with pytest.raises(Failed, match="^worker 1 was killed by SIGKILL after") as info:
+        torchrun(write(TORCH), 2, env={"DIE": "1"}, log=None, timeout=SLOW)
+    assert "worker 1: 1 3.0" in str(info.value)
+    assert not marked(os.getpid())
+
+
+def test_torchruns_workers_end_at_the_deadline(write):
+    pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    with pytest.raises(TimeoutError, match="the time allowed: torchrun; all were ended"):
+        torchrun(write("import time; time.sleep(60)"), 2, log=None, timeout=6)
+    assert not marked(os.getpid())
+
+
+def test_without_pytorch_torchrun_says_how_to_get_it(write, monkeypatch):
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="make setup TORCH=1"):
+        torchrun(write(""))
