@@ -199,7 +199,9 @@ def test_a_stopped_worker_ends_too(write, stub):
 
 PARENT = """
 import sys
+import signal
 from helpers import cluster
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have it ignored
 cluster.SERVICE = "import time; time.sleep(100)"
 def log(line):
     print(line, flush=True)
