@@ -358,7 +358,7 @@ train(store="local", **task("one"))
 # how far will the weights of *each* worker be from those of the one, in float64?
 
 # %%
-run(training, workers=2, arguments=[json.dumps(task("two"))], log=None)
+printed = run(training, workers=2, arguments=[json.dumps(task("two"))], log=None)
 
 
 # %% [markdown]
@@ -435,8 +435,8 @@ ax.plot(wrong / sizes, "s--", color=ORANGE, ms=3, label="divided by this worker'
 ax.axhline(np.log(10), color=GREY, lw=1, ls=":", label="guessing, ln 10")
 ax.set(ylim=(0, 4))
 ax.legend(fontsize=8)
-show(fig, alt="Loss over 32 steps on two workers: it falls where sums are divided by the size of "
-     "the whole batch, and hardly does where they are divided by a worker's share.")
+show(fig, alt="Loss over 32 steps on two workers, once with sums divided by the size of the whole "
+     "batch and once by a worker's share. They begin alike and then part.")
 
 # %% [markdown]
 # With two workers the rate is double; with sixteen it would be sixteen times what you wrote.
