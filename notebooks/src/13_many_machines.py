@@ -400,11 +400,10 @@ print("two workers, 32 steps: weights equal one worker's to 1e-12 of the largest
 #
 # ### The trap: a sum, not a mean
 #
-# The server adds up; it doesn't know how many images there were. `step(n)` divides by $n$, and under
-# `dist_sync` that has to be the size of the whole batch, **your worker's share times the number of
-# workers**. Code that was right on one machine says `step(len(x))`, with
-# the worker's own `x`, and nothing complains. **Predict:** what does the training below do, with
-# two workers?
+# The server adds up; it doesn't know how many images there were. `step(n)` divides by $n$, and
+# under `dist_sync` that has to be the size of the whole batch, **your worker's share times the
+# number of workers**. Code that was right on one machine says `step(len(x))`, with the worker's
+# own `x`, and nothing complains. **Predict:** what does the training below do, with two workers?
 
 # %%
 run(training, arguments=[json.dumps(task("wrong", divide_by="own"))], log=None)
