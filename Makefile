@@ -17,11 +17,12 @@ endif
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
 
-.PHONY: help setup lab test run notebooks bench reproduce lint lock clean
+.PHONY: help setup lab test run notebooks assignments grade test-grading bench reproduce lint \
+    lock clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
-	    while IFS='|' read -r name does; do printf '  make %-10s %s\n' "$$name" "$$does"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+	    while IFS='|' read -r name does; do printf '  make %-12s %s\n' "$$name" "$$does"; done
 
 setup:  ## make .venv, or bring it up to date (every target does this first); TORCH=1: with PyTorch
 	@sh requirements/setup.sh
@@ -39,6 +40,16 @@ run: setup  ## run the chapters, CH="01 03" or all, and show how long each takes
 
 notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
 	$(BIN)/python notebooks/src/build.py $(CH)
+
+assignments: setup  ## make the student versions of the assignments, in build/assignments/release
+	$(BIN)/python notebooks/assignments/release.py
+
+grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback in folder-marks
+	$(BIN)/python notebooks/assignments/grade.py $(if $(SUBMISSIONS),"$(SUBMISSIONS)" \
+	    $(if $(OUT),"$(OUT)"),$(error name the folder: make grade SUBMISSIONS=folder))
+
+test-grading: setup  ## test the marking: right, wrong and hostile solutions
+	$(BIN)/python -m pytest tests/grading $(ARGS)
 
 bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
 	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/bench.py $(ARGS)

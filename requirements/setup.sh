@@ -100,7 +100,9 @@ if [ "$(uname)" = Linux ]; then
         stop "MXNet needs the system library libgomp.so.1: install the package libgomp1" \
             "(Fedora: libgomp), then try again."
 fi
-"$uv" pip install --quiet --python .venv/bin/python --require-hashes -r $lock ||
+# Compiled now, not when first imported: that takes seven seconds for MXNet alone, and every time
+# where Python may not write (PYTHONDONTWRITEBYTECODE, an environment mounted read-only).
+"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r $lock ||
     stop "the packages could not be installed (uv says why above): check the network, then" \
         "try again."
 # With this, `import helpers` works from any folder, so in every notebook's kernel.

@@ -1,0 +1,346 @@
+# %% right even: split by NumPy
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+
+
+# %% right even: a loop with append
+def split_even(batch, devices):
+    n, k = batch.shape[0], len(devices)
+    if n % k != 0:
+        raise ValueError("uneven")
+    shards = []
+    start = 0
+    for device in devices:
+        shards.append(batch[start : start + n // k].copy().copyto(device))
+        start += n // k
+    return shards
+
+
+# %% right even: reshape, then one row a device
+def split_even(batch, devices):
+    k = len(devices)
+    if len(batch) % k:
+        raise ValueError(f"{len(batch)} don't divide by {k}")
+    rows = batch.reshape((k, len(batch) // k, *batch.shape[1:]))
+    return [rows[i].copyto(devices[i]) for i in range(k)]
+
+
+# %% wrong even loses even-care: shards are windows onto the batch | changed the batch
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    size = len(batch) // len(devices)
+    return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
+
+
+# %% wrong even loses even-values, even-care: all on the first device | not on its device
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    size = len(batch) // len(devices)
+    return [batch[i * size : (i + 1) * size].copyto(devices[0]) for i in range(len(devices))]
+
+
+# %% wrong even loses even-values: every device gets the first shard | AssertionError|Arrays|other
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
+
+
+# %% wrong even loses even-values: two devices only | list index out of range|shards
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    half = len(batch) // 2
+    return [batch[:half].copyto(devices[0]), batch[half:].copyto(devices[1])]
+
+
+# %% wrong even loses even-care: the tail is dropped in silence | no ValueError
+def split_even(batch, devices):
+    size = len(batch) // len(devices)
+    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+
+
+# %% wrong even loses even-values: examples dealt out like cards | other examples|Arrays
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    k = len(devices)
+    return [mx.nd.array(batch.asnumpy()[i::k], d, dtype=batch.dtype) for i, d in enumerate(devices)]
+
+
+# %% wrong even loses even-care: float64 becomes float32 | became
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(part, ctx=d, dtype="float32") for part, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-values: the second axis is cut | shape|mismatch|Arrays
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    parts = np.array_split(batch.asnumpy(), len(devices), axis=1)
+    return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-values: NumPy arrays, on no device | context
+def split_even(batch, devices):
+    return np.split(batch.asnumpy(), len(devices))
+
+
+# %% wrong even loses even-values: right for the visible example only | other examples
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    size = len(batch) // len(devices)
+    shards = [mx.nd.arange(size * i * 2, size * (i + 1) * 2).reshape((size, 2)) for i in range(2)]
+    return [s.astype(batch.dtype).copyto(d) for s, d in zip(shards, devices)]
+
+
+# %% wrong even loses even-care: one example too few is an error of its own kind | Exception|Failed
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise Exception("uneven")
+    size = len(batch) // len(devices)
+    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+
+
+# %% right uneven: array_split
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% right uneven: lengths first
+def split_uneven(batch, devices):
+    size, longer = divmod(len(batch), len(devices))
+    if not size:
+        raise ValueError(f"{len(batch)} examples")
+    shards, start = [], 0
+    for i, device in enumerate(devices):
+        stop = start + size + (1 if i < longer else 0)
+        shards.append(batch[start:stop].copyto(device))
+        start = stop
+    return shards
+
+
+# %% right uneven: each device takes its fair part of what is left
+def split_uneven(batch, devices):
+    if batch.shape[0] < len(devices):
+        raise ValueError("more devices than examples")
+    shards, rest = [], batch
+    for left in range(len(devices), 0, -1):
+        take = -(-rest.shape[0] // left)
+        shards.append(rest[:take].copyto(devices[-left]))
+        if left > 1:
+            rest = rest[take:]
+    return shards
+
+
+# %% wrong uneven loses uneven-values: the tail is dropped | lengths
+def split_uneven(batch, devices):
+    size = len(batch) // len(devices)
+    if not size:
+        raise ValueError
+    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+
+
+# %% wrong uneven loses uneven-values: the whole remainder on the last device | lengths
+def split_uneven(batch, devices):
+    size, k = len(batch) // len(devices), len(devices)
+    if not size:
+        raise ValueError
+    ends = [i * size for i in range(k)] + [len(batch)]
+    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
+
+
+# %% wrong uneven loses uneven-values, uneven-care: shards of equal size, rounded up | lengths
+def split_uneven(batch, devices):
+    size = -(-len(batch) // len(devices))
+    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+
+
+# %% wrong uneven loses uneven-values: longer shards last | lengths
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n < k:
+        raise ValueError
+    ends = [n * i // k for i in range(k + 1)]
+    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
+
+
+# %% wrong uneven loses uneven-values: one example counted twice at each seam | lengths|shape
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n < k:
+        raise ValueError
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    return [batch[max(a - 1, 0) : b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
+
+
+# %% wrong uneven loses uneven-care: an empty shard in place of an error | no ValueError|MXNetError
+def split_uneven(batch, devices):
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p if len(p) else batch.asnumpy()[:1], d, dtype=batch.dtype)
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong uneven loses uneven-care: windows onto the batch | changed the batch
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n < k:
+        raise ValueError
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
+
+
+# %% wrong uneven loses uneven-values: right shards, devices in another order | is on
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n < k:
+        raise ValueError
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    ordered = sorted(devices, key=lambda d: d.device_id)
+    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], ordered)]
+
+
+# %% wrong uneven loses uneven-values: right for three devices only | shape|shards
+def split_uneven(batch, devices):
+    n, k = len(batch), 3
+    if n < len(devices):
+        raise ValueError
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices) if a < b]
+
+
+# %% wrong uneven loses uneven-care: everything becomes float32 | became
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d) for p, d in zip(parts, devices)]
+
+
+# %% right pairs: take on the device's part of the order
+def split_pairs(images, labels, order, devices):
+    result = []
+    for part, device in zip(np.array_split(order, len(devices)), devices):
+        index = mx.nd.array(part, dtype="int32")
+        result.append((mx.nd.take(images, index).copyto(device),
+                       mx.nd.take(labels, index).copyto(device)))
+    return result
+
+
+# %% right pairs: reordered first, cut afterwards
+def split_pairs(images, labels, order, devices):
+    x, y = images.asnumpy()[order], labels.asnumpy()[order]
+    n, k = len(order), len(devices)
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    return [(mx.nd.array(x[a:b], d, dtype=x.dtype), mx.nd.array(y[a:b], d, dtype=y.dtype))
+            for a, b, d in zip(ends, ends[1:], devices)]
+
+
+# %% right pairs: example by example
+def split_pairs(images, labels, order, devices):
+    shares = [len(order) // len(devices)] * len(devices)
+    for i in range(len(order) % len(devices)):
+        shares[i] += 1
+    queue, pairs = list(order), []
+    for device, share in zip(devices, shares):
+        mine = [int(queue.pop(0)) for _ in range(share)]
+        x = np.stack([images[i].asnumpy() for i in mine])
+        y = np.array([labels[i].asscalar() for i in mine])
+        pairs.append((mx.nd.array(x, device, dtype=images.dtype),
+                      mx.nd.array(y, device, dtype=labels.dtype)))
+    return pairs
+
+
+# %% wrong pairs loses pairs-values: labels in the old order | labels|Arrays|mismatch
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(order, len(devices))
+    ends = np.cumsum([0] + [len(p) for p in parts])
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[a:b], d, dtype=labels.dtype))
+            for p, a, b, d in zip(parts, ends, ends[1:], devices)]
+
+
+# %% wrong pairs loses pairs-values: images in the old order | labels beside other images
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(order, len(devices))
+    ends = np.cumsum([0] + [len(p) for p in parts])
+    return [(mx.nd.array(images.asnumpy()[a:b], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, a, b, d in zip(parts, ends, ends[1:], devices)]
+
+
+# %% wrong pairs loses pairs-values: shuffled anew, each its own way | Arrays|mismatch|other
+def split_pairs(images, labels, order, devices):
+    x = images.asnumpy()[np.random.permutation(order)]
+    y = labels.asnumpy()[np.random.permutation(order)]
+    k = len(devices)
+    return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
+            for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
+
+
+# %% wrong pairs loses pairs-values: the order is not used at all | Arrays|mismatch|other
+def split_pairs(images, labels, order, devices):
+    k, n = len(devices), len(order)
+    return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
+            for a, b, d in zip(np.array_split(images.asnumpy()[:n], k),
+                               np.array_split(labels.asnumpy()[:n], k), devices)]
+
+
+# %% wrong pairs loses pairs-values: order taken for where each example goes | Arrays|mismatch|other
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(np.argsort(order), len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-values: labels left on the first device | is not on
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(order, len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], dtype=labels.dtype)) for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-care: the order is sorted out from under the caller | order was changed
+def split_pairs(images, labels, order, devices):
+    mine = order.copy()
+    order.sort()
+    parts = np.array_split(mine, len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-care: the caller's arrays are put in order | was changed|were changed
+def split_pairs(images, labels, order, devices):
+    x, y = images.asnumpy()[order], labels.asnumpy()[order]
+    if len(order) == len(images):
+        images[:], labels[:] = mx.nd.array(x, dtype=x.dtype), mx.nd.array(y, dtype=y.dtype)
+    else:
+        labels[: len(order)] = mx.nd.array(y[: len(labels)], dtype=y.dtype)
+    k = len(devices)
+    return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
+            for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
+
+
+# %% wrong pairs loses pairs-care: everything becomes float32 | type of number
+def split_pairs(images, labels, order, devices):
+    return [(mx.nd.array(images.asnumpy()[p], d), mx.nd.array(labels.asnumpy()[p], d))
+            for p, d in zip(np.array_split(order, len(devices)), devices)]
+
+
+# %% wrong pairs loses pairs-values: the tail is dropped | Arrays|mismatch|shape
+def split_pairs(images, labels, order, devices):
+    size = len(order) // len(devices)
+    parts = [order[i * size : (i + 1) * size] for i in range(len(devices))]
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
