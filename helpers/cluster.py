@@ -55,7 +55,8 @@ def torchrun(script, nproc=2, *, arguments=(), env=None, timeout=120, max_restar
 
     max_restarts: how often torchrun may start all workers anew after one has failed; then a string
     holds what every start printed. The rest as for `Cluster`, and the same errors; RuntimeError
-    where PyTorch is missing. torchrun's own store listens on all addresses of this machine.
+    where PyTorch is missing. torchrun's store and that of worker 0 listen on all addresses of this
+    machine; what the workers send one another stays on loopback.
     """
     _whole("torchrun", nproc=(nproc, 1), max_restarts=(max_restarts, 0))
     script = _script("torchrun", script)

@@ -4,6 +4,7 @@ Most tests put programs of a few lines in place of MXNet's: the supervision is t
 """
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -532,6 +533,50 @@ def test_torchruns_workers_end_at_the_deadline(write):
     with pytest.raises(TimeoutError, match="the time allowed: torchrun; all were ended"):
         torchrun(write("import time; time.sleep(60)"), 2, log=None, timeout=6)
     assert not marked(os.getpid())
+
+
+# Run in a network namespace, where the store's port is open to nobody else.
+LISTENERS = """
+import json, os, socket, subprocess, sys, threading
+for command in ("link set lo up", "link add name other type veth peer name end",
+                "addr add 10.77.0.1/24 dev other", "link set other up", "link set end up"):
+    subprocess.run(["ip", *command.split()], check=True)
+import psutil
+from helpers.cluster import torchrun
+
+def listening(process):
+    return [list(c.laddr) for c in process.net_connections("tcp") if c.status == "LISTEN"]
+
+def look(line):
+    if "ready" not in line or found:
+        return
+    (keeper,) = psutil.Process().children()
+    for process in keeper.children(recursive=True):
+        role = "worker" if "RANK" in process.environ() else "torchrun"
+        found.setdefault(role, []).extend(listening(process))
+    for ip, port in found["torchrun"] + found["worker"]:
+        if ip != "127.0.0.1":
+            socket.create_connection(("10.77.0.1", port), 5).close()
+    print(json.dumps(found))
+
+found = {}
+torchrun(sys.argv[1], 2, timeout=90, log=look)
+"""
+
+
+def test_two_stores_of_torchrun_listen_everywhere_and_the_workers_on_loopback(write):
+    pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    command = namespaces()
+    workers = write("import time, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+                    "dist.barrier(); print('ready', flush=True); time.sleep(3)\n")
+    done = subprocess.run([*command, sys.executable, write(LISTENERS, "look.py"), workers],
+                          env=environment(), timeout=SLOW, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    everywhere = {role: sum(ip in ("::", "0.0.0.0") for ip, _ in found[role]) for role in found}
+    assert everywhere == {"torchrun": 1, "worker": 1}, "chapter 13 and the docstring say which"
+    assert len(found["torchrun"]) == 1 and len(found["worker"]) > 1
+    assert {ip for ip, _ in found["worker"]} <= {"::", "0.0.0.0", "127.0.0.1"}, found
 
 
 def test_without_pytorch_torchrun_says_how_to_get_it(write, monkeypatch):

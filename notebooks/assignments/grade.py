@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
+from helpers.device import cores
 from nbgrader.api import Gradebook
 from tqdm import tqdm
 
@@ -61,7 +62,7 @@ def judged(one):
             judge.Mark(test.grade_id, 0, test.points, "not handed in")
             for exercise in judge.read(one.assignment).exercises for test in exercise.tests]}
     command = [sys.executable, str(judge.HERE / "judge.py"), one.assignment, str(one.path)]
-    limit = (1 + len(judge.read(one.assignment).exercises)) * (SECONDS + sandbox.SECONDS)
+    limit = (1 + len(judge.read(one.assignment).exercises)) * (SECONDS + sandbox.PATIENCE)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                start_new_session=True, env={**os.environ, "COURSE_SIMULATE": "1"})
     try:
@@ -129,7 +130,7 @@ def grade(folder, out):
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)
     release.release(out, sorted({one.assignment for one in found}))
     lines, failed = [], []
-    with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
         reports = [(one, pool.submit(judged, one)) for one in found]
         for one, report in tqdm(reports, unit="submission", file=sys.stdout):
             try:

@@ -7,6 +7,7 @@ gradebook.db), and a zip of each assignment.
 """
 
 import logging
+import os
 import shutil
 import sys
 import zipfile
@@ -31,6 +32,8 @@ c.HTMLExporter.sanitize_html = True
 
 def nbgrader(root):
     """nbgrader at work in the folder `root`, saying only what goes wrong."""
+    # It starts alembic, which makes the gradebook, by name.
+    os.environ["PATH"] = os.pathsep.join([f"{sys.prefix}/bin", os.environ.get("PATH", "")])
     config = Config()
     config.CourseDirectory.root = str(root)
     config.CourseDirectory.db_url = f"sqlite:///{root}/gradebook.db"

@@ -1,6 +1,9 @@
 """The process in which one student's solution runs: it makes calls for the judge, and that is all.
 
-    python solution.py READ WRITE       two open file descriptors to the judge
+    python solution.py READ WRITE FILE SPACE
+
+READ and WRITE are open file descriptors, from and to the judge; FILE and SPACE limit the bytes of
+a file and of addresses.
 
 The judge sends the assignment's own cells and the solution first, then calls of functions by
 name; what they return, what they raise, and what became of their arguments goes back. Hidden
@@ -8,7 +11,9 @@ tests and model answers never come here. Nothing here protects this process from
 it may do with it what it likes, and all the judge will see are values.
 """
 
+import inspect
 import os
+import resource
 import sys
 import traceback
 import types
@@ -25,11 +30,13 @@ def serve(read, write):
     namespace = module.__dict__
     for number, cell in enumerate(given):
         exec(compile(cell, f"<given cell {number + 1}>", "exec"), namespace)
+    functions = {name: value for name, value in namespace.items() if inspect.isfunction(value)}
     failed = None
     try:
         exec(compile(answer, "<solution>", "exec"), namespace)
     except Exception as error:
         failed = error
+    namespace.update(functions)  # what is given stays given, also under a solution's own names
     wire.write(write, "ready")
     while True:
         (name, args, kwargs), known = wire.read(read)
@@ -38,13 +45,14 @@ def serve(read, write):
                 raise failed
             result = namespace[name](*args, **kwargs)
             wire.write(write, {"returned": result, "arguments": [args, kwargs]}, known)
-        except KeyError as error:
-            if name in namespace:
-                wire.write(write, _told(error))
-            else:
-                wire.write(write, {"raised": "NameError", "why": f"{name} is not defined"})
         except Exception as error:
-            wire.write(write, _told(error))
+            told = _told(error)
+            if isinstance(error, KeyError) and name not in namespace:
+                told = {"raised": "NameError", "why": f"{name} is not defined"}
+            try:  # whoever raises may have changed its arguments before
+                wire.write(write, {**told, "arguments": [args, kwargs]}, known)
+            except TypeError:
+                wire.write(write, told)
 
 
 def _told(error):
@@ -58,7 +66,11 @@ def _told(error):
 
 
 if __name__ == "__main__":
-    reading, writing = (int(number) for number in sys.argv[1:])
+    reading, writing, file, space = (int(number) for number in sys.argv[1:])
+    # Here rather than by the parent between fork and exec, where MXNet's threads don't allow it.
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file),
+                        (resource.RLIMIT_AS, space)):
+        resource.setrlimit(limit, (most, most))
     try:
         serve(os.fdopen(reading, "rb"), os.fdopen(writing, "wb"))
     except EOFError:  # the judge has heard enough

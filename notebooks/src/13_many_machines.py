@@ -99,7 +99,8 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 """
-folder = Path(tempfile.mkdtemp())
+scratch = tempfile.TemporaryDirectory()  # gone when the kernel ends
+folder = Path(scratch.name)
 
 
 def script(name, *functions, head=HEAD):
@@ -1166,8 +1167,9 @@ for rank in (0, 1):
 # would say so.
 #
 # **Mind where it listens.** torchrun's store, through which the workers meet, listens on every
-# address of the machine, also where all workers are local. MXNet's processes listen only at the
-# address in `DMLC_NODE_HOST`. On a network that you don't trust, have a firewall before it.
+# address of the machine, also where all workers are local, and so does a second one that worker 0
+# keeps. MXNet's processes listen only at the address in `DMLC_NODE_HOST`. On a network that you
+# don't trust, have a firewall before them.
 #
 # For two hosts, the same line is run on each: `torchrun --nnodes=2 --nproc-per-node=1
 # --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=192.0.2.11:9000 --rdzv-id=lenet train.py`.

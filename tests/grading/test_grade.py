@@ -25,7 +25,9 @@ FULL = {"even-values": 2, "even-care": 2, "uneven-values": 2, "uneven-care": 1,
 # In place of the first exercise's solution. What the other two exercises earn shows that a
 # cell harms only its own. After the bar: what is said of the first one's tests.
 HOSTILE = {
-    "loop": ("while True: pass", "more than 20 seconds"),
+    "loop": ("while True: pass", "worked for more than 20 seconds"),
+    "sleep": ("import time\ntime.sleep(10**6)", "not done after 60 seconds"),
+    "stop": ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "not done after 60"),
     "dead-kernel": ("import os\nos._exit(0)", "ended by itself, with exit status 0"),
     "exit": ("import sys\nsys.exit()", "ended by itself"),
     "segfault": ("import ctypes\nctypes.string_at(0)", "ended by itself, with exit status"),
@@ -84,7 +86,7 @@ NEEDS_WALLS = {   # what only bubblewrap keeps from a solution: it says what it 
 }
 LEAVES = ("leaves-processes",
           "import subprocess\n"
-          "subprocess.Popen(['setsid', 'sleep', '7777'], start_new_session=True)", "NameError")
+          "subprocess.Popen(['sh', '-c', 'setsid sleep 7777 & exit'])", "NameError")
 
 
 def source(name="ps1"):

@@ -34,7 +34,7 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
 
 
-# %% wrong even loses even-values, even-care: all on the first device | not on its device
+# %% wrong even loses even-values: all on the first device | not on its device
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -42,14 +42,14 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].copyto(devices[0]) for i in range(len(devices))]
 
 
-# %% wrong even loses even-values: every device gets the first shard | AssertionError|Arrays|other
+# %% wrong even loses even-values: every device gets the first shard | Arrays are not equal
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
     return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
 
 
-# %% wrong even loses even-values: two devices only | list index out of range|shards
+# %% wrong even loses even-values, even-care: two devices only | IndexError
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -63,7 +63,7 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
 
-# %% wrong even loses even-values: examples dealt out like cards | other examples|Arrays
+# %% wrong even loses even-values: examples dealt out like cards | Arrays are not equal
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -77,7 +77,7 @@ def split_even(batch, devices):
     return [mx.nd.array(part, ctx=d, dtype="float32") for part, d in zip(parts, devices)]
 
 
-# %% wrong even loses even-values: the second axis is cut | shape|mismatch|Arrays
+# %% wrong even loses even-values, even-care: the second axis is cut | Arrays are not equal
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -85,12 +85,12 @@ def split_even(batch, devices):
     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
 
 
-# %% wrong even loses even-values: NumPy arrays, on no device | context
+# %% wrong even loses even-values, even-care: NumPy arrays, on no device | a ndarray, not mx.nd
 def split_even(batch, devices):
     return np.split(batch.asnumpy(), len(devices))
 
 
-# %% wrong even loses even-values: right for the visible example only | other examples
+# %% wrong even loses even-values: right for the visible example only | has shape
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -99,7 +99,7 @@ def split_even(batch, devices):
     return [s.astype(batch.dtype).copyto(d) for s, d in zip(shards, devices)]
 
 
-# %% wrong even loses even-care: one example too few is an error of its own kind | Exception|Failed
+# %% wrong even loses even-care: one example too few is an error of its own kind | Failed: Exception: uneven
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise Exception("uneven")
@@ -173,7 +173,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-# %% wrong uneven loses uneven-values: one example counted twice at each seam | lengths|shape
+# %% wrong uneven loses uneven-values: one example counted twice at each seam | lengths
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
@@ -182,7 +182,7 @@ def split_uneven(batch, devices):
     return [batch[max(a - 1, 0) : b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-# %% wrong uneven loses uneven-care: an empty shard in place of an error | no ValueError|MXNetError
+# %% wrong uneven loses uneven-care: an empty shard in place of an error | no ValueError
 def split_uneven(batch, devices):
     parts = np.array_split(batch.asnumpy(), len(devices))
     return [mx.nd.array(p if len(p) else batch.asnumpy()[:1], d, dtype=batch.dtype)
@@ -208,7 +208,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], ordered)]
 
 
-# %% wrong uneven loses uneven-values: right for three devices only | shape|shards
+# %% wrong uneven loses uneven-values: right for three devices only | has shape
 def split_uneven(batch, devices):
     n, k = len(batch), 3
     if n < len(devices):
@@ -259,7 +259,7 @@ def split_pairs(images, labels, order, devices):
     return pairs
 
 
-# %% wrong pairs loses pairs-values: labels in the old order | labels|Arrays|mismatch
+# %% wrong pairs loses pairs-values: labels in the old order | Arrays are not equal
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(order, len(devices))
     ends = np.cumsum([0] + [len(p) for p in parts])
@@ -277,7 +277,7 @@ def split_pairs(images, labels, order, devices):
             for p, a, b, d in zip(parts, ends, ends[1:], devices)]
 
 
-# %% wrong pairs loses pairs-values: shuffled anew, each its own way | Arrays|mismatch|other
+# %% wrong pairs loses pairs-values: shuffled anew, each its own way | Arrays are not equal
 def split_pairs(images, labels, order, devices):
     x = images.asnumpy()[np.random.permutation(order)]
     y = labels.asnumpy()[np.random.permutation(order)]
@@ -286,7 +286,7 @@ def split_pairs(images, labels, order, devices):
             for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
 
 
-# %% wrong pairs loses pairs-values: the order is not used at all | Arrays|mismatch|other
+# %% wrong pairs loses pairs-values: the order is not used at all | Arrays are not equal
 def split_pairs(images, labels, order, devices):
     k, n = len(devices), len(order)
     return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
@@ -294,7 +294,7 @@ def split_pairs(images, labels, order, devices):
                                np.array_split(labels.asnumpy()[:n], k), devices)]
 
 
-# %% wrong pairs loses pairs-values: order taken for where each example goes | Arrays|mismatch|other
+# %% wrong pairs loses pairs-values: order taken for where each example goes | Arrays are not equal
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(np.argsort(order), len(devices))
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
@@ -319,7 +319,7 @@ def split_pairs(images, labels, order, devices):
             for p, d in zip(parts, devices)]
 
 
-# %% wrong pairs loses pairs-care: the caller's arrays are put in order | was changed|were changed
+# %% wrong pairs loses pairs-care: the caller's arrays are put in order | labels were changed
 def split_pairs(images, labels, order, devices):
     x, y = images.asnumpy()[order], labels.asnumpy()[order]
     if len(order) == len(images):
@@ -337,7 +337,7 @@ def split_pairs(images, labels, order, devices):
             for p, d in zip(np.array_split(order, len(devices)), devices)]
 
 
-# %% wrong pairs loses pairs-values: the tail is dropped | Arrays|mismatch|shape
+# %% wrong pairs loses pairs-values: the tail is dropped | Arrays are not equal
 def split_pairs(images, labels, order, devices):
     size = len(order) // len(devices)
     parts = [order[i * size : (i + 1) * size] for i in range(len(devices))]

@@ -58,6 +58,7 @@ def split_even(batch, devices):
 batch = mx.nd.arange(12).reshape((6, 2))
 shards = split_even(batch, devices(2))
 assert len(shards) == 2, f"{len(shards)} shards for two devices"
+assert all(isinstance(s, mx.nd.NDArray) for s in shards), f"a {type(shards[0]).__name__}, not mx.nd"
 assert [s.context for s in shards] == devices(2), "a shard is not on its device"
 np.testing.assert_array_equal(shards[1].asnumpy(), [[6, 7], [8, 9], [10, 11]])
 ### BEGIN HIDDEN TESTS

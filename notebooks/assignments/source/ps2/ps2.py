@@ -1,0 +1,368 @@
+# %% [markdown]
+# # Assignment 2: all-reduce
+#
+# **You will** write a tree and a ring that replace the array on each device by the sum of all of
+# them, and work out how many bytes the busiest device has to send.
+#
+# **You need** chapter 03. **Time**: about an hour and a half. **Points**: 12, of which 2 are for
+# words.
+#
+# **You may use** anything in `mx.nd` and NumPy, but no KVStore. Whatever crosses from one device
+# to another goes through the function `send` that you are given, and through nothing else:
+# simulated devices could read each other's memory, and GPUs can't.
+#
+# Write your code in the cells that say so, and nowhere else: those cells are all that will be
+# read. Each exercise is tested in the open, so that you can see how you are doing, and again,
+# on other values, other sizes and other devices, when it is marked.
+
+# %% tags=["given"]
+from helpers import devices
+
+import mxnet as mx
+import numpy as np
+
+# %% [markdown]
+# Device $r$ (its *rank*, its place in the list) holds $r + 1$ times the numbers 1 to $n$: no two
+# devices are alike, no two entries are alike, none is zero. The sum is $\frac{k(k+1)}{2}$ times
+# the numbers 1 to $n$.
+
+
+# %% tags=["given"]
+def replicas(k, n=12):
+    return [mx.nd.arange(1, n + 1, ctx=mx.cpu(r)) * (r + 1) for r in range(k)]  # k × [n]
+
+
+# %% [markdown]
+# Your functions get `arrays`, one on each device, and `send`:
+#
+# - `send(array, device)` returns a copy of `array` on that device;
+# - `send(array, other)` writes `array` into `other`, an array of the same shape, and returns
+#   `other`.
+#
+# It notes every message. `run_tree` and `run_ring` call your functions with it, and return the
+# messages in the order of sending: the rank from which, the rank to which, and a copy of what was
+# sent. An array without entries can't be sent.
+
+
+# %% tags=["driver"]
+def counted(all_reduce, arrays):
+    where, messages = [a.context for a in arrays], []
+
+    def send(array, to):
+        start, end = array.context, getattr(to, "context", to)
+        for place in (start, end):
+            if place not in where:
+                raise ValueError(f"send: from {start} to {end}, but {place} is not one of {where}")
+        if not array.size:
+            raise ValueError(f"send: an array without entries, from {start} to {end}")
+        messages.append((where.index(start), where.index(end), array.asnumpy()))
+        return array.copyto(to)
+
+    all_reduce(arrays, send)
+    return messages
+
+
+def run_tree(arrays):
+    return counted(tree_allreduce, arrays)
+
+
+def run_ring(arrays):
+    return counted(ring_allreduce, arrays)
+
+
+# %% [markdown]
+# What the tests use. `summed` looks at *every* replica, and at the very arrays that were handed
+# in: whoever holds a gradient must see the sum in it.
+
+
+# %% tags=["given"]
+def sent(run, arrays):
+    """The messages of one run on `arrays`."""
+    case = f"{len(arrays)} device(s), arrays of shape {arrays[0].shape}"
+    try:
+        return run(arrays)
+    except Exception as error:
+        raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+
+
+def summed(run, arrays):
+    """Run on `arrays` and check that each of them, in place, has become the sum."""
+    held, before = list(arrays), [a.asnumpy() for a in arrays]
+    messages, k, total = sent(run, arrays), len(held), sum(before)
+    scale = np.abs(total).max()
+    exact = (1e-12 if total.dtype == np.float64 else 1e-5) * scale
+    assert len(arrays) == k, f"the list had {k} arrays and now has {len(arrays)}"
+    for r, (array, old) in enumerate(zip(held, before)):
+        who = f"device {r} of {k}, arrays of shape {old.shape}"
+        place = getattr(arrays[r], "context", None)
+        assert place == array.context, f"{who}: the list has an array on {place} in its place"
+        assert arrays[r] is array, f"{who}: the list has a new array; write into the old one"
+        new = array.asnumpy()
+        apart, stale, mean = (np.abs(new - x).max() for x in (total, old, total / k))
+        if not apart <= exact:
+            raise AssertionError(f"{who}: " + (
+                "still has what it had" if stale <= exact
+                else "has the mean, not the sum" if mean <= exact
+                else "has lost digits on the way" if apart <= 1e-5 * scale
+                else "does not have the sum, first at entry "
+                     f"{np.argmin(np.abs(new - total) <= exact)} of {new.size}"))
+    return messages
+
+
+def rounds(messages, k):
+    """How many rounds they take if a device sends or receives one message in each."""
+    busy = [0] * k
+    for a, b, _ in messages:
+        busy[a] = busy[b] = 1 + max(busy[a], busy[b])
+    return max(busy)
+
+
+def bytes_sent(messages, k):
+    """How many bytes each device has sent."""
+    return [sum(values.nbytes for a, _, values in messages if a == r) for r in range(k)]
+
+
+# %% [markdown]
+# ## 1. A tree (4 points)
+#
+# Replace each array by the sum of all, in place. Pairs of devices add up at the same time, then
+# pairs of pairs, until one device has the sum; it comes down the same way. A round is a set of
+# messages that can be sent at the same time, as each device sends one, or receives one, or rests.
+# Your tree takes at most $\lceil \log_2 k \rceil$ rounds up and as many down, with $2(k-1)$
+# messages in all, each of a whole array.
+#
+# It must work for every $k$, not for powers of two only, and for $k = 1$ it sends nothing. The
+# list `arrays` stays as it is, with the same arrays in it.
+#
+# About eight lines.
+
+
+# %% nbgrader={"grade_id": "tree", "solution": true}
+def tree_allreduce(arrays, send):
+    """Replace each of k arrays [...], one a device, by the sum of all, in place."""
+    ### BEGIN SOLUTION
+    pairs, gap = [], 1
+    while gap < len(arrays):
+        pairs += [(i, i + gap) for i in range(0, len(arrays) - gap, 2 * gap)]
+        gap *= 2
+    for low, high in pairs:
+        arrays[low] += send(arrays[high], arrays[low].context)
+    for low, high in reversed(pairs):
+        send(arrays[low], arrays[high])
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "tree-values", "points": 2}
+for k in (1, 2, 3, 4):
+    summed(run_tree, replicas(k))
+summed(run_tree, [mx.nd.ones(3, ctx=d) * 10**r for r, d in enumerate(devices(2))])
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(1)
+for k, shape in enumerate([(3,), (2, 2), (5,), (1,), (2, 3), (4, 1, 2), (2,)], start=1):
+    there = [mx.cpu((3 * r + 1) % 8) for r in range(k)]
+    values = rng.normal(size=(k, *shape))
+    summed(run_tree, [mx.nd.array(v, d, dtype="float64") for v, d in zip(values, there)])
+    summed(run_tree, [mx.nd.array(v, d) for v, d in zip(values, there)])
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "tree-rounds", "points": 2}
+messages = sent(run_tree, replicas(4))
+print("from, to:", [(a, b) for a, b, _ in messages])
+assert len(messages) == 6, f"{len(messages)} messages on four devices, not 6"
+assert rounds(messages, 4) <= 4, f"{rounds(messages, 4)} rounds on four devices: two up, two down"
+### BEGIN HIDDEN TESTS
+for k in range(1, 9):
+    # Sums of powers of five tell who is in them, and they are exact.
+    before = [5.0**r * np.arange(1, 7).reshape(2, 3) for r in range(k)]
+    arrays = [mx.nd.array(v, mx.cpu(7 - r), dtype="float64") for r, v in enumerate(before)]
+    messages = sent(run_tree, arrays)
+    assert len(messages) == 2 * (k - 1), f"k={k}: {len(messages)} messages, not 2(k - 1)"
+    # What the messages bring to each device, if each carries all that its sender has.
+    has = [{r} for r in range(k)]
+    for a, b, values in messages:
+        assert values.size == 6, f"k={k}: a message of {values.size} entries of 6"
+        assert (values.ravel() == sum(before[r] for r in has[a]).ravel()).all(), (
+            f"k={k}: device {a} sends to {b} what isn't the sum of all that has come to it")
+        has[b] = has[b] | has[a]
+    assert all(len(h) == k for h in has), f"k={k}: the messages don't bring the sum to everybody"
+    assert rounds(messages, k) <= 2 * (k - 1).bit_length(), (
+        f"k={k}: {rounds(messages, k)} rounds are more than a tree needs")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. A ring (4 points)
+#
+# The same by a ring. Cut each array, whatever its shape, into $k$ chunks of entries, whose lengths
+# differ by one at most. In each step every device sends one chunk to the next device in the list,
+# and the last device to the first. For $k - 1$ steps the receiver adds what comes to its own chunk
+# of that number; for $k - 1$ more steps finished chunks go round, and the receiver overwrites.
+#
+# It must work for every $k$ and every size. Where there are fewer entries than devices some chunks
+# are empty: then nothing is sent. For $k = 1$ nothing is sent at all. (`array.reshape(-1)` is a
+# window onto the same memory, and so is a slice of it.)
+#
+# About ten lines.
+
+
+# %% nbgrader={"grade_id": "ring", "solution": true}
+def ring_allreduce(arrays, send):
+    """Replace each of k arrays [...], one a device, by the sum of all, in place."""
+    ### BEGIN SOLUTION
+    k, n = len(arrays), arrays[0].size
+    ends = [n * c // k for c in range(k + 1)]
+    for step in range(2 * k - 2):
+        for i in range(k):
+            c = (i - step) % k
+            if ends[c] < ends[c + 1]:
+                here, there = (arrays[j % k].reshape(-1)[ends[c] : ends[c + 1]] for j in (i, i + 1))
+                if step < k - 1:
+                    there += send(here, there.context)
+                else:
+                    send(here, there)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "ring-values", "points": 2}
+for k in (1, 2, 3, 4):
+    summed(run_ring, replicas(k))
+summed(run_ring, replicas(3, n=10))  # 10 doesn't divide by 3
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(2)
+for k, shape in ((1, (3,)), (2, (4,)), (2, (3, 3)), (3, (2, 3)), (3, (1,)), (4, (2, 1, 5)),
+                 (4, (3,)), (5, (3, 4)), (5, (2,)), (6, (6, 2)), (6, (4, 4))):
+    there = [mx.cpu((3 * r + 1) % 8) for r in range(k)]
+    values = rng.normal(size=(k, *shape))
+    summed(run_ring, [mx.nd.array(v, d, dtype="float64") for v, d in zip(values, there)])
+    summed(run_ring, [mx.nd.array(v, d) for v, d in zip(values, there)])
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "ring-bytes", "points": 2}
+messages = sent(run_ring, replicas(4))  # 12 entries of 4 bytes
+print("bytes sent by each device:", bytes_sent(messages, 4))
+assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes from each device"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(3)
+for k, shape, kind in ((1, (4,), "float32"), (2, (6,), "float64"), (2, (5,), "float32"),
+                       (3, (2, 6), "float32"), (4, (10,), "float64"), (5, (3,), "float32"),
+                       (5, (2, 7), "float64"), (4, (1, 8), "float32"), (6, (9,), "float64")):
+    case = f"k={k}, arrays of shape {shape}"
+    there = [mx.cpu(k - 1 - r) for r in range(k)]
+    arrays = [mx.nd.array(rng.normal(size=shape), d, dtype=kind) for d in there]
+    messages = sent(run_ring, arrays)
+    item, size = np.dtype(kind).itemsize, arrays[0].size
+    short, long = size // k, -(-size // k)
+    for a, b, values in messages:
+        assert (b - a) % k == 1, f"{case}: device {a} sends to {b}, which isn't the next"
+        assert short <= values.size <= long, (
+            f"{case}: a chunk of {values.size} entries is too short or too long")
+    for r, count in enumerate(bytes_sent(messages, k)):
+        # All chunks but one in each phase, and the one may be long or short.
+        assert count >= 2 * (size - long) * item, f"{case}: device {r} sends too few bytes"
+        assert count <= 2 * (size - short) * item, f"{case}: device {r} sends too many bytes"
+    total = sum(bytes_sent(messages, k))
+    assert total == 2 * (k - 1) * size * item, (
+        f"{case}: all devices together send {total} bytes, not 2(k - 1) arrays")
+for k in (2, 3, 5):
+    # One entry a chunk. Sums of powers of ten tell whose entries are in them.
+    arrays = [mx.nd.ones(k, mx.cpu(r), dtype="float64") * 10.0**r for r in range(k)]
+    messages = sent(run_ring, arrays)
+    for r in range(k):
+        partial = np.cumsum([10.0 ** ((r - step) % k) for step in range(k)])
+        expected = sorted([*partial[:-1], *[partial[-1]] * (k - 1)])
+        assert sorted(values.sum() for a, _, values in messages if a == r) == expected, (
+            f"k={k}: device {r} should send k - 1 chunks that are being summed, then k - 1 sums")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 3. The busiest device (2 points)
+#
+# How many bytes does the device that sends most send in one all-reduce? Count what is *sent*, not
+# what is received, in both halves together: summing and handing on. `scheme` is one of these:
+#
+# - `"first"`: every other device sends its array to device 0, which adds them up and sends the sum
+#   to each of the others, one after the other;
+# - `"tree"`: the tree of chapter 03. In round 1 device 1 sends to 0, 3 to 2, 5 to 4 and so on; in
+#   each round up, senders are twice as far from receivers as in the round before; whoever has no
+#   partner rests. The sum comes down by the same pairs in reverse;
+# - `"ring"`: that of exercise 2.
+#
+# `size` is how many bytes *one* array has. It divides by $k$, so all chunks have the same
+# length. $k$ is 1 or more, and need not be a power of two. Return a whole number. Raise
+# `ValueError` for any other scheme.
+#
+# Don't count with arrays, but think. Which device sends most, and when does it send? How many
+# messages are these, and how long is each? Hold your answers against three devices on paper. You
+# don't need exercises 1 and 2 for this.
+#
+# About seven lines.
+
+
+# %% nbgrader={"grade_id": "busiest", "solution": true}
+def busiest(scheme, k, size):
+    """Bytes sent by the device that sends most; k devices, arrays of `size` bytes. An int."""
+    ### BEGIN SOLUTION
+    if scheme == "first":
+        return (k - 1) * size
+    if scheme == "tree":
+        return (k - 1).bit_length() * size  # one message for each power of two below k
+    if scheme == "ring":
+        return 2 * (k - 1) * (size // k)
+    raise ValueError(f"scheme {scheme!r}: there are first, tree and ring")
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "busiest-values", "points": 1}
+for scheme in ("first", "tree", "ring"):
+    assert busiest(scheme, 2, 80) == 80, f"{scheme}: each of two devices sends 80 bytes"
+assert busiest("tree", 4, 80) == 160, "tree: device 0 sends to 2, then to 1"
+### BEGIN HIDDEN TESTS
+for k in (2, 4, 8, 16, 64, 1024):
+    counts = {"first": k - 1, "tree": len(bin(k)) - 3, "ring": 2 - 2 / k}
+    for scheme, count in counts.items():
+        for size in (1024, 3 * 2**20):
+            found = busiest(scheme, k, size)
+            assert isinstance(found, (int, float, np.number)), f"{scheme}: a {type(found).__name__}"
+            assert abs(found - count * size) < 1e-6, (
+                f"{scheme}, k={k}: {found / size:.3f} arrays is not what the busiest device sends")
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "busiest-care", "points": 1}
+try:
+    busiest("star", 2, 80)
+except ValueError as error:
+    print("As it should be, ValueError:", error)
+else:
+    raise AssertionError("there is no scheme star: no ValueError")
+### BEGIN HIDDEN TESTS
+for scheme in ("first", "tree", "ring"):
+    assert busiest(scheme, 1, 840) == 0, f"{scheme}: one device has nobody to send to"
+for k, up in ((3, 2), (5, 3), (6, 3), (7, 3), (9, 4), (12, 4), (33, 6), (1000, 10)):
+    counts = {"first": k - 1, "tree": up, "ring": 2 - 2 / k}
+    for scheme, count in counts.items():
+        found, size = busiest(scheme, k, 12 * k), 12 * k
+        assert isinstance(found, (int, float, np.number)), f"{scheme}: a {type(found).__name__}"
+        assert abs(found - count * size) < 1e-6, (
+            f"{scheme}, k={k}: {found / size:.3f} arrays is not what the busiest device sends")
+for scheme in ("Ring", "", "treering"):
+    try:
+        busiest(scheme, 4, 840)
+    except ValueError:
+        continue
+    raise AssertionError(f"scheme {scheme!r}: no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4. In your words (2 points)
+#
+# Sixteen GPUs, each pair with a link of its own. Some gradients are biases of ten numbers, others
+# matrices of ten million. Tree or ring: which would you take for the small arrays, which for the
+# large ones, and why? A few sentences.
+
+# %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
+# One point for the choice with its cause: small arrays by the tree, as the time goes into starting
+# messages, and it has fewer of them one after another (8 rounds against 30 steps); large arrays by
+# the ring, as the time goes into bytes, and each device sends less than two arrays, where device 0
+# of the tree sends four. One point for what differs and what doesn't: all devices together send
+# the same number of bytes either way; in the ring every device sends in every step, in the tree
+# most of them wait. Whoever argues that small gradients should be joined into one large array, and
+# that sent round the ring, gets full points too.

@@ -1,0 +1,534 @@
+# %% [markdown]
+# # Assignment 3: a training step on k devices
+#
+# **You will** write a training loop from its pieces: a loss, a replica of the parameters for each
+# device, a step after which $k$ devices hold what one would hold, and an epoch that leaves no
+# example out.
+#
+# **You need** chapters 01 to 04. **Time**: about an hour and a half. **Points**: 12, of which 2
+# are for words.
+#
+# **You may use** anything in `mx.nd`, `mx.autograd` and NumPy, with one exception that exercise 1
+# names. Gluon and `kvstore` are for later chapters.
+#
+# Write your code in the cells that say so, and nowhere else: those cells are all that will be
+# read. Each exercise is judged alone, so none needs the solution of another. Each is tested in
+# the open, so that you can see how you are doing, and again, on other values, other sizes and
+# other numbers of devices, when it is marked.
+
+# %% tags=["given"]
+from helpers import devices
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, nd
+
+# %% [markdown]
+# ## 1. A loss that can be learned from (2 points)
+#
+# A network gives example $i$ a score $z_{ij}$ for each class $j$; the example's class is $y_i$.
+# Its loss, the cross-entropy of the softmax, is
+#
+# $$\ell_i = -\log \frac{e^{z_{iy_i}}}{\sum_j e^{z_{ij}}} = \log \sum_j e^{z_{ij}} - z_{iy_i}.$$
+#
+# Return one loss an example, neither their sum nor their mean, in the scores' type of number and
+# on their device. Labels are whole numbers, in an array that may be of another type.
+#
+# Two things are easily missed. The loss is there to be differentiated, so everything must be done
+# with operators that autograd records. And $e^{1000}$ is infinite, even in float64, but scores of
+# any size must give the right loss. Subtracting one number from all scores of an example leaves
+# its loss as it is.
+#
+# Write it with `exp`, `log`, sums and the like; don't call `softmax`, `log_softmax` or a finished
+# loss. About two lines.
+
+
+# %% nbgrader={"grade_id": "loss", "solution": true}
+def cross_entropy(scores, labels):
+    """The loss [n] of each of n examples with `scores` [n, classes] and `labels` [n]."""
+    ### BEGIN SOLUTION
+    scores = scores - scores.max(axis=1, keepdims=True)  # the largest is 0: exp can't overflow
+    return scores.exp().sum(axis=1).log() - scores.pick(labels, axis=1)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# This one lets autograd loose on your loss. The gradient is `None` where there is none.
+
+# %% tags=["driver"]
+def loss_and_gradient(scores, labels):
+    """What your loss gives, and the gradient of its sum with respect to `scores`."""
+    scores.attach_grad()
+    with autograd.record():
+        losses = cross_entropy(scores, labels)
+    try:
+        losses.backward()
+    except mx.MXNetError:
+        return losses, None
+    return losses, scores.grad
+
+
+# %% nbgrader={"grade_id": "loss-values", "points": 1}
+scores = nd.array([[0, 0, 0, 0], [np.log(3), 0, 0, 0]], dtype="float64")
+losses = cross_entropy(scores, nd.array([2, 0]))
+assert losses.shape == (2,), f"two examples, and losses of shape {losses.shape}"
+assert np.allclose(losses.asnumpy(), np.log([4, 2])), (
+    f"losses {losses.asnumpy()}: of four equal scores it is log 4, and log 2 where one is log 3")
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(1)
+for n, classes, kind, d in ((5, 3, "float64", 0), (1, 2, "float64", 1), (4, 11, "float64", 3),
+                            (7, 4, "float32", 2)):
+    z, y = rng.normal(size=(n, classes)).astype(kind), rng.integers(0, classes, n)
+    d, case = mx.cpu(d), f"{n} examples, {classes} classes"
+    losses = cross_entropy(nd.array(z, d, dtype=kind), nd.array(y, d, dtype="int32"))
+    assert isinstance(losses, nd.NDArray), f"not an mx.nd array: {type(losses).__name__}"
+    assert losses.shape == (n,), f"{case}: losses of shape {losses.shape}, not one an example"
+    assert losses.dtype == np.dtype(kind), f"scores in {kind}, losses in {losses.dtype.__name__}"
+    assert losses.context == d, f"scores on {d}, losses on {losses.context}"
+    expected = np.log(np.exp(z).sum(1)) - z[range(n), y]
+    far = np.abs(losses.asnumpy() - expected).max() / expected.max()
+    assert far < (1e-12 if kind == "float64" else 1e-5), f"{case}, {kind}: other losses"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "loss-gradient", "points": 1}
+losses, gradient = loss_and_gradient(nd.array([[0, 0], [0, 0]]), nd.array([0, 1]))
+assert gradient is not None, "autograd finds no way from the loss back to the scores"
+assert np.allclose(gradient.asnumpy(), [[-0.5, 0.5], [0.5, -0.5]]), (
+    f"of two equal scores, the right one has slope -1/2, the other 1/2; {gradient.asnumpy()}")
+losses, _ = loss_and_gradient(nd.array([[1000, 0], [1000, 0]]), nd.array([0, 1]))
+assert (losses.asnumpy() == [0, 1000]).all(), (
+    f"of scores 1000 and 0 the losses are 0 and 1000, not {losses.asnumpy()}")
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(2)
+for n, classes, scale, middle in ((6, 3, 1, 0), (3, 5, 2, 0), (4, 3, 900, 0), (5, 4, 3, -3000),
+                                  (4, 7, 1, 5000)):
+    z = scale * rng.normal(size=(n, classes)) + middle * np.linspace(-1, 1, n)[:, None]
+    y = rng.integers(0, classes, n)
+    losses, gradient = loss_and_gradient(nd.array(z, dtype="float64"), nd.array(y))
+    assert gradient is not None, "autograd finds no way from the loss back to the scores"
+    case = "large scores" if np.abs(z).max() > 100 else f"{classes} classes"
+    losses, gradient = losses.asnumpy(), gradient.asnumpy()
+    assert np.isfinite(losses).all(), f"{case}: a loss is infinite or not a number"
+    assert np.isfinite(gradient).all(), f"{case}: a gradient is infinite or not a number"
+    shifted = z - z.max(1, keepdims=True)
+    expected = np.log(np.exp(shifted).sum(1)) - shifted[range(n), y]
+    assert np.shape(losses) == (n,), f"losses of shape {np.shape(losses)}, not one an example"
+    rounding = 1e-12 * max(1, np.abs(z).max())
+    assert np.abs(losses - expected).max() < rounding, f"{case}: other losses"
+    slope = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
+    slope[range(n), y] -= 1
+    assert np.abs(gradient).max() > 0, f"{case}: the gradient is zero: nothing would be learned"
+    assert np.abs(gradient - slope).max() < rounding, f"{case}: other gradients"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. Replicas (2 points)
+#
+# Copy the parameters to each device. Every copy must have memory of its own, so that whoever
+# writes into one changes neither another nor the caller's parameters, which stay as they are. That
+# holds on the device where they already live, too. Each copy gets a place for its own gradient,
+# which a backward pass overwrites: plain `attach_grad()`.
+#
+# Raise `ValueError` where one device is named twice: two replicas there would take turns, and
+# look like parallel work.
+#
+# About seven lines.
+
+
+# %% nbgrader={"grade_id": "replicas", "solution": true}
+def make_replicas(params, devices):
+    """A list of len(devices) replicas, each a list of copies of all `params`, on its device."""
+    ### BEGIN SOLUTION
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"a device is named twice: {devices}")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+    ### END SOLUTION
+
+
+# %% [markdown]
+# To see your replicas' gradients at work: this runs two backward passes on each, through
+# $\frac{r + 1}{2} \sum w^2$ on replica $r$. The gradient of that is $(r + 1)\,w$.
+
+# %% tags=["driver"]
+def replica_gradients(params, devices):
+    """The gradient of each parameter of each of your replicas, None where it has no place."""
+    replicas = make_replicas(params, devices)
+    for _ in range(2):
+        for r, replica in enumerate(replicas):
+            for p in replica:
+                if p.grad is not None:
+                    with autograd.record():
+                        value = (r + 1) / 2 * (p * p).sum()
+                    value.backward()
+    return [[p.grad for p in replica] for replica in replicas]
+
+
+# %% nbgrader={"grade_id": "replicas-values", "points": 1}
+params = [nd.array([[1, 2], [3, 4]]), nd.array([5, 6])]
+replicas = make_replicas(params, devices(2))
+assert len(replicas) == 2 and len(replicas[1]) == 2, "not two replicas of two parameters each"
+assert replicas[1][0].context == mx.cpu(1), "replica 1 is not on its device"
+assert (replicas[1][0] == params[0].copyto(mx.cpu(1))).asnumpy().all(), (
+    "replica 1 has other values")
+gradients = replica_gradients(params, devices(2))
+assert gradients[1][1] is not None, "a copy has no place for its gradient"
+assert (gradients[1][1].asnumpy() == [10, 12]).all(), (
+    f"after the second backward pass it is {gradients[1][1].asnumpy()}, not that pass's (10, 12)")
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(3)
+for k, shapes in ((1, [(3,)]), (2, [(2, 3), (3,), (3, 1)]), (3, [(4, 2), (2,)]), (4, [(1, 2)] * 5)):
+    there = [mx.cpu((i + 1) % 4) for i in range(k)]
+    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
+    params = [nd.array(v) for v in values]
+    replicas, gradients = make_replicas(params, there), replica_gradients(params, there)
+    assert len(replicas) == k, f"{len(replicas)} replicas for {k} devices"
+    for r, (d, replica) in enumerate(zip(there, replicas)):
+        assert len(replica) == len(values), f"k={k}: a replica of {len(replica)} parameters"
+        for i, (p, v) in enumerate(zip(replica, values)):
+            name = f"k={k}: parameter {i} of replica {r}"
+            assert isinstance(p, nd.NDArray), f"{name} is a {type(p).__name__}"
+            assert p.context == d, f"{name} is on {p.context}, not on its device"
+            assert p.shape == v.shape and (p.asnumpy() == v).all(), f"{name} has other values"
+            g = gradients[r][i]
+            assert g is not None, f"{name} has no place for its gradient"
+            assert g.context == d, f"{name}: its gradient is on {g.context}"
+            far = np.abs(g.asnumpy() - (r + 1) * v).max()
+            assert far < 1e-5 * (r + 1) * np.abs(v).max(), (
+                f"{name}: after the second backward pass, the gradient isn't that of this pass")
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "replicas-care", "points": 1}
+params = [nd.array([1, 2, 3])]
+replicas = make_replicas(params, [mx.cpu(0), mx.cpu(1)])
+replicas[0][0][:] = -1
+assert params[0][0].asscalar() == 1, "writing into replica 0 changed the caller's parameters"
+### BEGIN HIDDEN TESTS
+values = [np.arange(6.0).reshape(2, 3), np.arange(3.0), np.ones(1)]
+for kind in ("float64", "float32"):
+    for numbers in ([0], [0, 1], [2, 0, 1], [1, 2, 0, 3]):
+        params = [nd.array(v, dtype=kind) for v in values]
+        replicas = make_replicas(params, [mx.cpu(i) for i in numbers])
+        flat = [p for replica in replicas for p in replica]
+        assert all(p.dtype == np.dtype(kind) for p in flat), f"{kind} became another type"
+        for i, p in enumerate(flat):
+            p[:] = -1 - i
+        assert all((p.asnumpy() == v).all() for p, v in zip(params, values)), (
+            "writing into a replica changed the caller's parameters")
+        assert all((p.asnumpy() == -1 - i).all() for i, p in enumerate(flat)), (
+            "two of the copies share memory")
+for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2]):
+    try:
+        make_replicas([nd.ones(2)], [mx.cpu(i) for i in numbers])
+    except ValueError:
+        continue
+    raise AssertionError("one device twice in the list, and no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 3. The step (4 points)
+#
+# Now the heart of it. The network is given, with a loss simpler than that of exercise 1: half the
+# squared distance between what it says and what it should say, one value an example. And there is
+# a function that makes start values, as NumPy arrays in float64.
+
+# %% tags=["given"]
+def net(x, p):
+    """Two dense layers: [n, inputs] to [n, outputs], with the parameters `p`, a list of four."""
+    hidden = nd.tanh(nd.dot(x, p[0]) + p[1])
+    return nd.dot(hidden, p[2]) + p[3]
+
+
+def loss(x, y, p):
+    """The loss [n] of each of n examples."""
+    return 0.5 * ((net(x, p) - y) ** 2).sum(axis=1)
+
+
+def start(seed, inputs=4, hidden=6, outputs=2):
+    """Start values of the four parameters."""
+    rng = np.random.default_rng(seed)
+    shapes = [(inputs, hidden), (hidden,), (hidden, outputs), (outputs,)]
+    return [rng.normal(size=shape) / 2 for shape in shapes]
+
+
+# %% [markdown]
+# `replicas` holds a list of four parameters for each device, with their gradients attached. All
+# replicas are equal. `xs` and `ys` are the shards of one batch: `xs[r]` and `ys[r]` lie on the
+# device of `replicas[r]`. If $n$ examples are in the batch, all its shards together, and $\eta$ is
+# the learning rate, one device would do
+#
+# $$w \leftarrow w - \frac{\eta}{n} \sum_{i=1}^{n} \frac{\partial \ell_i}{\partial w},$$
+#
+# and that is what shall become of every replica, in place. Return the mean loss of the batch
+# before the update, as a Python number.
+#
+# Shards may have any sizes: 5, 2 and 1, say. There may also be fewer shards than replicas, as in
+# the last batch of an epoch. Replicas without a shard take part in the update like all others, but
+# what their gradients hold is left from an earlier step. The test in the open tries neither; a
+# test of your own might. The shards stay as they are. Equal means to $10^{-12}$ of the largest
+# weight. (`nd.sgd_update` won't do: it takes its rate in float32.)
+#
+# About twelve lines.
+
+
+# %% nbgrader={"grade_id": "step", "solution": true}
+def train_step(xs, ys, replicas, lr):
+    """Update all replicas in place with one batch's shards; the batch's mean loss, a float."""
+    ### BEGIN SOLUTION
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    for value in losses:
+        value.backward()
+    for same in zip(*replicas):
+        total = same[0].grad.copy()
+        for p in same[1 : len(xs)]:  # those with a shard
+            total += p.grad.copyto(total.context)
+        for p in same:
+            p -= lr / n * total.copyto(p.context)
+    return sum(value.asscalar() for value in losses) / n
+    ### END SOLUTION
+
+
+# %% [markdown]
+# This one takes several steps of yours, one after the other.
+
+# %% tags=["driver"]
+def run_steps(replicas, batches, lr):
+    """One step for each (xs, ys) in `batches`; the list of losses that they return."""
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return [float(train_step(xs, ys, replicas, lr)) for xs, ys in batches]
+
+
+# %% nbgrader={"grade_id": "step-values", "points": 2}
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(8, 4)), rng.normal(size=(8, 2))
+weights = {}
+for k in (1, 2):
+    there = [mx.cpu(i) for i in range(k)]
+    shards = [[nd.array(part, d, dtype="float64") for part, d in zip(np.split(a, k), there)]
+              for a in (x, y)]
+    replicas = [[nd.array(w, d, dtype="float64") for w in start(0)] for d in there]
+    run_steps(replicas, [shards], lr=0.3)
+    weights[k] = [np.concatenate([p.asnumpy().ravel() for p in replica]) for replica in replicas]
+old = np.concatenate([w.ravel() for w in start(0)])
+one, first, second = weights[1] + weights[2]
+assert all((w != old).any() for w in (one, first, second)), "a replica has not changed"
+assert np.abs(first - second).max() < 1e-12, "replicas 0 and 1 have drifted apart"
+length = np.linalg.norm(first - old) / np.linalg.norm(one - old)
+assert abs(length - 1) < 0.005, f"the step of two is {length:.2f} times as long as that of one"
+assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one device"
+### BEGIN HIDDEN TESTS
+def one_device(weights, x, y, lr):
+    p = [nd.array(w, dtype="float64") for w in weights]
+    for a in p:
+        a.attach_grad()
+    with autograd.record():
+        mean = loss(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), p).mean()
+    mean.backward()
+    return [a.asnumpy() - lr * a.grad.asnumpy() for a in p], mean.asscalar()
+
+
+rng = np.random.default_rng(4)
+for k, size, lr in ((1, 5, 0.1), (2, 3, 0.25), (3, 2, 0.1), (4, 1, 0.3), (5, 4, 0.2)):
+    there = [mx.cpu((i + 1) % k) for i in range(k)]
+    expected, data, means = [start(k)], [], []
+    for _ in range(3):
+        data.append((rng.normal(size=(k * size, 4)), rng.normal(size=(k * size, 2))))
+        now, mean = one_device(expected[-1], *data[-1], lr)
+        expected.append(now)
+        means.append(mean)
+    for steps in (1, 3):
+        batches = [[[nd.array(part, d, dtype="float64") for part, d in zip(np.split(a, k), there)]
+                    for a in pair] for pair in data[:steps]]
+        replicas = [[nd.array(w, d, dtype="float64") for w in start(k)] for d in there]
+        losses = run_steps(replicas, batches, lr)
+        flat = [np.concatenate([p.asnumpy().ravel() for p in replica]) for replica in replicas]
+        old, new = (np.concatenate([w.ravel() for w in expected[i]]) for i in (0, steps))
+        case = f"k={k}, {size} examples each, steps: {steps}: "
+        for r, w in enumerate(flat):
+            assert (w != old).any(), f"{case}replica {r} has not changed"
+        for r, w in enumerate(flat):
+            assert np.abs(w - flat[0]).max() <= 1e-12 * np.abs(new).max(), (
+                f"{case}replicas 0 and {r} have drifted apart")
+        length = np.linalg.norm(flat[0] - old) / np.linalg.norm(new - old)
+        assert abs(length - 1) < 0.005, (
+            f"{case}the way from the start is {length:.2f} times as long as that of one")
+        far = np.abs(flat[0] - new).max() / np.abs(new).max()
+        assert far <= 1e-12, (
+            f"{case}all replicas agree, but are {far:.0e} of the largest weight from one device's")
+        assert np.abs(np.subtract(losses, means[:steps])).max() < 1e-12 * max(means), (
+            f"{case}the loss that is returned is not the mean over the batch")
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "step-care", "points": 2}
+### BEGIN HIDDEN TESTS
+def one_device(weights, x, y, lr):
+    p = [nd.array(w, dtype="float64") for w in weights]
+    for a in p:
+        a.attach_grad()
+    with autograd.record():
+        mean = loss(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), p).mean()
+    mean.backward()
+    return [a.asnumpy() - lr * a.grad.asnumpy() for a in p], mean.asscalar()
+
+
+rng = np.random.default_rng(5)
+uneven, fewer = "uneven shards", "fewer shards than replicas"
+for k, what, cuts in ((2, uneven, [(3, 1), (1, 5), (2, 7)]),
+                      (3, uneven, [(5, 2, 1), (1, 1, 6), (2, 3, 2)]),
+                      (4, uneven, [(2, 1, 1, 1), (4, 3, 2, 1)]),
+                      (2, fewer, [(3, 3), (2,), (1,), (4, 4)]),
+                      (4, fewer, [(2, 2, 2, 2), (3, 3), (1,), (2, 2, 2)])):
+    there = [mx.cpu(k - 1 - i) for i in range(k)]
+    weights, batches, means, copies = start(10 + k, 3, 5, 1), [], [], []
+    for cut in cuts:
+        x, y = rng.normal(size=(sum(cut), 3)), rng.normal(size=(sum(cut), 1))
+        ends = np.cumsum(cut)[:-1]
+        copies += np.split(x, ends) + np.split(y, ends)
+        batches.append([[nd.array(part, d, dtype="float64")
+                         for part, d in zip(np.split(a, ends), there)] for a in (x, y)])
+        weights, mean = one_device(weights, x, y, 0.3)
+        means.append(mean)
+    replicas = [[nd.array(w, d, dtype="float64") for w in start(10 + k, 3, 5, 1)] for d in there]
+    losses = run_steps(replicas, batches, 0.3)
+    scale = max(np.abs(w).max() for w in weights)
+    for r, replica in enumerate(replicas):
+        for p, first in zip(replica, replicas[0]):
+            assert np.abs(p.asnumpy() - first.asnumpy()).max() <= 1e-12 * scale, (
+                f"{what}: replicas 0 and {r} of {k} have drifted apart")
+    for p, w in zip(replicas[0], weights):
+        assert np.abs(p.asnumpy() - w).max() <= 1e-12 * scale, (
+            f"{what}: {k} replicas agree after {len(cuts)} steps, but not with one device")
+    assert np.abs(np.subtract(losses, means)).max() < 1e-12 * max(means), (
+        f"{what}: the loss that is returned is not the mean over the batch")
+    now = [a for xs, ys in batches for a in xs + ys]
+    assert all((a.asnumpy() == c).all() for a, c in zip(now, copies)), "the shards were changed"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4. An epoch (2 points)
+#
+# The step takes one batch; an epoch takes all examples. `order` is a NumPy array that says which
+# examples, and in which order: the first batch are examples `order[0]` to `order[size - 1]`, and
+# so on. If the batches don't come out even, the last one is what is left, and never an empty one.
+#
+# Hand each batch to `step(images, labels, n)`, which is given to you. It updates the network with
+# the gradient of the *sum* of the losses, divided by `n`, and returns the sum of the losses.
+# Say the right `n` for each batch, so that each makes a step with the mean of its own gradients.
+# Return the mean loss over all examples of the epoch. Types of numbers and the caller's arrays
+# stay as they are.
+#
+# About six lines.
+
+
+# %% nbgrader={"grade_id": "epoch", "solution": true}
+def train_epoch(images, labels, order, size, step):
+    """One call of `step` for each batch of at most `size` examples; the mean loss, a float."""
+    ### BEGIN SOLUTION
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        x, y = images.take(chosen), labels.take(chosen)
+        total += step(x, y, len(chosen))
+    return total / len(order)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# A step to try it with: a linear model on one device, in NumPy, which writes down what it is given.
+
+# %% tags=["driver"]
+def run_epoch(images, labels, order, size, weight, lr):
+    """Your epoch: the loss it returns, the weight after it, and all (images, labels, n) seen."""
+    weight, seen = weight.copy(), []
+
+    def step(images, labels, n):
+        if n == 0:
+            raise ValueError("a step with n = 0")
+        x, y = images.asnumpy(), labels.asnumpy()
+        seen.append((x, y, n))
+        errors = x @ weight - y
+        weight[:] -= lr / n * (errors @ x)
+        return float((errors**2).sum() / 2)
+
+    return train_epoch(images, labels, order, size, step), weight, seen
+
+
+# %% nbgrader={"grade_id": "epoch-values", "points": 1}
+labels = nd.arange(7)
+images = nd.stack(10 * labels, 10 * labels + 1, axis=1)
+order = np.array([3, 1, 4, 0, 5, 2, 6])
+_, _, seen = run_epoch(images, labels, order, 3, np.zeros(2), 0.001)
+assert [len(x) for x, _, _ in seen] == [3, 3, 1], f"batches of {[len(x) for x, _, _ in seen]}"
+assert seen[1][1].tolist() == [0, 5, 2], f"the second batch has labels {seen[1][1]}"
+for x, y, _ in seen:
+    assert (x[:, 0] == 10 * y).all(), "labels beside other images"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(6)
+for total, m, size in ((9, 9, 4), (12, 12, 3), (11, 8, 5), (5, 5, 7), (10, 9, 2), (6, 6, 1)):
+    x, y = rng.normal(size=(total, 3)), rng.permutation(total) * 1.0
+    order = rng.permutation(total)[:m]
+    _, _, seen = run_epoch(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), order.copy(),
+                           size, np.zeros(3), 0.01)
+    parts = [order[i : i + size] for i in range(0, m, size)]
+    lengths, case = [len(s[0]) for s in seen], f"{m} examples in batches of {size}"
+    assert lengths == [len(p) for p in parts], f"{case}: the batches have {lengths}"
+    for i, (part, (images, labels, _)) in enumerate(zip(parts, seen)):
+        assert np.shape(images) == (len(part), 3), f"{case}: images of {np.shape(images)}"
+        assert np.shape(labels) == (len(part),), f"{case}: labels of {np.shape(labels)}"
+        assert np.allclose(images, x[part]), f"{case}: batch {i} has other images"
+        assert np.allclose(labels, y[part]), f"{case}: batch {i} has labels of other images"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "epoch-care", "points": 1}
+images, labels = nd.array([[1], [1], [1]]), nd.array([0, 0, 2])
+mean, weight, _ = run_epoch(images, labels, np.arange(3), 2, np.zeros(1), 0.5)
+assert weight == [1], f"the weight is {weight[0]}: 0.5 x 2 is the step of the last batch, of one"
+assert abs(mean - 2 / 3) < 1e-6, f"losses of 0, 0 and 2, and a mean of {mean}"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(7)
+for total, m, size in ((7, 7, 3), (8, 8, 4), (12, 9, 4), (5, 5, 8), (11, 11, 5)):
+    x, y = rng.normal(size=(total, 2)), rng.normal(size=total)
+    weight, losses = np.ones(2), 0.0
+    for i in range(0, m, size):
+        part = slice(i, min(i + size, m))
+        errors = x[part] @ weight - y[part]
+        weight, losses = weight - 0.1 * (errors @ x[part]) / len(errors), losses + (errors**2).sum()
+    images, labels = nd.array(x, dtype="float64"), nd.array(y, dtype="float64")
+    order = np.arange(m)
+    mean, now, seen = run_epoch(images, labels, order, size, np.ones(2), 0.1)
+    case = f"{m} examples in batches of {size}"
+    assert all(s[0].dtype == s[1].dtype == np.float64 for s in seen), "float64 became another type"
+    assert np.abs(now - weight).max() < 1e-12 * np.abs(weight).max(), (
+        f"{case}: other weights than with the mean of each batch's own gradients")
+    assert abs(mean - losses / 2 / m) < 1e-12 * losses, f"{case}: not the mean loss of an example"
+order = np.array([4, 2, 0, 3, 1])
+images, labels = nd.array(np.arange(10).reshape(5, 2)), nd.array(np.arange(5), dtype="int32")
+_, _, seen = run_epoch(images, labels, order, 2, np.zeros(2), 0.01)
+assert seen[0][1].dtype == np.int32, f"labels in int32 became {seen[0][1].dtype}"
+assert (order == [4, 2, 0, 3, 1]).all(), "the caller's order was changed"
+assert (labels.asnumpy() == np.arange(5)).all(), "the caller's labels were changed"
+assert (images.asnumpy() == np.arange(10).reshape(5, 2)).all(), "the caller's images were changed"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 5. In your words (2 points)
+#
+# The tests of exercise 3 train in float64 and ask for equality to $10^{-12}$. Nobody trains in
+# float64. Why is it used here, and what would the same comparison show in float32, after one step
+# and after a thousand? A few sentences.
+
+# %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
+# One point for the cause: $k$ devices add the same numbers in another order, and each addition
+# rounds, so even a right program doesn't give the same bits. In float64 rounding is near
+# $10^{-16}$, and a real mistake, such as a wrong divisor, is larger by many powers of ten: one
+# bound tells them apart. One point for float32: after one step the weights differ by about
+# $10^{-7}$ of the largest, so that a bound of $10^{-6}$ may do; after many steps the differences
+# have been amplified by training itself, and a right program can be as far from one device as a
+# slightly wrong one. There one can only ask whether it learns as well.

@@ -1,0 +1,429 @@
+# %% [markdown]
+# # Assignment 4: clipping between the sum and the update
+#
+# **You will** get each device's own gradients out of a Gluon network, find the norm of the whole
+# batch's gradient from them, and take training steps that are clipped by that norm: the same steps
+# on any number of devices.
+#
+# **You need** chapters 05 to 07. **Time**: about an hour and a half. **Points**: 12, of which 2
+# are for words.
+#
+# **You may use** anything in MXNet and NumPy, but not `gluon.utils.clip_global_norm`: it works in
+# float32 only, and everything here is in float64.
+#
+# Write your code in the cells that say so, and nowhere else: those cells are all that will be
+# read. Each exercise is tested in the open, so that you can see how you are doing, and again,
+# on other values, other sizes, other networks and other numbers of devices, when it is marked.
+
+# %% tags=["given"]
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+# %% [markdown]
+# The networks: dense layers with tanh between them and one output, from given weights. The loss is
+# half the squared error, one number for each example, so `backward` gives the gradient of its *sum*
+# over the examples.
+
+
+# %% tags=["given"]
+def network(weights, devices):
+    """A network in float64 with these weights and biases [W, b, W, b, ...] on each device."""
+    net = nn.Sequential()
+    for w in weights[:-2:2]:
+        net.add(nn.Dense(w.shape[0], activation="tanh", in_units=w.shape[1]))
+    net.add(nn.Dense(1, in_units=weights[-2].shape[1]))
+    net.cast("float64")
+    net.initialize(ctx=devices)
+    for p, value in zip(net.collect_params().values(), weights):
+        p.set_data(nd.array(value, dtype="float64"))
+    return net
+
+
+squared = gluon.loss.L2Loss()
+flat = [np.zeros((1, 2)), np.zeros(1)]
+
+# %% [markdown]
+# `flat` are the weights of the smallest network, one layer with two inputs, and all of them are
+# zero. With targets of $-1$ its gradient is easy to follow: the sum of the inputs for the weights,
+# and the number of examples for the bias.
+
+# %%
+net = network(flat, [mx.cpu(0)])
+with autograd.record():
+    loss = squared(net(nd.array([[8, 0], [0, 16]], dtype="float64")), -nd.ones(2, dtype="float64"))
+loss.backward()
+print([p.grad().asnumpy().tolist() for p in net.collect_params().values()])
+
+# %% [markdown]
+# ## 1. Each device's gradients (4 points)
+#
+# Cut the batch `x`, `y` into a shard for each device, in the order of `devices`; lengths differ by
+# at most one, and the longer shards come first. (`gluon.utils.split_and_load` does that with
+# `even_split=False`, if there is an example for each device.) Run forward and backward on each
+# device, and return its gradients of the *sum* of the losses in its shard: a list with an entry
+# for each parameter, in the order of `net.collect_params()`; the entry is the list of its
+# gradients on each device, in the order of `devices`.
+#
+# - `devices` are those on which `net` has been initialised, in any order.
+# - If there are fewer examples than devices, the devices at the end have no shard. Their gradients
+#   are zeros, in what you return and in the network, whatever an earlier batch has left there.
+# - The next call must not change what this one has returned.
+# - The weights, `x` and `y` stay as they are.
+# - Raise `ValueError` if `devices` names a device twice.
+#
+# About eleven lines.
+
+
+# %% nbgrader={"grade_id": "gradients", "solution": true}
+def device_gradients(net, x, y, devices):
+    """Gradients [parameter][device] of the shards of x [n, inputs], y [n], as NDArrays."""
+    ### BEGIN SOLUTION
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"a device appears twice: {devices}")
+    parameters = net.collect_params().values()
+    for p in parameters:
+        p.zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in parameters]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Your function needs a network, so the tests call this one, which makes it, hands it several
+# batches in turn, and says what there is afterwards.
+
+
+# %% tags=["driver"]
+def batch_by_batch(weights, batches, devices):
+    """What device_gradients returned for each (x, y); the network's gradients; its weights."""
+    net = network(weights, sorted(set(devices), key=lambda d: d.device_id))
+    returned = [device_gradients(net, x, y, devices) for x, y in batches]
+    parameters = net.collect_params().values()
+    return (returned, [[p.grad(d) for d in devices] for p in parameters],
+            [[p.data(d) for d in devices] for p in parameters])
+
+
+# %% nbgrader={"grade_id": "gradients-values", "points": 2}
+x = nd.array([[8, 0], [0, 16], [1, 1]], dtype="float64")
+y = -nd.ones(3, dtype="float64")
+(gradients,), _, _ = batch_by_batch(flat, [(x, y)], [mx.cpu(0), mx.cpu(1)])
+assert len(gradients) == 2, f"{len(gradients)} entries for a weight and a bias"
+assert len(gradients[0]) == 2, f"{len(gradients[0])} gradients of the weight for two devices"
+assert all(isinstance(g, nd.NDArray) for replicas in gradients for g in replicas), "not NDArrays"
+where = [g.context for g in gradients[0]]
+assert where == [mx.cpu(0), mx.cpu(1)], f"the weight's gradients are on {where}"
+assert gradients[0][0].asnumpy().tolist() == [[8, 16]], "device 0 has the first two examples"
+assert gradients[0][1].asnumpy().tolist() == [[1, 1]], "device 1 has the last example"
+assert [g.asscalar() for g in gradients[1]] == [2, 1], "the bias's: examples in each shard"
+### BEGIN HIDDEN TESTS
+def alone(weights, x, y):
+    net = network(weights, [mx.cpu(0)])
+    with autograd.record():
+        loss = squared(net(nd.array(x, dtype="float64")), nd.array(y, dtype="float64"))
+    loss.backward()
+    return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+
+rng = np.random.default_rng(41)
+for k, n, sizes in ((1, 4, (3, 1)), (2, 6, (2, 3, 1)), (3, 8, (3, 4, 1)), (4, 6, (2, 2, 3, 1)),
+                    (5, 7, (4, 1)), (3, 3, (1, 2, 1))):
+    there = [mx.cpu(int(i)) for i in rng.permutation(k + 1)[:k]]
+    weights = [rng.normal(size=s) for m, h in zip(sizes, sizes[1:]) for s in ((h, m), (h,))]
+    x, y = rng.normal(size=(n, sizes[0])), rng.normal(size=n)
+    batch = nd.array(x, dtype="float64"), nd.array(y, dtype="float64")
+    (gradients,), held, _ = batch_by_batch(weights, [batch], there)
+    assert len(gradients) == len(weights), (
+        f"{len(gradients)} entries where the network has {len(weights)} parameters")
+    for replicas in gradients:
+        assert len(replicas) == k, f"k={k}: {len(replicas)} gradients of a parameter"
+        for i, g in enumerate(replicas):
+            assert isinstance(g, nd.NDArray), f"a gradient is a {type(g).__name__}, not an NDArray"
+            assert g.context == there[i], (
+                f"devices {there}: the gradient at place {i} is on {g.context}")
+            assert g.dtype == np.float64, f"a gradient in {np.dtype(g.dtype).name}"
+    for i, (a, b) in enumerate(zip(np.array_split(x, k), np.array_split(y, k))):
+        for j, g in enumerate(alone(weights, a, b)):
+            mine, its = gradients[j][i].asnumpy(), held[j][i].asnumpy()
+            assert mine.shape == g.shape, f"parameter {j}: a gradient of shape {mine.shape}"
+            most = 1e-12 * np.abs(g).max()
+            assert np.abs(mine - g).max() <= most, (
+                f"k={k}, {n} examples: parameter {j} has another gradient on device {i}")
+            assert np.abs(its - g).max() <= most, "the network's own gradients are others"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "gradients-care", "points": 2}
+x = nd.array([[8, 0], [0, 16], [1, 1]], dtype="float64")
+y = -nd.ones(3, dtype="float64")
+batches = [(x, y), (x[2:], y[2:])]
+(first, second), held, _ = batch_by_batch(flat, batches, [mx.cpu(0), mx.cpu(1)])
+assert first[0][0].asnumpy().tolist() == [[8, 16]], (
+    "device 0's first gradient is another in the end: has the second call changed it?")
+assert second[0][1].asnumpy().tolist() == [[0, 0]], "device 1 had no example the second time"
+assert held[0][1].asnumpy().tolist() == [[0, 0]], "the network still has an old gradient"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(42)
+for k, lengths in ((2, (4, 1)), (3, (5, 2, 3)), (4, (4, 1, 4)), (4, (1, 6, 2)), (1, (2, 1))):
+    there = [mx.cpu(i + 1) for i in range(k)][::-1]
+    w, b = rng.normal(size=(1, 3)), rng.normal(size=1)
+    values = [(rng.normal(size=(n, 3)), rng.normal(size=n)) for n in lengths]
+    batches = [tuple(nd.array(a, dtype="float64") for a in v) for v in values]
+    returned, held, after = batch_by_batch([w, b], batches, there)
+    for replicas, value in zip(after, (w, b)):
+        assert all((r.asnumpy() == value).all() for r in replicas), "the weights have changed"
+    for batch, value in zip(batches, values):
+        assert all((a.asnumpy() == v).all() for a, v in zip(batch, value)), "x or y has changed"
+    for t, ((x, y), gradients) in enumerate(zip(values, returned)):
+        last = t + 1 == len(values)
+        for i, (a, c) in enumerate(zip(np.array_split(x, k), np.array_split(y, k))):
+            off = a @ w[0] + b - c
+            for j, g in enumerate((off @ a, off.sum())):
+                mine, its = gradients[j][i].asnumpy(), held[j][i].asnumpy()
+                if not len(a):
+                    assert (mine == 0).all(), "a device without examples has a gradient"
+                    assert not last or (its == 0).all(), "the network still has an old gradient"
+                    continue
+                far = np.abs(mine - g).max() / np.abs(g).max()
+                assert last or far <= 1e-12, (
+                    "gradients of an earlier batch are others in the end: has a call changed them?")
+                assert far <= 1e-12, (
+                    f"k={k}, batches of {lengths}: the last one's gradients are others")
+                far = np.abs(its - g).max() / np.abs(g).max()
+                assert not last or far <= 1e-12, "the network's own gradients are others"
+for there in ([mx.cpu(0), mx.cpu(0)], [mx.cpu(1), mx.cpu(0), mx.cpu(1)]):
+    try:
+        batch_by_batch([w, b], batches[:1], there)
+    except ValueError:
+        continue
+    raise AssertionError("a device named twice: no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. The norm of the batch's gradient (3 points)
+#
+# What training follows is the gradient of the *mean* loss over the whole batch. Let $g_{p,i}$ be
+# the gradient of parameter $p$ that device $i$ has found for its own shard, by exercise 1: a sum
+# over examples. Then the norm over all parameters, and all $n$ examples, is
+#
+# $$\frac{1}{n} \sqrt{\sum_p \Big\| \sum_i g_{p,i} \Big\|^2}$$
+#
+# where $\|\cdot\|^2$ is the sum of the squares of all entries. Gradients on two devices point in
+# different ways, and partly cancel: so the sum over devices comes *before* the squares.
+#
+# Return a number, not an array, and leave the gradients as they are. Work in float64 whatever the
+# gradients are in: a float32 of $10^{25}$ is fine, but its square is not.
+#
+# About two lines.
+
+
+# %% nbgrader={"grade_id": "norm", "solution": true}
+def mean_norm(gradients, n):
+    """Norm of the mean gradient of n examples, a float, from sums [parameter][device]."""
+    ### BEGIN SOLUTION
+    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
+    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "norm-values", "points": 2}
+# Sums over devices: 8, 16 and 2. Means over two examples: 4, 8 and 1, and 16 + 64 + 1 = 81.
+gradients = [[nd.array([[12, -16]], mx.cpu(0)), nd.array([[-4, 32]], mx.cpu(1))],
+             [nd.array([1], mx.cpu(0)), nd.array([1], mx.cpu(1))]]
+norm = mean_norm(gradients, 2)
+assert isinstance(norm, float), f"a {type(norm).__name__}, not a number"
+assert abs(norm - 9) < 1e-12, f"{norm}, not 9"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(43)
+for k, n, shapes in ((1, 3, [(4,)]), (2, 4, [(2, 3), (2,)]), (3, 7, [(5, 2), (5,), (1, 5), (1,)]),
+                     (4, 10, [(3, 2, 2, 2), (3,), (1, 12)]), (5, 32, [(6, 1), (6,)])):
+    values = [rng.normal(size=(k, *s)) + np.arange(1, k + 1).reshape(k, *[1] * len(s)) / 2
+              for s in shapes]
+    there = [mx.cpu(k - i) for i in range(k)]
+    gradients = [[nd.array(g, d, dtype="float64") for g, d in zip(v, there)] for v in values]
+    norm = mean_norm(gradients, n)
+    assert isinstance(norm, float), f"a {type(norm).__name__}, not a number"
+    truth = np.sqrt(sum((v.sum(axis=0) ** 2).sum() for v in values)) / n
+    assert abs(norm - truth) <= 1e-12 * truth, (
+        f"k={k}, n={n}, {len(shapes)} parameters: {norm / truth:.9g} times the norm")
+gradients = [[nd.array([3, 4], mx.cpu(0)), nd.array([-3, -4], mx.cpu(1))]]
+assert mean_norm(gradients, 2) == 0, "opposite gradients cancel, and the norm is 0"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "norm-care", "points": 1}
+huge = [[nd.array([3e25], mx.cpu(0))], [nd.array([4e25], mx.cpu(0))]]
+assert abs(mean_norm(huge, 1) / 5e25 - 1) < 1e-6, "squares of 1e25 need float64"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(44)
+for k, scale in ((1, 1), (2, 1e25), (3, 1e-25), (4, 1)):
+    values = [(scale * rng.normal(size=(k, *s))).astype("float32") for s in ((3, 2), (3,))]
+    gradients = [[nd.array(g, mx.cpu(i)) for i, g in enumerate(v)] for v in values]
+    norm = mean_norm(gradients, 8)
+    truth = np.sqrt(sum((v.astype("float64").sum(axis=0) ** 2).sum() for v in values)) / 8
+    assert abs(norm - truth) <= 1e-5 * truth, f"k={k}, float32 around {scale:g}: another norm"
+    assert all((g.asnumpy() == a).all() for replicas, v in zip(gradients, values)
+               for g, a in zip(replicas, v)), "the gradients have been changed"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 3. A clipped step (3 points)
+#
+# Each device has run its backward. Now take the step, clipped: let $N$ be the norm of the gradient
+# of the mean loss over the whole batch of $n$ examples, as in exercise 2. Multiply the gradients of
+# all parameters by
+#
+# $$\min(1, \theta / N)$$
+#
+# between the two halves of `trainer.step`, and return $N$, the norm *before* clipping, as a number.
+# The trainer was made with `update_on_kvstore=False`, so the halves can be had:
+# `trainer.allreduce_grads()` puts the sums over all devices into the gradients of every device, and
+# `trainer.update(n)` divides by $n$ and updates each replica with *its own* copy of the gradients.
+# The division comes after your turn, while $N$ and $\theta$ are those of the mean. And $N$ may be
+# 0: then there is nothing to clip.
+#
+# The weights must be those of one device that is given the whole batch, to $10^{-12}$, on every
+# device. (Clip the gradients themselves: what `update` is given is rounded to float32. The tests
+# have batches of 2, 4, 8 and 16, where that does no harm.)
+#
+# About nine lines. If you call your `mean_norm`, copy it into this cell too: each cell is read
+# alone. And mind that it expects gradients that have not been summed yet.
+
+
+# %% nbgrader={"grade_id": "step", "solution": true}
+def clipped_step(net, trainer, n, theta):
+    """Update net by its gradients, clipped to theta; returns the norm before, a float."""
+    ### BEGIN SOLUTION
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((replicas[0].asnumpy() ** 2).sum() for replicas in sums)) / n)
+    if norm > theta:
+        for replicas in sums:
+            for g in replicas:
+                g *= theta / norm
+    trainer.update(n)
+    return norm
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The tests call this one. It trains a network, with momentum, and keeps the weights of every
+# device after every step.
+
+
+# %% tags=["driver"]
+def train(weights, batches, devices, theta):
+    """([norm after norm], [weights [parameter][device] after each step]) for batches of x, y."""
+    net = network(weights, devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25, "momentum": 0.5},
+                            update_on_kvstore=False)
+    norms, after = [], []
+    for x, y in batches:
+        xs, ys = (gluon.utils.split_and_load(nd.array(a, dtype="float64"), devices,
+                                             even_split=False) for a in (x, y))
+        with autograd.record():
+            losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+        autograd.backward(losses)
+        norms.append(clipped_step(net, trainer, len(x), theta))
+        after.append([[w.copy() for w in p.list_data()] for p in net.collect_params().values()])
+    return norms, after
+
+
+# %% nbgrader={"grade_id": "step-values", "points": 2}
+# The mean gradient is (4, 8) for the weights and 1 for the bias. Its norm is 9, so it is halved.
+batch = np.array([[8, 0], [0, 16]]), np.array([-1, -1])
+(norm,), ((weight, bias),) = train(flat, [batch], [mx.cpu(0), mx.cpu(1)], 4.5)
+assert isinstance(norm, float), f"the norm is a {type(norm).__name__}, not a number"
+assert abs(norm - 9) < 1e-12, f"the norm is {norm}, not 9"
+for i in range(2):
+    w, b = weight[i].asnumpy(), bias[i].asnumpy()
+    assert abs(w - [[-0.5, -1]]).max() < 1e-12, f"device {i}: weights {w.tolist()}, not [[-0.5, -1]]"
+    assert abs(b - [-0.125]).max() < 1e-12, f"device {i}: bias {b.tolist()}, not [-0.125]"
+### BEGIN HIDDEN TESTS
+def alone(weights, x, y):
+    net = network(weights, [mx.cpu(0)])
+    with autograd.record():
+        loss = squared(net(nd.array(x, dtype="float64")), nd.array(y, dtype="float64"))
+    loss.backward()
+    return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+
+rng = np.random.default_rng(45)
+for k, lengths, sizes in ((1, (4, 8), (3, 1)), (2, (8, 4, 8), (2, 3, 1)), (3, (8, 4, 16), (3, 4, 1)),
+                          (4, (4, 8), (2, 2, 3, 1)), (5, (8, 16), (4, 1))):
+    there = [mx.cpu(int(i)) for i in rng.permutation(k + 1)[:k]]
+    weights = [rng.normal(size=s) for m, h in zip(sizes, sizes[1:]) for s in ((h, m), (h,))]
+    batches = [(rng.normal(size=(n, sizes[0])), rng.normal(size=n) + 3) for n in lengths]
+    theta = 0.2 + 0.1 * k
+    norms, after = train([w.copy() for w in weights], batches, there, theta)
+    speeds = [np.zeros_like(w) for w in weights]
+    for t, (x, y) in enumerate(batches):
+        mean = [g / len(x) for g in alone(weights, x, y)]
+        norm = np.sqrt(sum((g**2).sum() for g in mean))
+        speeds = [0.5 * v - 0.25 * g * min(1, theta / norm) for v, g in zip(speeds, mean)]
+        weights = [w + v for w, v in zip(weights, speeds)]
+        case = f"k={k}, step {t + 1}"
+        assert isinstance(norms[t], float), f"the norm is a {type(norms[t]).__name__}, not a number"
+        assert abs(norms[t] - norm) <= 1e-12 * norm, (
+            f"{case}: the norm returned is {norms[t] / norm:.9g} times the norm")
+        for j, (replicas, w) in enumerate(zip(after[t], weights)):
+            replicas = [r.asnumpy() for r in replicas]
+            for r in replicas[1:]:
+                assert (r == replicas[0]).all(), f"{case}: the replicas of parameter {j} differ"
+            far = np.abs(replicas[0] - w).max() / np.abs(w).max()
+            assert far <= 1e-12, f"{case}: parameter {j} is {far:.2g} away from one device's"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "step-care", "points": 1}
+# The same gradient, of norm 9, and a limit that it doesn't reach.
+batch = np.array([[8, 0], [0, 16]]), np.array([-1, -1])
+(norm,), ((weight, bias),) = train(flat, [batch], [mx.cpu(0), mx.cpu(1)], 10)
+w = weight[1].asnumpy().tolist()
+assert w == [[-1, -2]], f"below the limit: weights {w}, not [[-1, -2]]"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(46)
+for k, n in ((1, 4), (2, 8), (3, 8), (4, 16)):
+    there = [mx.cpu(i) for i in range(k)]
+    w, b = rng.normal(size=(1, 3)), rng.normal(size=1)
+    x, y = rng.normal(size=(n, 3)), rng.normal(size=n)
+    off = x @ w[0] + b - y
+    mean = (off @ x / n)[None], off.mean(keepdims=True)
+    norm = np.sqrt((mean[0] ** 2).sum() + mean[1][0] ** 2)
+    for room in (1.1, 50, 1e6):
+        norms, (after,) = train([w, b], [(x, y)], there, room * norm)
+        for replicas, old, g in zip(after, (w, b), mean):
+            for r in replicas:
+                far = np.abs(r.asnumpy() - (old - 0.25 * g)).max() / np.abs(old).max()
+                assert far <= 1e-12, f"k={k}: a gradient below the limit has been scaled"
+        assert abs(norms[0] - norm) <= 1e-12 * norm, f"k={k}: another norm is returned"
+    # Nothing left to learn: the network says 0, and 0 is right.
+    still = [rng.normal(size=(2, 3)), rng.normal(size=2), np.zeros((1, 2)), np.zeros(1)]
+    try:
+        norms, after = train(still, [(x, np.zeros(n)), (x, np.zeros(n))], there, 0.5)
+    except ArithmeticError:
+        raise AssertionError("a gradient of zeros: division by zero") from None
+    assert norms == [0, 0], "a gradient of zeros has the norm 0"
+    for replicas, old in zip(after[1], still):
+        assert all((r.asnumpy() == old).all() for r in replicas), "a gradient of zeros moves weights"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4. In your words (2 points)
+#
+# A colleague saves a line: each device clips its own gradient to the limit right after its
+# backward, and then `trainer.step(n)` sums. Why is that something else? Say what may change, and
+# name two cases in which both agree. A few sentences.
+
+# %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
+# One point for the difference: a sum of clipped gradients is not the clipped sum. Devices with a
+# long gradient lose more of their say than others, so the direction changes too, and not only the
+# length; gradients that would have cancelled are cut though the batch's is short; and $k$ of them
+# at the limit may add up to $k$ times the limit, or be scaled for nothing. The result depends on
+# how many devices there are and on who got which examples, so it is no longer one device's.
+#
+# One point for two of these cases: one device; no device's gradient reaches the limit and neither
+# does the batch's, so that nothing is clipped; all devices have the same gradient, and the limit
+# for each is set accordingly (a $k$-th of that for the sum; for means and even shards, the same).

@@ -1,0 +1,401 @@
+# %% [markdown]
+# # Assignment 5: measure, fit, predict
+#
+# **You will** write the three functions behind a claim about speed: one that takes the time of a
+# training step, one that fits a law to such times, and one that predicts what more devices would
+# bring.
+#
+# **You need** chapters 03, 09 and 10. **Time**: about an hour and a half. **Points**: 12, of which
+# 2 are for words.
+#
+# **You may use** anything in NumPy, SciPy and Python's own library.
+#
+# Write your code in the cells that say so, and nowhere else: those cells are all that will be
+# read. Each exercise is tested in the open, so that you can see how you are doing, and again, on
+# other values, other sizes and other numbers of devices, when it is marked.
+#
+# No real clock is read here. Times come from formulas and from a machine that is simulated, so
+# the right answer is known, and it is the same on every computer.
+
+# %% tags=["given"]
+import numpy as np
+
+# %% [markdown]
+# The machine is one device with a queue, and a clock. Python takes `handing` seconds to hand out a
+# step, and the device then works on it for as long as `costs` says, one step after another. `left`
+# seconds of somebody else's work are in the queue when the machine starts.
+
+
+# %% tags=["given"]
+class Machine:
+    def __init__(self, costs, handing=0.0, left=0.0):
+        self.costs, self.handing, self.pushed = list(costs), handing, 0
+        self.now = 1000.0              # what the clock shows; it has run for a while
+        self.done = self.now + left    # when the device will have finished what it has
+
+    def push(self):
+        """Hand out one step. Returns before the step has run."""
+        self.now += self.handing
+        cost = self.costs[min(self.pushed, len(self.costs) - 1)]
+        self.done = max(self.done, self.now) + cost
+        self.pushed += 1
+
+    def wait(self):
+        """Return when the queue is empty."""
+        self.now = max(self.now, self.done)
+
+    def clock(self):
+        """Seconds, since some moment in the past."""
+        return self.now
+
+
+# %% [markdown]
+# Three steps of 5, 4 and 4 seconds, of which Python sees next to nothing:
+
+# %%
+machine = Machine([5, 4, 4], handing=0.1)
+begin = machine.clock()
+for _ in range(3):
+    machine.push()
+print(f"handed out after {machine.clock() - begin:.1f} s", end=", ")
+machine.wait()
+print(f"done after {machine.clock() - begin:.1f} s")
+
+# %% [markdown]
+# ## 1. The time of a step (4 points)
+#
+# `measure` gets three functions, `push`, `wait` and `clock`, which do what the machine's methods
+# do. It returns the seconds that one step takes, found in this way and no other:
+#
+# - A *round* is `steps` steps, handed out one after another without waiting in between.
+# - The first round warms up and isn't counted: the first steps of a program fetch memory. Then
+#   come `rounds` rounds that are counted. That makes `(1 + rounds) * steps` steps in all.
+# - The queue is empty when the clock starts for a round, and again when it stops.
+# - A counted round's time, divided by `steps`, is its time of a step. The answer is the *median*
+#   over the counted rounds, since other programs disturb some of them. Of an even number of rounds
+#   it is the mean of the two in the middle, as `np.median` has it.
+#
+# Raise `ValueError` where `steps` or `rounds` is below 1.
+#
+# About eleven lines.
+
+
+# %% nbgrader={"grade_id": "measure", "solution": true}
+def measure(push, wait, clock, steps, rounds):
+    """Seconds a step: the median over `rounds` rounds of `steps` steps, after one to warm up."""
+    ### BEGIN SOLUTION
+    if steps < 1 or rounds < 1:
+        raise ValueError(f"{rounds} rounds of {steps} steps")
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(taken[1:])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The tests call your function through this one. `costs` has a row for each round, the one that
+# warms up first.
+
+
+# %% tags=["driver"]
+def on_machine(costs, handing, left, steps, rounds):
+    """What your `measure` returns on a new machine, and how many steps it has handed out."""
+    machine = Machine(np.reshape(costs, -1), handing, left)
+    seconds = measure(machine.push, machine.wait, machine.clock, steps, rounds)
+    return seconds, machine.pushed
+
+
+# %% nbgrader={"grade_id": "measure-values", "points": 2}
+found, pushed = on_machine([[30, 20], [10, 12]], handing=1, left=5, steps=2, rounds=1)
+mistakes = {1: "the clock stopped with work still in the queue",
+            12: "each step was waited for",
+            15.5: "one step has warmed up, not a whole round",
+            18.5: "the round that warms up is one of those in the median",
+            23: "the time of a whole round, not of a step",
+            25.5: "the round that warms up was counted",
+            37.5: "the queue wasn't empty when the clock started"}
+assert isinstance(found, (int, float)), f"the answer is a {type(found).__name__}, not a number"
+assert found not in mistakes, f"{found} s: {mistakes[found]}"
+assert abs(found - 11.5) < 1e-9, f"{found} s: a round of 1 + 10 + 12 s has two steps of 11.5 s"
+assert pushed == 4, f"{pushed} steps handed out; two rounds of two are four"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(51)
+for steps, left in ((1, 0.0), (2, 0.0), (4, 60.0), (3, 400.0), (7, 1.5)):
+    handing, costs = rng.uniform(0.2, 0.4), rng.uniform(2, 4, (2, steps))
+    costs[0] *= 10  # warms up
+    found, pushed = on_machine(costs, handing, left, steps, 1)
+    case = f"one round, steps={steps}"
+    right = (handing + costs[1].sum()) / steps
+    assert abs(found - right) < 1e-9 * right, f"{case}: {found:.3g} s isn't the time of a step"
+    assert pushed == 2 * steps, f"{case}: {pushed} steps handed out"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "measure-rounds", "points": 2}
+costs = [[30, 20], [10, 12], [90, 12], [9, 11], [10, 8], [45, 46]]
+found, _ = on_machine(costs, handing=0, left=0, steps=2, rounds=5)
+mistakes = {9: "the quickest round, not the median",
+            11.5: "the median over single steps, not over rounds",
+            18: "the round that warms up is one of those in the median",
+            25.3: "the mean over the rounds, not the median"}
+assert isinstance(found, (int, float)), f"the answer is a {type(found).__name__}, not a number"
+assert round(found, 9) not in mistakes, f"{found} s: {mistakes[round(found, 9)]}"
+assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so the median is 11"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(52)
+for steps, rounds in ((2, 5), (3, 4), (1, 2), (4, 6), (2, 3), (1, 7)):
+    costs = rng.uniform(2, 4, (rounds + 1, steps))
+    costs[0] *= 10                        # warms up
+    costs[rng.integers(1, rounds)] *= 3   # disturbed
+    found, _ = on_machine(costs, 0.0, 0.0, steps, rounds)
+    case, each = f"rounds={rounds}, steps={steps}", np.sort(costs[1:].mean(axis=1))
+    if rounds % 2 == 0:
+        for one in each[rounds // 2 - 1 : rounds // 2 + 1]:
+            assert abs(found - one) > 1e-9, f"{case}: one of the two rounds in the middle"
+    right = np.median(each)
+    assert abs(found - right) < 1e-9 * right, f"{case}: {found:.3g} s isn't the rounds' median"
+for steps, rounds in ((0, 3), (3, 0), (2, -1)):
+    case = f"{rounds} rounds of {steps} steps"
+    try:
+        on_machine([[1.0]], 0.0, 0.0, steps, rounds)
+    except ValueError:
+        continue
+    except ArithmeticError as error:
+        raise AssertionError(f"{case}: not a ValueError: {error}") from None
+    raise AssertionError(f"{case}: no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. A start and a bandwidth (3 points)
+#
+# A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a start of $\alpha$ seconds, then bytes
+# at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. The times
+# scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 10 did:
+# find the $\alpha$ and $B$ for which
+#
+# $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
+#
+# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$.
+#
+# The measurements come in any order, and a size may be there more than once: then each of its times
+# counts. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
+# are. In all data that you are given, the best $\alpha$ and $B$ are above zero. Raise `ValueError`
+# where there are fewer than two different sizes, since nothing could tell $\alpha$ from $\beta$
+# there.
+#
+# About five lines.
+
+
+# %% nbgrader={"grade_id": "line", "solution": true}
+def fit_line(sizes, seconds):
+    """(alpha, bandwidth), in s and bytes/s, from the arrays `sizes` [n] and `seconds` [n]."""
+    ### BEGIN SOLUTION
+    if len(np.unique(sizes)) < 2:
+        raise ValueError("a line takes two sizes")
+    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
+    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    return alpha, 1 / beta
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "line-values", "points": 2}
+sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
+alpha, bandwidth = fit_line(sizes, 2e-4 + sizes / 5e8)
+assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but these messages start in 2e-4 s"
+assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at 5e8 bytes/s"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(53)
+for n, start, speed in ((8, 1e-4, 1e9), (12, 3e-5, 2e8), (30, 2e-3, 8e9), (5, 5e-4, 4e7)):
+    sizes = np.concatenate([4.0 ** rng.uniform(4, 13, n), 4.0 ** np.array([7, 7, 7, 11])])
+    rng.shuffle(sizes)
+    seconds = (start + sizes / speed) * (1 + 0.05 * rng.standard_normal(n + 4))
+    found = fit_line(sizes.copy(), seconds.copy())
+    assert isinstance(found, (tuple, list, np.ndarray)) and len(found) == 2, "not two numbers"
+    columns = np.stack([np.ones(n + 4), sizes / 1e6], axis=1)  # in MB: columns of like size
+    alpha, beta = np.linalg.lstsq(columns / seconds[:, None], np.ones(n + 4), rcond=None)[0]
+    right = np.array([alpha, 1e6 / beta])
+    absolute = np.linalg.lstsq(columns, seconds, rcond=None)[0]
+    squared = np.linalg.lstsq(columns / seconds[:, None] ** 2, 1 / seconds, rcond=None)[0]
+    mistakes = {
+        "residuals are absolute, not relative": absolute,
+        "residuals are divided by the time twice": squared}
+    off = np.abs(np.array(found, dtype=float) / right - 1)
+    if off.max() > 1e-5:
+        why = [text for text, (a, b) in mistakes.items()
+               if np.allclose(np.array(found, dtype=float), [a, 1e6 / b], rtol=1e-4, atol=0)]
+        raise AssertionError(f"{n + 4} messages: " + (why or [
+            f"{'alpha' if off[0] > 1e-5 else 'bandwidth'} isn't that of the smallest sum"])[0])
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "line-care", "points": 1}
+sizes, seconds = np.array([4000, 1000, 2000]), np.array([5.0, 2.0, 3.0])
+fit_line(sizes, seconds)
+assert list(sizes) == [4000, 1000, 2000], "the caller's sizes were changed"
+assert list(seconds) == [5, 2, 3], "the caller's times were changed"
+### BEGIN HIDDEN TESTS
+for kind, most in (("int64", 10**10), ("int64", 7 * 10**9), ("float64", 10**8)):
+    sizes = (most * np.array([0.5, 0.001, 1, 0.25, 0.03])).astype(kind)
+    seconds = 0.01 + sizes / 2e9
+    given = sizes.copy(), seconds.copy()
+    alpha, bandwidth = fit_line(*given)
+    for array, before, name in zip(given, (sizes, seconds), ("sizes", "times")):
+        assert (array == before).all(), f"the caller's {name} were changed"
+    exact = abs(alpha - 0.01) < 1e-6 and abs(bandwidth - 2e9) < 2e4
+    assert exact, f"{kind} up to {most:.0e} bytes: not the line that the times were made of"
+for sizes in ([8.0], [512.0, 512.0, 512.0]):
+    case = f"messages of {sizes} bytes"
+    try:
+        fit_line(np.array(sizes), np.linspace(1, 1.1, len(sizes)))
+    except ValueError:
+        continue
+    except Exception as error:
+        raise AssertionError(f"{case}: not a ValueError: {error}") from None
+    raise AssertionError(f"{case}: no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 3. What more devices would bring (3 points)
+#
+# Training on $k$ devices, with gradients that are all-reduced in one piece by a ring (chapter 03).
+# A step takes
+#
+# $$T_k = \varphi + \gamma\, m + 2(k-1)\left(\alpha + \frac{S/k}{B}\right)$$
+#
+# - $\varphi$, `costs["fixed"]`: seconds that a step takes whatever the batch;
+# - $\gamma$, `costs["image"]`: seconds of computing for one image;
+# - $m$: the images of the device that has *most* of them. A step is done when the last device is;
+#   shards differ by at most one image;
+# - $\alpha$ and $B$, `costs["alpha"]` and `costs["bandwidth"]`: start (s) and bandwidth (bytes/s)
+#   of a message, of which a ring sends $2(k-1)$ one after another;
+# - $S$, `costs["bytes"]`: the gradients' bytes. A message is a $k$-th of them.
+#
+# `predict` returns the seconds of a step, the speed-up and the efficiency. For strong scaling
+# (`weak=False`), `images` is the whole batch, on one device as on $k$. For weak scaling
+# (`weak=True`), `images` is the batch *of each device*, so that $k$ devices have $k$ times as many.
+#
+# The speed-up is the images per second of $k$ devices, over those of one device with a batch of
+# `images`. The efficiency is the speed-up as a share of the ideal, which is $k$.
+#
+# Raise `ValueError` where $k$ is below 1, or where the batch of $k$ devices has fewer images than
+# $k$.
+#
+# About eight lines. `COSTS` is an example that you can work out by hand; your function is to use
+# the `costs` that it is given.
+
+# %% tags=["given"]
+COSTS = {"fixed": 2.0, "image": 0.5, "alpha": 1.0, "bandwidth": 10.0, "bytes": 40.0}
+
+
+# %% nbgrader={"grade_id": "predict", "solution": true}
+def predict(k, images, weak, costs):
+    """(seconds of a step on k devices, speed-up over one, efficiency). `costs`: five numbers."""
+    ### BEGIN SOLUTION
+    if k < 1 or not weak and images < k:
+        raise ValueError(f"{images} images for {k} devices")
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "predict-values", "points": 2}
+found = predict(2, 48, False, COSTS)                        # strong: 24 images each
+assert found is not None and len(found) == 3, f"three numbers are asked for, not {found}"
+seconds, speedup, efficiency = found
+assert abs(seconds - 20) < 1e-9, f"{seconds} s: 2 + 12 for computing, and two messages of 1 + 2"
+assert abs(speedup - 1.3) < 1e-9, f"speed-up {speedup}: one device takes 26 s for the same images"
+assert abs(efficiency - 0.65) < 1e-9, f"efficiency {efficiency}: 1.3 of 2"
+seconds, speedup, efficiency = predict(2, 48, True, COSTS)  # weak: 48 images each
+assert abs(seconds - 32) < 1e-9, f"{seconds} s: 2 + 24 for computing, and two messages of 1 + 2"
+assert abs(speedup - 1.625) < 1e-9, f"speed-up {speedup}: 96 images in 32 s, and 48 in 26 s"
+assert abs(efficiency - 0.8125) < 1e-9, f"efficiency {efficiency}: 1.625 of 2"
+### BEGIN HIDDEN TESTS
+rng = np.random.default_rng(54)
+for k in (1, 3, 4, 2, 5, 8):
+    costs = {"fixed": rng.uniform(1, 2), "image": rng.uniform(0.1, 0.2),
+             "alpha": rng.uniform(0.3, 0.6), "bandwidth": rng.uniform(40, 50),
+             "bytes": rng.uniform(200, 300)}
+    for weak, images in ((False, k * int(rng.integers(5, 20))), (True, int(rng.integers(8, 20)))):
+        case = f"k={k}, {'weak' if weak else 'strong'}"
+        found = predict(k, images, weak, dict(costs))
+        assert len(found) == 3, f"{case}: not three numbers"
+        # The law is linear: one cost raised by 1 shows how often a step has it.
+        largest = images if weak else images // k
+        for name, expected, what in (
+                ("fixed", 1, "fixed"), ("image", largest, "image"), ("alpha", 2 * (k - 1), "alpha"),
+                ("bytes", 2 * (k - 1) / k / costs["bandwidth"], "bytes / bandwidth")):
+            raised = predict(k, images, weak, {**costs, name: costs[name] + 1})[0] - found[0]
+            times = raised * costs["bandwidth"] if name == "bytes" else raised
+            assert abs(raised - expected) < 1e-9, f"{case}: a step has {times:.3g} times {what}"
+        step = costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * (
+            costs["alpha"] + costs["bytes"] / k / costs["bandwidth"])
+        assert abs(found[0] - step) < 1e-9 * step, f"{case}: another time of a step"
+        alone = costs["fixed"] + costs["image"] * images
+        speedup = (k if weak else 1) * alone / step
+        assert abs(found[1] - speedup) < 1e-9 * speedup, f"{case}: another speed-up"
+        assert abs(found[2] - speedup / k) < 1e-9, f"{case}: another efficiency"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "predict-care", "points": 1}
+free = {"fixed": 0.0, "image": 1.0, "alpha": 0.0, "bandwidth": 1.0, "bytes": 0.0}
+longest = predict(3, 10, False, free)[0]
+assert abs(longest - 4) < 1e-9, f"{longest} s: of ten images for three devices, one has four"
+### BEGIN HIDDEN TESTS
+for k, images in ((2, 7), (3, 11), (4, 5), (6, 6), (5, 1001), (1, 1)):
+    costs = {"fixed": 3, "image": 2, "alpha": 1, "bandwidth": 7, "bytes": 55}  # whole numbers
+    given = dict(costs)
+    found = predict(k, images, False, given)
+    assert given == costs, "the caller's costs were changed"
+    largest = len(np.array_split(np.arange(images), k)[0])
+    step = 3 + 2 * largest + 2 * (k - 1) * (1 + 55 / 7 / k)
+    assert abs(found[0] - step) < 1e-9 * step, f"{images} images on {k} devices: another time"
+    speedup = (3 + 2 * images) / step
+    assert abs(found[1] - speedup) < 1e-9, f"{images} images on {k} devices: another speed-up"
+    assert abs(found[2] - speedup / k) < 1e-9, f"{images} on {k} devices: another efficiency"
+try:
+    assert abs(predict(5, 2, True, costs)[0] - (7 + 8 * (1 + 11 / 7))) < 1e-9, (
+        "weak scaling, two images for each of five devices: another time")
+except ValueError as error:
+    raise AssertionError(f"two images for EACH of five devices: ValueError: {error}") from None
+for k, images, weak in ((0, 4, False), (-1, 4, True), (3, 2, False), (8, 7, False)):
+    case = f"{images} images for {k} devices"
+    try:
+        predict(k, images, weak, costs)
+    except ValueError:
+        continue
+    except ArithmeticError as error:
+        raise AssertionError(f"{case}: not a ValueError: {error}") from None
+    raise AssertionError(f"{case}: no ValueError")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4. In your words (2 points)
+#
+# A colleague reports a speed-up of 2.6 on two devices, and is pleased. Which questions would you
+# ask? Name three, and say for each what in the measurement could have made the figure too high. A
+# few sentences.
+
+# %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
+# Two devices can share the work, not do less of it, so more than 2 needs an explanation. Three
+# questions with a cause each earn the points; a list without causes earns one. For example:
+#
+# - Was the queue empty when the clock stopped? If work was left in it, the time on two devices is
+#   too short. Without any wait it is Python that was timed.
+# - Did the run on one device include the warm-up, perhaps because it came first? That makes the
+#   time on one device too long.
+# - Is it the same batch and the same work? With the batch doubled too, an epoch has half as many
+#   steps: seconds of epochs and of steps must not be compared with each other.
+# - Is the time on one device a fair one: the same code, the same number of threads, a median of
+#   several rounds in turn, nothing else running at that time?
+# - If all that is in order: do half the data perhaps fit into a device's cache or memory where the
+#   whole did not? Then 2.6 can be true, for this batch, and should go away with a smaller one.

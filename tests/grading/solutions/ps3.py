@@ -1,0 +1,708 @@
+# %% right loss: logarithm of a sum, the largest put back
+def cross_entropy(scores, labels):
+    largest = nd.max(scores, axis=1)
+    rest = nd.exp(nd.broadcast_sub(scores, largest.expand_dims(1)))
+    return largest + nd.log(nd.sum(rest, axis=1)) - nd.pick(scores, labels)
+
+
+# %% right loss: a mask in place of pick, and the largest as a constant
+def cross_entropy(scores, labels):
+    with autograd.pause():
+        largest = scores.max(axis=1, keepdims=True)
+        mask = labels.astype("int32").one_hot(scores.shape[1]).astype(scores.dtype)
+    shifted = scores - largest
+    logs = shifted - nd.log(nd.exp(shifted).sum(axis=1, keepdims=True))
+    return -(mask * logs).sum(axis=1)
+
+
+# %% right loss: example by example, stacked
+def cross_entropy(scores, labels):
+    losses = []
+    for i in range(len(labels)):
+        against = scores[i] - scores[i, int(labels[i].asscalar())]
+        top = against.max()
+        losses.append((against - top).exp().sum().log() + top)
+    return nd.concat(*losses, dim=0)
+
+
+# %% wrong loss loses loss-gradient: exp of any score as it comes | not \[inf inf\]
+def cross_entropy(scores, labels):
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-gradient: one largest score for all examples | large scores: a loss
+def cross_entropy(scores, labels):
+    scores = scores - scores.max()
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-gradient: scores clipped, so exp can't overflow | not \[ *0\. 80\.\]
+def cross_entropy(scores, labels):
+    scores = scores.clip(-80, 80)
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-values, loss-gradient: their mean | losses of shape \(1,\)
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
+
+
+# %% wrong loss loses loss-values, loss-gradient: the sum of all probabilities | it is log 4
+def cross_entropy(scores, labels):
+    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
+    return 1 - (powers / powers.sum(axis=1, keepdims=True)).sum(axis=1)
+
+
+# %% wrong loss loses loss-values, loss-gradient: right or wrong, by argmax | it is log 4
+def cross_entropy(scores, labels):
+    return scores.argmax(axis=1).astype("float64") != labels.astype("float64")
+
+
+# %% wrong loss loses loss-gradient: right values, worked out by NumPy | no way from the loss back
+def cross_entropy(scores, labels):
+    z = scores.asnumpy()
+    z = z - z.max(axis=1, keepdims=True)
+    y = labels.asnumpy().astype(int)
+    losses = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(y)), y]
+    return nd.array(losses, scores.context, dtype=scores.dtype)
+
+
+# %% wrong loss loses loss-gradient: the sum of the exponentials is detached | has slope
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True).detach()
+    return scores.exp().sum(axis=1).log().detach() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-values, loss-gradient: one minus the probability | it is log 4
+def cross_entropy(scores, labels):
+    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
+    return 1 - powers.pick(labels) / powers.sum(axis=1)
+
+
+# %% wrong loss loses loss-values, loss-gradient: a small number against log of 0 | other losses
+def cross_entropy(scores, labels):
+    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
+    return -(powers.pick(labels) / powers.sum(axis=1) + 1e-9).log()
+
+
+# %% wrong loss loses loss-values, loss-gradient: everything becomes float32 | losses in float32
+def cross_entropy(scores, labels):
+    scores = scores.astype("float32")
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-values: summed up on the first device | scores on cpu\(1\), losses on cpu
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    total = nd.zeros(len(labels), dtype=scores.dtype)
+    for j in range(scores.shape[1]):
+        total = total + scores[:, j].exp()
+    return total.log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-values, loss-gradient: four classes, as in the example | 11 classes
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    mask = nd.one_hot(labels, 4, dtype=scores.dtype)[:, : scores.shape[1]]
+    return scores.exp().sum(axis=1).log() - (scores[:, :4] * mask).sum(axis=1)
+
+
+# %% right replicas: NumPy in between
+def make_replicas(params, devices):
+    for i, d in enumerate(devices):
+        if d in devices[:i]:
+            raise ValueError(f"{d} is there already")
+    replicas = []
+    for d in devices:
+        replica = [nd.array(p.asnumpy(), ctx=d, dtype=p.dtype) for p in params]
+        [p.attach_grad() for p in replica]
+        replicas.append(replica)
+    return replicas
+
+
+# %% right replicas: empty arrays, then filled
+def make_replicas(params, devices):
+    names = [str(d) for d in devices]
+    if sorted(set(names)) != sorted(names):
+        raise ValueError("twice the same device")
+    replicas = [[nd.zeros(p.shape, ctx=d, dtype=p.dtype) for p in params] for d in devices]
+    for replica in replicas:
+        for source, copy in zip(params, replica):
+            source.copyto(copy)
+            copy.attach_grad()
+    return replicas
+
+
+# %% right replicas: a copy first, moved afterwards, kept by device
+def make_replicas(params, devices):
+    def one(d):
+        moved = [p.copy().as_in_context(d) for p in params]
+        autograd.mark_variables(moved, [nd.zeros_like(p) for p in moved])
+        return moved
+
+    by_device = {d: one(d) for d in devices}
+    if len(by_device) != len(devices):
+        raise ValueError("each device once")
+    return list(by_device.values())
+
+
+# %% wrong replicas loses replicas-care: as_in_context, no copy at home | changed the caller's
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.as_in_context(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: the first device gets windows onto the originals | changed
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p[:] if p.context == d else p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: one device twice is let through | no ValueError
+def make_replicas(params, devices):
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: only neighbours in the list are compared | no ValueError
+def make_replicas(params, devices):
+    if any(a == b for a, b in zip(devices, devices[1:])):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: one device twice becomes once, in silence | no ValueError
+def make_replicas(params, devices):
+    replicas = [[p.copyto(d) for p in params] for d in dict.fromkeys(devices)]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: float64 becomes float32 | float64 became
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: no gradients attached | no place for its gradient
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    return [[p.copyto(d) for p in params] for d in devices]
+
+
+# %% wrong replicas loses replicas-values: gradients attached to the originals | no place
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    for p in params:
+        p.attach_grad()
+    return [[p.copyto(d) for p in params] for d in devices]
+
+
+# %% wrong replicas loses replicas-values: a gradient for the first replica only | no place
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for p in replicas[0]:
+        p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: gradients that add up over passes | second backward pass
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad(grad_req="add")
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: each device has a random start of its own | other values
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[nd.random.normal(shape=p.shape, ctx=d).astype(p.dtype) for p in params]
+                for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values, replicas-care: all are one | not on its device
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replica = [p.copyto(devices[0]) for p in params]
+    for p in replica:
+        p.attach_grad()
+    return [replica] * len(devices)
+
+
+# %% wrong replicas loses replicas-values: by parameter, not by device | not on its device
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for d in devices] for p in params]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% right step: NumPy sums, everyone takes the sum
+def train_step(xs, ys, replicas, lr):
+    n, total = sum(x.shape[0] for x in xs), 0.0
+    sums = [np.zeros(p.shape) for p in replicas[0]]
+    for x, y, replica in zip(xs, ys, replicas):
+        with autograd.record():
+            value = loss(x, y, replica).sum()
+        value.backward()
+        total += float(value.asscalar())
+        for s, p in zip(sums, replica):
+            s += p.grad.asnumpy()
+    for replica in replicas:
+        for s, p in zip(sums, replica):
+            p[:] = p - nd.array(lr * s / n, p.context, dtype=p.dtype)
+    return total / n
+
+
+# %% right step: gradients summed in place on every device, then the update
+def train_step(xs, ys, replicas, lr):
+    lengths = [len(x) for x in xs]
+    values = []
+    for x, y, replica in zip(xs, ys, replicas):
+        with autograd.record():
+            values.append(loss(x, y, replica))
+        values[-1].backward()
+    for replica in replicas[len(xs):]:
+        for p in replica:
+            p.grad[:] = 0
+    for i in range(len(replicas[0])):
+        grads = [replica[i].grad for replica in replicas]
+        for g in grads[1:]:
+            grads[0] += g.as_in_context(grads[0].context)
+        for g in grads[1:]:
+            grads[0].copyto(g)
+    for replica in replicas:
+        for p in replica:
+            p[:] -= p.grad * (lr / sum(lengths))
+    return sum(v.asnumpy().sum() for v in values) / sum(lengths)
+
+
+# %% right step: the first replica is updated, and handed to the others
+def train_step(xs, ys, replicas, lr):
+    n = sum(map(len, xs))
+    with autograd.record():
+        scaled = [loss(x, y, p).sum() / n for x, y, p in zip(xs, ys, replicas)]
+    autograd.backward(scaled)
+    home, used = replicas[0], replicas[: len(xs)]
+    for i, p in enumerate(home):
+        p -= lr * nd.add_n(*[replica[i].grad.as_in_context(p.context) for replica in used])
+        for replica in replicas[1:]:
+            p.copyto(replica[i])
+    return float(sum(s.asscalar() for s in scaled))
+
+
+# %% wrong step loses step-values, step-care: the sum is not broadcast from device 0 | drifted apart
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        for p in same[1 : len(xs)]:
+            same[0].grad[:] += p.grad.as_in_context(same[0].context)
+        for p in same:
+            p -= lr / n * p.grad
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: each device follows its own gradient | drifted apart
+def train_step(xs, ys, replicas, lr):
+    total = 0
+    for x, y, replica in zip(xs, ys, replicas):
+        with autograd.record():
+            value = loss(x, y, replica).sum()
+        value.backward()
+        total += value.asscalar()
+        for p in replica:
+            p -= lr / len(x) * p.grad
+    return total / sum(len(x) for x in xs)
+
+
+# %% wrong step loses step-values, step-care: the mean of the gradients for their sum | 0\.50 times
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        mean = sum(p.grad.asnumpy() for p in same[: len(xs)]) / len(xs)
+        for p in same:
+            p -= lr / n * nd.array(mean, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: divided by the size of a shard | 2\.00 times as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / len(xs[0]) * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: the mean of the shards' means | uneven shards: .* not with one dev
+def train_step(xs, ys, replicas, lr):
+    with autograd.record():
+        losses = [loss(*shard).mean() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / len(xs) * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / len(xs)
+
+
+# %% wrong step loses step-values, step-care: only replica 0 is updated | has not changed
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for i, p in enumerate(replicas[0]):
+        total = sum(r[i].grad.asnumpy() for r in replicas[: len(xs)])
+        p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: new arrays, nothing in place | has not changed
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p = p - lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: no division by the batch's size | times as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: gradients of an earlier step are added too | fewer shards than
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same)
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: replicas without a shard are left behind | fewer shards .* drifted
+def train_step(xs, ys, replicas, lr):
+    n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same)
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: a ring of one round, right for two | k=3, .*apart
+def train_step(xs, ys, replicas, lr):
+    n, k = sum(len(x) for x in xs), len(xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        old = [p.grad.asnumpy() for p in same]
+        for r, p in enumerate(same):
+            total = old[r] + old[r - 1] if k > 1 else old[r]
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: device 0 counted twice | times as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = same[0].grad.asnumpy()
+        for p in same[: len(xs)]:
+            total = total + p.grad.asnumpy()
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: sums pass through float32 | e-0\d of the largest
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = nd.array(sum(p.grad.asnumpy() for p in same[: len(xs)]))
+        for p in same:
+            p -= lr / n * total.as_in_context(p.context).astype(p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: sgd_update, its rate in float32 | e-0\d of the larg
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            gradient = nd.array(total, p.context, dtype=p.dtype)
+            nd.sgd_update(p, gradient, lr=lr / n, wd=0, out=p)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: the caller's shards are scaled in place | the shards were changed
+def train_step(xs, ys, replicas, lr):
+    n, means = sum(len(x) for x in xs), 0
+    for x, y, replica in zip(xs, ys, replicas):
+        with autograd.record():
+            value = loss(x, y, replica).sum()
+        value.backward()
+        means += value.asscalar() / n
+        y -= net(x, replica)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return means
+
+
+# %% wrong step loses step-values, step-care: the first shard's loss is returned | not the mean
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return losses[0].asscalar() / len(xs[0])
+
+
+# %% right epoch: array_split at multiples of the size
+def train_epoch(images, labels, order, size, step):
+    x, y = images.asnumpy(), labels.asnumpy()
+    parts = np.split(order, range(size, len(order), size))
+    sums = [step(nd.array(x[part], dtype=x.dtype), nd.array(y[part], dtype=y.dtype), len(part))
+            for part in parts]
+    return sum(sums) / sum(len(part) for part in parts)
+
+
+# %% right epoch: while there is something left, in the new order
+def train_epoch(images, labels, order, size, step):
+    index = nd.array(order, dtype="int64")
+    x, y = nd.take(images, index), nd.take(labels, index)
+    seen, total = 0, 0
+    while seen < x.shape[0]:
+        n = min(size, x.shape[0] - seen)
+        total += step(x[seen : seen + n], y[seen : seen + n], n)
+        seen += n
+    return total / seen
+
+
+# %% right epoch: full batches, then the tail; means weighted by their sizes
+def train_epoch(images, labels, order, size, step):
+    def batch(part):
+        rows = [int(i) for i in part]
+        x = nd.concat(*[images[i : i + 1] for i in rows], dim=0)
+        y = nd.concat(*[labels[i : i + 1] for i in rows], dim=0)
+        return step(x, y, len(rows)) / len(rows)
+
+    full, tail = divmod(len(order), size)
+    means = [batch(order[i * size : (i + 1) * size]) for i in range(full)]
+    weights = [size] * full
+    if tail:
+        means.append(batch(order[-tail:]))
+        weights.append(tail)
+    return float(np.average(means, weights=weights))
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the tail is dropped | batches of \[3, 3\]
+def train_epoch(images, labels, order, size, step):
+    total, full = 0.0, len(order) // size
+    for i in range(full):
+        chosen = nd.array(order[i * size : (i + 1) * size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), size)
+    return total / (full * size) if full else 0.0
+
+
+# %% wrong epoch loses epoch-care: the tail divided by the size of a full batch | step of the last
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), size)
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: the mean of the batches' means | and a mean of
+def train_epoch(images, labels, order, size, step):
+    means = []
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        means.append(step(images.take(chosen), labels.take(chosen), len(chosen)) / len(chosen))
+    return sum(means) / len(means)
+
+
+# %% wrong epoch loses epoch-care: the sum divided by the batches, not the examples | and a mean of
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    starts = range(0, len(order), size)
+    for begin in starts:
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(starts)
+
+
+# %% wrong epoch loses epoch-care: the mean counts examples that the order leaves out | not the mean
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(labels)
+
+
+# %% wrong epoch loses epoch-values: labels in the old order | second batch has labels
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels[begin : begin + len(chosen)], len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values: images in the old order | labels beside other images
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images[begin : begin + len(chosen)], labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values: the order is not looked at | second batch has labels
+def train_epoch(images, labels, order, size, step):
+    total, m = 0.0, len(order)
+    for begin in range(0, m, size):
+        n = min(size, m - begin)
+        total += step(images[begin : begin + n], labels[begin : begin + n], n)
+    return total / m
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the tail is filled up | batches of \[3, 3, 3\]
+def train_epoch(images, labels, order, size, step):
+    order = np.concatenate([order, order[: -len(order) % size]])
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: batches of one example too few | batches of \[2, 2
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size - 1], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: an empty batch where it comes out even | with n = 0
+def train_epoch(images, labels, order, size, step):
+    x, y, total = images.asnumpy()[order], labels.asnumpy()[order], 0.0
+    for i in range(len(order) // size + 1):
+        part = slice(i * size, (i + 1) * size)
+        total += step(nd.array(x[part], dtype=x.dtype), nd.array(y[part], dtype=y.dtype),
+                      len(x[part]))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: everything becomes float32 | became
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        part = order[begin : begin + size]
+        x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
+        total += step(x, y, len(part))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: the caller's order is used up | order was changed
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        order[begin : begin + size] = -1
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)

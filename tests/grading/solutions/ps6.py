@@ -1,0 +1,825 @@
+# %% right cut: whole numbers all the way, nothing rounded
+def cut(n, speeds):
+    from fractions import Fraction
+
+    if n < len(speeds):
+        raise ValueError("more devices than examples")
+    for v in speeds:
+        if not np.isfinite(v) or v <= 0:
+            raise ValueError(f"a speed of {v}")
+
+    def share(n, speeds):
+        exact = [Fraction(v) for v in speeds]
+        parts = [divmod(n * v, sum(exact)) for v in exact]
+        sizes = [int(whole) for whole, _ in parts]
+        first = sorted(range(len(parts)), key=lambda i: (-parts[i][1], i))
+        for i in first[: n - sum(sizes)]:
+            sizes[i] += 1
+        if 0 not in sizes:
+            return sizes
+        rest = iter(share(n - sizes.count(0), [v for v, s in zip(speeds, sizes) if s]))
+        return [next(rest) if s else 1 for s in sizes]
+
+    return share(n, speeds)
+
+
+# %% right cut: NumPy with a mask of those who still share
+def cut(n, speeds):
+    v = np.array(speeds, dtype="float64")
+    if n < len(v) or not (np.isfinite(v) & (v > 0)).all():
+        raise ValueError("can't be shared out")
+    sizes, free = np.ones(len(v), dtype=int), np.ones(len(v), dtype=bool)
+    while True:
+        left = n - (~free).sum()
+        due = np.where(free, left * v / v[free].sum(), -1)
+        low = np.floor(due).astype(int)
+        gets = np.argsort(low - due - 2.0 * free, kind="stable")[: left - low[free].sum()]
+        low[gets] += 1
+        if (low[free] > 0).all():
+            sizes[free] = low[free]
+            return sizes.tolist()
+        free &= low > 0
+
+
+# %% right cut: one left-over example at a time
+def cut(n, speeds):
+    if any(not v > 0 or v == float("inf") for v in speeds):
+        raise ValueError("speeds must be positive")
+    if len(speeds) > n:
+        raise ValueError("too few examples")
+    done = set()
+    while True:
+        total = sum(v for i, v in enumerate(speeds) if i not in done)
+        lost, sizes = {}, {}
+        for i, v in enumerate(speeds):
+            if i in done:
+                sizes[i] = 1
+            else:
+                due = (n - len(done)) * (v / total)
+                sizes[i] = int(due // 1)
+                lost[i] = due - sizes[i]
+        while sum(sizes.values()) < n:
+            i = max(lost, key=lost.get)
+            sizes[i] += 1
+            del lost[i]
+        if all(sizes.values()):
+            return [sizes[i] for i in range(len(speeds))]
+        done |= {i for i in sizes if sizes[i] == 0}
+
+
+# %% wrong cut loses cut-values, cut-few: each share rounded for itself | 5, 2, 2, 2\] add up to 11
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    return [max(1, round(n * v / sum(speeds))) for v in speeds]
+
+
+# %% wrong cut loses cut-values, cut-few: every share rounded up | add up to 11
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    return [int(np.ceil(n * v / sum(speeds))) for v in speeds]
+
+
+# %% wrong cut loses cut-values, cut-few: the last takes the rest | a whole example or more
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes = [round(n * v / sum(speeds)) for v in speeds[:-1]]
+    return [*sizes, n - sum(sizes)]
+
+
+# %% wrong cut loses cut-values, cut-few: what is left goes to the fastest | 7, 1, 1, 1\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes = [max(1, int(n * v / sum(speeds))) for v in speeds]
+    sizes[int(np.argmax(speeds))] += n - sum(sizes)
+    return sizes
+
+
+# %% wrong cut loses cut-values, cut-few: what is left, to the first devices | 6, 2, 1, 1\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes = [max(1, int(n * v / sum(speeds))) for v in speeds]
+    i = 0
+    while sum(sizes) != n:
+        step = 1 if sum(sizes) < n else -1
+        if sizes[i] + step > 0:
+            sizes[i] += step
+        i = (i + 1) % len(sizes)
+    return sizes
+
+
+# %% wrong cut loses cut-values, cut-few: one example of the remainder is forgotten | add up to 9
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    due = [n * v / sum(speeds) for v in speeds]
+    sizes = [int(d) for d in due]
+    order = sorted(range(len(due)), key=lambda i: sizes[i] - due[i])
+    for i in order[: max(n - sum(sizes) - 1, 0)]:
+        sizes[i] += 1
+    return [max(1, size) for size in sizes]
+
+
+# %% wrong cut loses cut-values: sorted and turned round, so ties too | 5, 1, 2, 2\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% wrong cut loses cut-values: of equal remainders the faster device first | lower number
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes, sharing = [1] * len(speeds), range(len(speeds))
+    while True:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-values, cut-few: the ends are rounded, not the shares | 5, 2, 1, 2\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    ends = np.round(n * np.cumsum([0, *speeds]) / np.sum(speeds)).astype(int)
+    return np.diff(ends).tolist()
+
+
+# %% wrong cut loses cut-few: chapter 11's cut, which takes back one by one | 1, 7, 3\], not
+def cut(n, speeds):
+    speeds = np.asarray(speeds, dtype="float64")
+    if not (np.isfinite(speeds) & (speeds > 0)).all() or n < len(speeds):
+        raise ValueError("no cut")
+    due = n * speeds / speeds.sum()
+    sizes = np.maximum(np.floor(due), 1).astype(int)
+    while sizes.sum() != n:
+        one = np.sign(n - sizes.sum())
+        claim = np.where(sizes + one >= 1, one * (due - sizes), -np.inf)
+        sizes[claim.argmax()] += one
+    return sizes.tolist()
+
+
+# %% wrong cut loses cut-few: a device may have nothing | a device has nothing
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    due = [n * v / sum(speeds) for v in speeds]
+    sizes = [int(d) for d in due]
+    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
+# %% wrong cut loses cut-few: who has nothing gets an example that there isn't | add up to 12
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    if n == len(speeds):
+        return [1] * n
+    due = [n * v / sum(speeds) for v in speeds]
+    sizes = [int(d) for d in due]
+    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+        sizes[i] += 1
+    return [max(1, size) for size in sizes]
+
+
+# %% wrong cut loses cut-few: rule 3 is applied once, and not again | a device has nothing
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+
+    def share(n, speeds):
+        due = [n * v / sum(speeds) for v in speeds]
+        sizes = [int(d) for d in due]
+        for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+            sizes[i] += 1
+        return sizes
+
+    sizes = share(n, speeds)
+    some = [i for i, size in enumerate(sizes) if size]
+    result = [1] * len(speeds)
+    for i, size in zip(some, share(n - len(speeds) + len(some), [speeds[i] for i in some])):
+        result[i] = size
+    return result
+
+
+# %% wrong cut loses cut-values, cut-few: one each first, the rest in proportion | 4, 2, 2, 2\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    due = [(n - len(speeds)) * v / sum(speeds) for v in speeds]
+    sizes = [1 + int(d) for d in due]
+    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
+# %% wrong cut loses cut-values, cut-few: right for two devices only | 22, 39, 39\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    due = n * speeds[0] / sum(speeds)
+    first = min(max(int(due + 0.5), 1), n - len(speeds) + 1)
+    rest = n - first
+    k = len(speeds) - 1
+    return [first] + [rest // k + (i < rest % k) for i in range(k)]
+
+
+# %% wrong cut loses cut-values, cut-few: equal shards, whatever the speeds | \[128, 128\], not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    return [n // len(speeds) + (i < n % len(speeds)) for i in range(len(speeds))]
+
+
+# %% wrong cut loses cut-care: NaN and infinity pass for positive | nan\]: .* no ValueError
+def cut(n, speeds):
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    if n < len(v) or (v <= 0).any():
+        raise ValueError("no cut")
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% wrong cut loses cut-care: only the sum of the speeds is looked at | 8 .* no ValueError
+def cut(n, speeds):
+    if n < len(speeds) or not 0 < sum(speeds) < float("inf"):
+        raise ValueError("no cut")
+    sharing = list(range(len(speeds)))
+    while True:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        part = {i: int(due[i]) for i in sharing}
+        for i in sorted(sharing, key=lambda i: part[i] - due[i])[: left - sum(part.values())]:
+            part[i] += 1
+        if all(part.values()):
+            return [part.get(i, 1) for i in range(len(speeds))]
+        sharing = [i for i in sharing if part[i]]
+
+
+# %% wrong cut loses cut-care: the caller's speeds become shares | speeds were changed
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    total = sum(speeds)
+    for i, v in enumerate(speeds):
+        speeds[i] = v / total
+    sharing = list(range(len(speeds)))
+    while True:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        part = {i: int(due[i]) for i in sharing}
+        for i in sorted(sharing, key=lambda i: part[i] - due[i])[: left - sum(part.values())]:
+            part[i] += 1
+        if all(part.values()):
+            return [part.get(i, 1) for i in range(len(speeds))]
+        sharing = [i for i in sharing if part[i]]
+
+
+# %% wrong cut loses cut-care: sizes are floating-point numbers | not whole numbers
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds)), np.arange(len(speeds))
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = np.floor(due)
+        part[np.argsort(part - due, kind="stable")[: int(left - part.sum())]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% right average: each weighs its own, the first adds up and hands out
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError("one size for each gradient")
+    n = sum(sizes)
+    for gradient, size in zip(gradients, sizes):
+        if size == 0:
+            gradient[:] = 0
+        else:
+            gradient *= size / n
+    for gradient in gradients[1:]:
+        gradients[0] += gradient.as_in_context(gradients[0].context)
+    for gradient in gradients[1:]:
+        gradients[0].copyto(gradient)
+
+
+# %% right average: NumPy's weighted average of those that count
+def average(gradients, sizes):
+    if len(sizes) != len(gradients):
+        raise ValueError(f"{len(sizes)} sizes")
+    those = [i for i in range(len(sizes)) if sizes[i] > 0]
+    mean = np.average([gradients[i].asnumpy() for i in those], axis=0,
+                      weights=[sizes[i] for i in those])
+    for gradient in gradients:
+        mx.nd.array(mean, gradient.context, dtype=gradient.dtype).copyto(gradient)
+
+
+# %% right average: a running mean
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError(f"{len(gradients)} and {len(sizes)}")
+    seen, mean = 0, None
+    for gradient, size in zip(gradients, sizes):
+        if size == 0:
+            continue
+        seen += size
+        here = gradient.copyto(mx.cpu(0))
+        mean = here if mean is None else mean + (here - mean) * (size / seen)
+    for gradient in gradients:
+        gradient[:] = mean.as_in_context(gradient.context)
+
+
+# %% right average: sums first, stacked on one device, divided once
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError("lengths differ")
+    used = [(g.copyto(gradients[0].context), s) for g, s in zip(gradients, sizes) if s]
+    total = mx.nd.stack(*[g * s for g, s in used], axis=0).sum(axis=0) / sum(s for _, s in used)
+    for g in gradients:
+        total.copyto(g)
+
+
+# %% wrong average loses average-values: the mean of the means | holds 6, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    used = [g.asnumpy() for g, size in zip(gradients, sizes) if size]
+    for g in gradients:
+        g[:] = sum(used) / len(used)
+
+
+# %% wrong average loses average-values, average-care: a sum, as by all-reduce | holds 12, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    total = sum(g.asnumpy() for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = total
+
+
+# %% wrong average loses average-values, average-care: never divided by n | holds 16, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    total = sum(size * g.asnumpy() for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = total
+
+
+# %% wrong average loses average-values, average-care: divided by n and by k too | holds 2, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+                    for g, size in zip(gradients, sizes)], axis=0)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-values: weighted by time, few examples being slow | holds 8, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+    mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: one is written | cpu.1. holds 10, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+
+
+# %% wrong average loses average-values, average-care: rebound, not in place | holds 2, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+    for i, g in enumerate(gradients):
+        gradients[i] = mx.nd.array(mean, g.context, dtype=g.dtype)
+
+
+# %% wrong average loses average-values, average-care: it is only returned | holds 2, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+    return [mx.nd.array(mean, g.context, dtype=g.dtype) for g in gradients]
+
+
+# %% wrong average loses average-values, average-care: each scales its own only | holds 1.5, not 4
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    for g, size in zip(gradients, sizes):
+        g[:] = g * (size / n) if size else 0
+
+
+# %% wrong average loses average-values, average-care: adds what is changed | holds 5.5, not
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    for g in gradients:
+        g[:] = sum(other.asnumpy() * size / n for other, size in zip(gradients, sizes) if size)
+
+
+# %% wrong average loses average-values, average-care: right for k = 2 only | 3 devices.* doesn't
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes[:2])
+    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients[:2], sizes) if size)
+    for g in gradients[:2]:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: sizes sorted apart | sizes \[1, 2, 4\]
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    pairs = zip(gradients, sorted(sizes, reverse=True))
+    mean = sum(g.asnumpy() * size / n for g, size in pairs if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: runs on with the last size | doesn't hold
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    used = [(g.asnumpy(), size) for g, size in zip(gradients, sizes) if size]
+    mean, before = used[0]
+    for g, size in used[1:]:
+        mean = (mean * before + g * size) / (before + size)
+        before = size
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: nothing times NaN is NaN | \[nan, nan\], not 5 and 5
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes))
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: looks for NaN, but not for infinity | inf left over
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n, arrays = sum(sizes), [g.asnumpy() for g in gradients]
+    mean = sum(np.where(np.isnan(a), 0, a) * size / n for a, size in zip(arrays, sizes))
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: a device without examples receives nothing | 5.0, nan\], not
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+    for g, size in zip(gradients, sizes):
+        if size:
+            g[:] = mean
+
+
+# %% wrong average loses average-care: zip drops what has no partner | no ValueError
+def average(gradients, sizes):
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: float64 becomes float32 on the way | float64: .* off
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(mx.nd.array(g.asnumpy()) * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        mean.copyto(g)
+
+
+# %% wrong average loses average-care: the caller's sizes become weights | sizes were changed
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    for i, size in enumerate(sizes):
+        sizes[i] = size / n
+    mean = sum(g.asnumpy() * w for g, w in zip(gradients, sizes) if w)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% right time: the shares first, and all subsets
+def step_seconds(n, speeds, cost):
+    def seconds(shares, who):
+        longest = max(share / speeds[i] for i, share in zip(who, shares))
+        return longest + (cost if len(who) > 1 else 0)
+
+    everyone = range(len(speeds))
+    best = speeds.index(max(speeds))
+    return (seconds([n], [best]), seconds([n / len(speeds)] * len(speeds), everyone),
+            seconds([n * v / sum(speeds) for v in speeds], everyone))
+
+
+def whom(n, speeds, costs):
+    import itertools
+
+    best = None
+    for k in range(1, len(speeds) + 1):
+        for who in itertools.combinations(range(len(speeds)), k):
+            took = n / sum(speeds[i] for i in who) + costs[k - 1]
+            if best is None or took < best[1]:
+                best = list(who), took
+    return best
+
+
+# %% right time: NumPy, sums that grow
+def step_seconds(n, speeds, cost):
+    v = np.array(speeds)
+    times = np.array([n / v.max(), n / (len(v) * v.min()), n / v.sum()])
+    if len(v) > 1:
+        times[1:] += cost
+    return list(times)
+
+
+def whom(n, speeds, costs):
+    v = np.array(speeds, dtype="float64")
+    order = np.argsort(-v, kind="stable")
+    times = n / np.cumsum(v[order]) + np.array(costs)
+    k = int(times.argmin())
+    return sorted(order[: k + 1].tolist()), float(times[k])
+
+
+# %% right time: a loop that takes in one device after the other
+def step_seconds(n, speeds, cost):
+    if len(speeds) == 1:
+        return (n / speeds[0],) * 3
+    slowest, fastest = min(speeds), max(speeds)
+    return n / fastest, n / (slowest * len(speeds)) + cost, n / sum(speeds) + cost
+
+
+def whom(n, speeds, costs):
+    waiting, team, best = list(range(len(speeds))), [], ([], float("inf"))
+    while waiting:
+        fastest = waiting[0]
+        for i in waiting:
+            if speeds[i] > speeds[fastest]:
+                fastest = i
+        waiting.remove(fastest)
+        team.append(fastest)
+        seconds = n / sum(speeds[i] for i in team) + costs[len(team) - 1]
+        if seconds < best[1]:
+            best = sorted(team), seconds
+    return best
+
+
+# %% wrong time loses time-seconds: a device alone talks too | it need not talk
+def step_seconds(n, speeds, cost):
+    return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds, time-whom: the talk is forgotten | 0.21 s, not 0.2$
+def step_seconds(n, speeds, cost):
+    return n / max(speeds), n / len(speeds) / min(speeds), n / sum(speeds)
+
+
+def whom(n, speeds, costs):
+    return list(range(len(speeds))), n / sum(speeds)
+
+
+# %% wrong time loses time-seconds: equal shares, mean of the devices' times | 0.21 s, not 0.16$
+def step_seconds(n, speeds, cost):
+    k = len(speeds)
+    talk = cost if k > 1 else 0
+    equal = sum(n / k / v for v in speeds) / k
+    return n / max(speeds), equal + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds: equal shares, always among two | 0.21 s, not 0.31$
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / 2 / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds: the first is taken for the fastest | 2 devices, alone: not
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / speeds[0], n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: everybody or the fastest alone, as with a fixed cost | is faster
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    alone, together = n / max(speeds), n / sum(speeds) + costs[-1]
+    if together < alone:
+        return list(range(len(speeds))), together
+    return [speeds.index(max(speeds))], alone
+
+
+# %% wrong time loses time-whom: stops at the first device that doesn't pay | is faster
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    chosen, seconds = ranked[:1], n / speeds[ranked[0]]
+    for k in range(2, len(ranked) + 1):
+        longer = n / sum(speeds[i] for i in ranked[:k]) + costs[k - 1]
+        if longer >= seconds:
+            break
+        chosen, seconds = ranked[:k], longer
+    return sorted(chosen), seconds
+
+
+# %% wrong time loses time-whom: devices as they come, not the fastest first | not \[0, 1\]
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return list(range(best + 1)), times[best]
+
+
+# %% wrong time loses time-whom: places in the ranking, not numbers of devices | not \[0\]
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(speeds, reverse=True)
+    times = [n / sum(ranked[: k + 1]) + costs[k] for k in range(len(ranked))]
+    best = times.index(min(times))
+    return list(range(best + 1)), times[best]
+
+
+# %% wrong time loses time-whom: in the order of their speeds | aren't ascending
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return ranked[: best + 1], times[best]
+
+
+# %% wrong time loses time-whom: the cost of one device more | device 1 alone takes .* not \[0, 1\]
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[:k]) + costs[min(k, len(costs) - 1)]
+             for k in range(1, len(speeds) + 1)]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: of equally fast choices the larger one | just as fast
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    best, seconds = 0, float("inf")
+    for k in range(len(speeds)):
+        took = n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k]
+        if took <= seconds:
+            best, seconds = k, took
+    return sorted(ranked[: best + 1]), seconds
+
+
+# %% wrong time loses time-whom: ranked upwards and turned round, so ties too | lower numbers
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: speeds[i])[::-1]
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: costs added up as if each were one device's | is faster
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + sum(costs[: k + 1])
+             for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: the caller's speeds are sorted | lists were changed
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    speeds.sort(reverse=True)
+    times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
