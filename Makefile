@@ -17,8 +17,8 @@ endif
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
 
-.PHONY: help setup lab test run notebooks assignments grade test-grading bench reproduce lint \
-    lock clean
+.PHONY: help setup lab test run notebooks assignments grade test-grading test-gpu-stack \
+    bench reproduce doctor lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -51,19 +51,27 @@ grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback 
 test-grading: setup  ## test the marking: right, wrong and hostile solutions
 	$(BIN)/python -m pytest tests/grading $(ARGS)
 
+test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3 GB); needs no GPU
+	$(BIN)/python -m pytest tests/gpu_stack $(ARGS)
+
 bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
 	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/bench.py $(ARGS)
 
 reproduce: setup  ## train the published experiments at full size; ARGS=--quick for a few batches
 	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/reproduce.py $(ARGS)
 
+doctor: setup  ## say what this machine can do, and what to do about what it can't
+	$(BIN)/python -m helpers.doctor
+
 lint: setup  ## look for mistakes in the code without running it
 	$(BIN)/ruff check $(ARGS)
 
-lock:  ## resolve requirements/cpu.in into cpu.txt; ARGS=--upgrade for newer versions
-	"$$(sh requirements/setup.sh --find-uv)" pip compile --quiet --universal \
-	    --python-version 3.11 --generate-hashes --no-header --no-annotate $(ARGS) \
-	    requirements/cpu.in -o requirements/cpu.txt
+lock:  ## resolve requirements/cpu.in and gpu.in into .txt; ARGS=--upgrade for newer versions
+	for build in cpu gpu; do \
+	    "$$(sh requirements/setup.sh --find-uv)" pip compile --quiet --universal \
+	        --python-version 3.11 --generate-hashes --no-header --no-annotate $(ARGS) \
+	        requirements/$$build.in -o requirements/$$build.txt || exit; \
+	done
 
 clean:  ## remove build/ and caches; .venv and the notebooks stay
 	rm -rf build .pytest_cache .hypothesis .ruff_cache

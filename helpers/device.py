@@ -14,6 +14,8 @@ from pathlib import Path
 
 import mxnet as mx
 
+from helpers import gpu
+
 MOST = 64  # each context that is used starts a thread and keeps scratch space
 _said = set()
 
@@ -53,20 +55,21 @@ def devices(k=None):
 
     GPUs where the machine has at least k of them; else `cpu(0)` to `cpu(k-1)`, each one core.
     With `k=None`: every GPU, or, without GPUs, two simulated devices. The variable
-    `COURSE_SIMULATE=1` asks for simulated devices on a machine with GPUs too.
+    `COURSE_SIMULATE=1` asks for simulated devices on a machine with GPUs too. A GPU for which
+    MXNet 1.9.1 has no machine code is left out, with a line that says so.
 
     Raises TypeError where k is not a whole number, ValueError where it is below 1 or above 64.
     Warns where k simulated devices must share fewer cores.
     """
-    gpus = 0 if os.environ.get("COURSE_SIMULATE") == "1" else mx.context.num_gpus()
+    gpus = [] if os.environ.get("COURSE_SIMULATE") == "1" else _gpus()
     if k is None:
-        k = gpus or 2
+        k = len(gpus) or 2
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f"devices(k={k!r}): k must be a whole number of devices, such as 2")
     if not 1 <= k <= MOST:
         raise ValueError(f"devices(k={k}): k must be from 1 to {MOST}")
-    if gpus >= k:
-        chosen = [mx.gpu(i) for i in range(k)]
+    if len(gpus) >= k:
+        chosen = [mx.gpu(i) for i in gpus[:k]]
         _say(f"{_count(k, 'GPU')}: {_names(chosen)}")
         return chosen
     chosen = [mx.cpu(i) for i in range(k)]
@@ -80,6 +83,19 @@ def devices(k=None):
             stacklevel=2,
         )
     return chosen
+
+
+def _gpus():
+    """The numbers of the GPUs that MXNet can see and use."""
+    seen = range(mx.context.num_gpus())
+    try:
+        cards = gpu.cards() if seen else []
+    except gpu.NoDriver:
+        return list(seen)
+    for i, card in zip(seen, cards):
+        if not card.usable:
+            _say(f"gpu({i}) is left out: MXNet 1.9.1 has no machine code for {card}")
+    return [i for i, card in zip(seen, cards) if card.usable]
 
 
 def _count(n, noun):

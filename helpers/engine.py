@@ -10,6 +10,8 @@ import os
 import sys
 import warnings
 
+from helpers import gpu
+
 # One simulated device is one CPU core, so no operator may spread over several. And an operator
 # that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
 # of 4 spaces, devices wait for one another all the time; with 64 they hardly meet.
@@ -30,7 +32,11 @@ ALLOCATOR = [
 
 
 def prepare():
-    """Make the settings; warn where MXNet was loaded first, with nothing changed."""
+    """Make the settings, and load the CUDA libraries for a build of MXNet that needs them.
+
+    Warns where MXNet was loaded first, with nothing changed, and where there is no GPU driver for
+    a build that can't be imported without.
+    """
     if "mxnet" in sys.modules:
         if any(name not in os.environ for name in SETTINGS):
             warnings.warn(
@@ -43,6 +49,15 @@ def prepare():
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     _keep_memory()
+    if gpu.is_cuda_build():
+        try:
+            gpu.preload()
+        except gpu.NoDriver as error:
+            warnings.warn(
+                f"{error}, and the MXNet that is installed is the build for GPUs, which can't be "
+                "imported without: install a driver, or the build for CPUs by `make setup GPU=0`.",
+                stacklevel=3,
+            )
 
 
 def _keep_memory():

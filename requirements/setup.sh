@@ -3,6 +3,9 @@
 #
 #   sh requirements/setup.sh                 does nothing when .venv is up to date
 #   TORCH=1 sh requirements/setup.sh         the same, and PyTorch in it
+#   GPU=1 sh requirements/setup.sh           MXNet's build for GPUs, with CUDA's libraries: 4 GB;
+#                                            GPU=0: that for CPUs; without: as this machine has it
+#   sh requirements/setup.sh --find-lock     prints the lock that it would install
 #   sh requirements/setup.sh --find-python   prints the Python 3.11 that it would use
 #   sh requirements/setup.sh --find-uv       prints the uv that it would use; gets one if need be
 #
@@ -13,7 +16,6 @@ cd "${0%/*}/.."
 python_version=3.11   # the only one that NumPy 1.23.5 has wheels for and MXNet 1.9.1 runs on
 uv_version=0.13.8     # fetched into build/uv where no uv is installed
 torch_version=2.13.0
-lock=requirements/cpu.txt   # one day gpu.txt, locked from requirements/gpu.in, for a GPU machine
 stamp=.venv/.stamp
 
 stop() {
@@ -69,7 +71,27 @@ find_uv() {
     echo build/uv/bin/uv
 }
 
+# What was chosen once stays, also when a driver is away for an hour; GPU says otherwise.
+choose_lock() {
+    cpu=requirements/cpu.txt gpu=requirements/gpu.txt
+    case ${GPU:-} in
+        0) echo $cpu ;;
+        1) echo $gpu ;;
+        "") if made_from $cpu || { ! made_from $gpu && ! usable_gpu; }; then
+                echo $cpu
+            else
+                echo $gpu
+            fi ;;
+        *) stop "GPU=$GPU: must be 1 (the build for GPUs) or 0 (for CPUs), or not be set." ;;
+    esac
+}
+made_from() { [ "$(cat $stamp 2>/dev/null)" = "$(pwd -P) $(cksum <"$1")" ]; }
+usable_gpu() {
+    python=$(first_python "sys.version_info >= (3, 8)") && "$python" helpers/gpu.py 2>/dev/null
+}
+
 case ${1:-} in
+    --find-lock) choose_lock; exit ;;
     --find-python) find_python; exit ;;
     --find-uv) find_uv; exit ;;
 esac
@@ -78,8 +100,9 @@ esac
 # repository holds the old place in its scripts. It is written when all is done, so none means half
 # made. PyTorch, which not everyone wants, comes after it and has a stamp of its own.
 root=$(pwd -P)
-wanted="$root $(cksum <$lock)"
 runs() { .venv/bin/python -c "" 2>/dev/null; }
+lock=$(choose_lock)
+wanted="$root $(cksum <$lock)"
 made() { [ "$(cat $stamp 2>/dev/null)" = "$wanted" ] && runs; }
 torch_made() { [ "${TORCH:-0}" != 1 ] || [ "$(cat .venv/.torch 2>/dev/null)" = $torch_version ]; }
 if made && torch_made; then exit; fi
@@ -119,4 +142,5 @@ if ! torch_made; then
             "(it takes up to 6 GB), then try again, or do without: make setup."
     echo $torch_version >.venv/.torch
 fi
-echo "Ready: .venv, $(.venv/bin/python --version)" >&2
+case $lock in *gpu*) for=", MXNet for GPUs" ;; *) for= ;; esac
+echo "Ready: .venv, $(.venv/bin/python --version)$for" >&2

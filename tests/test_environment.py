@@ -13,55 +13,74 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers import gpu
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "requirements" / "setup.sh"
 
 
-def read_lock():
-    """The lock as {name: [(requirement, how many hashes it has), ...]}: one for each platform."""
-    lock = {}
-    for entry in re.split(r"\n(?=\S)", (ROOT / "requirements/cpu.txt").read_text().strip()):
+def read_lock(build):
+    """A lock as {name: [(requirement, how many hashes it has), ...]}: one for each platform."""
+    lock, path = {}, ROOT / f"requirements/{build}.txt"
+    for entry in re.split(r"\n(?=\S)", path.read_text().strip()):
         requirement = Requirement(entry.split("\\")[0].strip())
         hashes = len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry))
         lock.setdefault(canonicalize_name(requirement.name), []).append((requirement, hashes))
     return lock
 
 
-def read_direct():
+def read_direct(build):
     """The direct dependencies as [(requirement, the reason beside it), ...]."""
-    lines = (ROOT / "requirements/cpu.in").read_text().splitlines()
-    parts = [line.partition("#") for line in lines if line.strip() and line[0] != "#"]
+    lines = (ROOT / f"requirements/{build}.in").read_text().splitlines()
+    assert lines.count("-r common.in") == 1
+    lines += (ROOT / "requirements/common.in").read_text().splitlines()
+    parts = [line.partition("#") for line in lines if line.strip() and line[0] not in "#-"]
     return [(Requirement(before.strip()), reason.strip()) for before, _, reason in parts]
 
 
-LOCK = read_lock()
-DIRECT = read_direct()
+LOCKS = {build: read_lock(build) for build in ("cpu", "gpu")}
+HERE = LOCKS["gpu" if gpu.is_cuda_build() else "cpu"]
+builds = pytest.mark.parametrize("build", LOCKS)
 
 
-def test_every_direct_dependency_has_a_reason_and_is_locked_as_asked():
-    assert len(DIRECT) > 5
-    for requirement, reason in DIRECT:
-        assert reason, f"{requirement.name} has no reason beside it in cpu.in"
-        locked = LOCK[canonicalize_name(requirement.name)]
+@builds
+def test_every_direct_dependency_has_a_reason_and_is_locked_as_asked(build):
+    direct = read_direct(build)
+    assert len(direct) > 5
+    for requirement, reason in direct:
+        assert reason, f"{requirement.name} has no reason beside it in {build}.in"
+        locked = LOCKS[build][canonicalize_name(requirement.name)]
         for entry, _ in locked:
             (pin,) = entry.specifier
             assert pin.version in requirement.specifier, f"the lock has {entry}: make lock"
 
 
-def test_the_lock_pins_and_hashes_everything():
-    for entry, hashes in (item for entries in LOCK.values() for item in entries):
+@builds
+def test_the_lock_pins_and_hashes_everything(build):
+    for entry, hashes in (item for entries in LOCKS[build].values() for item in entries):
         assert [pin.operator for pin in entry.specifier] == ["=="], entry
         assert hashes, f"{entry.name} has no hash"
 
 
-def test_the_lock_names_no_address():
-    text = (ROOT / "requirements/cpu.txt").read_text()
+@builds
+def test_the_lock_names_no_address(build):
+    text = (ROOT / f"requirements/{build}.txt").read_text()
     assert not re.findall(r"\S+://\S*|^--?[a-z].*| @ .*", text, re.MULTILINE)
+
+
+def test_the_builds_differ_in_mxnet_and_its_libraries_only():
+    def pins(build):
+        return {str(entry) for entries in LOCKS[build].values() for entry, _ in entries}
+
+    assert {pin.split("==")[0] for pin in pins("cpu") - pins("gpu")} == {"mxnet"}
+    more = {pin.split("==")[0] for pin in pins("gpu") - pins("cpu")}
+    assert "mxnet-cu112" in more and len(more) == 11
+    assert all(re.fullmatch("mxnet-cu112|nvidia-.*-cu11", name) for name in more)
 
 
 def test_what_is_installed_is_what_is_locked():
     wrong = []
-    for entry, _ in (item for entries in LOCK.values() for item in entries):
+    for entry, _ in (item for entries in HERE.values() for item in entries):
         if entry.marker is None or entry.marker.evaluate():
             try:
                 version = metadata.version(entry.name)
@@ -98,8 +117,8 @@ def test_conda_gets_the_same_python_and_the_same_lock():
     *plain, pip = conda["dependencies"]
     assert conda["name"] == "many-devices"
     assert plain == ["python=3.11", "pip"]
-    assert pip == {"pip": ["-r requirements/cpu.txt"]}
-    assert (ROOT / "requirements/cpu.txt").is_file()
+    assert pip == {"pip": ["-r requirements/gpu.txt"]}
+    assert (ROOT / "requirements/gpu.txt").is_file()
 
 
 def test_one_python_version_everywhere():

@@ -28,7 +28,7 @@ MEMORY = 2 * 2**30    # bytes, all its processes together
 SPACE = 8 * 2**30     # bytes of addresses, for one process
 PROCESSES = 8         # at one time
 OUTPUT = 5 * 10**6    # bytes printed
-HELPERS = ["__init__.py", "engine.py", "device.py"]  # what a student gets
+HELPERS = ["__init__.py", "engine.py", "gpu.py", "device.py"]  # what a student gets
 FILE = 64 * 2**20     # bytes of one file, and of each folder that can be written
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache",
           "/etc/alternatives", "/sys/devices/system/cpu"]  # fmt: skip
