@@ -18,7 +18,7 @@ endif
 test run notebooks: export COURSE_OFFLINE ?= 1
 
 .PHONY: help setup lab test run notebooks assignments grade test-grading test-gpu-stack \
-    bench reproduce doctor lint lock clean
+    book test-browser bench reproduce doctor lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -53,6 +53,13 @@ test-grading: setup  ## test the marking: right, wrong and hostile solutions
 
 test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3 GB); needs no GPU
 	$(BIN)/python -m pytest tests/gpu_stack $(ARGS)
+
+book: setup  ## make the course a web site, build/book/index.html
+	rm -rf build/book
+	$(BIN)/sphinx-build -W --keep-going -q -c notebooks/book notebooks build/book
+
+test-browser: setup  ## test JupyterLab and the book in a browser, Debian's Chromium
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
 	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/bench.py $(ARGS)

@@ -507,6 +507,7 @@ if first and os.environ.get("DIE") == str(dist.get_rank()):
     os.kill(os.getpid(), 9)
 if first:
     time.sleep(60)
+dist.destroy_process_group()  # or its threads may abort the process as it ends
 """
 
 
@@ -568,7 +569,8 @@ def test_two_stores_of_torchrun_listen_everywhere_and_the_workers_on_loopback(wr
     pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
     command = namespaces()
     workers = write("import time, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-                    "dist.barrier(); print('ready', flush=True); time.sleep(3)\n")
+                    "dist.barrier(); print('ready', flush=True); time.sleep(3)\n"
+                    "dist.destroy_process_group()\n")
     done = subprocess.run([*command, sys.executable, write(LISTENERS, "look.py"), workers],
                           env=environment(), timeout=SLOW, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -108,6 +108,14 @@ def opening(notebook):
     return complaints
 
 
+def one_title(notebook):
+    """The title is the only heading of its rank: all others belong below it."""
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    prose = re.sub(r"^```.*?^```", "", prose, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^# .*", prose, re.MULTILINE)
+    return [] if len(titles) == 1 else [f"has the titles {titles}"]
+
+
 def ending(notebook):
     """A summary, exercises and, after those, at least one solution."""
     where = {name: number for number, cell in enumerate(notebook.cells)
@@ -182,8 +190,8 @@ def alternative_texts(notebook):
     return complaints
 
 
-CHECKS = [executed, no_errors, opening, ending, short_cells, prose_between, mostly_compared,
-          no_machine_paths, alternative_texts]
+CHECKS = [executed, no_errors, opening, one_title, ending, short_cells, prose_between,
+          mostly_compared, no_machine_paths, alternative_texts]
 
 
 # --- the chapters keep them -----------------------------------------------------------------
@@ -275,6 +283,8 @@ FAULTS = [
     (opening, replace(0, "What you need", "What you want")),
     (opening, replace(0, "20 minutes", "a while")),
     (opening, lambda notebook: notebook.cells.clear()),
+    (one_title, replace(2, "And now:", "# And now:")),
+    (one_title, replace(0, "# Title", "## Title")),
     (ending, replace(8, "Summary", "Afterword")),
     (ending, replace(9, "## Exercises", "Exercises")),
     (ending, move(9, 8)),

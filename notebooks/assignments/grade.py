@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,6 +126,7 @@ def grade(folder, out):
     found = find(folder)
     if not found:
         sys.exit(f"{folder}: no submissions; needs STUDENT/ps1.ipynb or STUDENT/ps1/ps1.ipynb")
+    warnings.filterwarnings("ignore", module="nbgrader")  # how it fills its tables
     if not sandbox.bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)

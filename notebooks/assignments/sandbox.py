@@ -117,8 +117,8 @@ class Solution:
     def call(self, name, args, kwargs):
         """What the solution's function `name` returns. Arguments are changed as it changes them.
 
-        Raises Ended, wire.Unreadable, or what the function raised: a built-in exception where
-        it is one of `RAISED`, else Failed.
+        Raises Ended, or what the function raised: a built-in exception where it is one of
+        `RAISED`, else Failed.
         """
         known = self._send([name, args, kwargs])
         reply = self._receive(known)
@@ -132,7 +132,8 @@ class Solution:
                 return result
             case {"raised": str(kind), "why": str(why)}:
                 raise RAISED.get(kind, Failed)(why if kind in RAISED else f"{kind}: {why}")
-        raise wire.Unreadable("an answer of another form")
+        self._kill("what it told the judge is no answer")
+        raise Ended(self.ended)
 
     def close(self):
         """End the process and all that it started. Safe to call twice."""
@@ -165,6 +166,9 @@ class Solution:
             return wire.read(self._read, known)[0]
         except EOFError:
             raise self._gone() from None
+        except wire.Unreadable as error:
+            self._kill(f"what it told the judge can't be read: {error}")
+            raise Ended(self.ended) from error
 
     def _gone(self):
         code = self._process.wait()

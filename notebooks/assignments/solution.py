@@ -22,12 +22,10 @@ import helpers  # noqa: F401  before mxnet, which reads its settings once
 import wire
 
 
-def serve(read, write):
+def serve(read, write, namespace):
+    """Answer the judge in `namespace` until it hangs up, which raises EOFError."""
     wire.write(write, "started")
     given, answer = wire.read(read)[0]
-    # A module of its own, so that no name of this file is in the solution's way.
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    namespace = module.__dict__
     for number, cell in enumerate(given):
         exec(compile(cell, f"<given cell {number + 1}>", "exec"), namespace)
     functions = {name: value for name, value in namespace.items() if inspect.isfunction(value)}
@@ -71,7 +69,9 @@ if __name__ == "__main__":
     for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file),
                         (resource.RLIMIT_AS, space)):
         resource.setrlimit(limit, (most, most))
+    # A module of its own, so that no name of this file is in the solution's way.
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        serve(os.fdopen(reading, "rb"), os.fdopen(writing, "wb"))
+        serve(os.fdopen(reading, "rb"), os.fdopen(writing, "wb"), module.__dict__)
     except EOFError:  # the judge has heard enough
         os._exit(0)

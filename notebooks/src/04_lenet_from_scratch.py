@@ -241,7 +241,8 @@ for same in zip(*replicas):
 # %% [markdown]
 # They are. But equal to each other is half of the promise: they must also be equal to what *one*
 # device would have.
-## One step on one device, one on two, from equal weights and on the same batch. **Predict:** how
+#
+# One step on one device, one on two, from equal weights and on the same batch. **Predict:** how
 # far apart will the weights be in float32? Exactly zero?
 
 # %%

@@ -86,8 +86,15 @@ def command(role, script="-c 'import mxnet'", python=sys.executable, **places):
 # ### A script from functions
 #
 # Workers are scripts of their own. We write their functions here, where you can read and try them,
-# and let Python's `inspect` copy the source to a file. The last function is the one that runs; its
-# arguments come in as JSON.
+# and let Python's `inspect` copy the source to a file. All files go to a folder that ends with the
+# kernel:
+
+# %%
+scratch = tempfile.TemporaryDirectory()
+folder = Path(scratch.name)
+
+# %% [markdown]
+# The last function is the one that runs; its arguments come in as JSON.
 
 # %%
 HEAD = """\
@@ -99,8 +106,6 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 """
-scratch = tempfile.TemporaryDirectory()  # gone when the kernel ends
-folder = Path(scratch.name)
 
 
 def script(name, *functions, head=HEAD):

@@ -82,8 +82,13 @@ def test_points_and_lines_are_what_the_text_says(name):
     assert f"**Points**: {total + words}" in opening and words == 2
     assert 2 <= len(assignment.exercises) <= 4
     for exercise in assignment.exercises:
-        (section,) = (c.source for c, after in zip(cells(name), cells(name)[1:])
-                      if after.source == exercise.answer)
+        (place,) = (i for i, c in enumerate(cells(name)) if c.source == exercise.answer)
+        section = ""
+        for cell in reversed(cells(name)[:place]):  # from its heading to its solution cell
+            if cell.cell_type == "markdown":
+                section = cell.source + section
+                if cell.source.startswith("## "):
+                    break
         points = sum(t.points for t in exercise.tests)
         assert re.search(rf"\({points} points?\)", section), exercise.name
         said = re.search(r"[Aa]bout (\w+) lines", section)[1]
