@@ -59,7 +59,7 @@ has = mx.runtime.Features()
 mapped = sorted({line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps")
                  if "/" in line})
 print(json.dumps({"features": [n for n in ("CUDA", "CUDNN", "NCCL") if has.is_enabled(n)],
-                  "gpus": mx.context.num_gpus(), "sum": mx.nd.ones(3).sum().asscalar(),
+                  "gpus": mx.context.num_gpus(), "sum": float(mx.nd.ones(3).sum().asscalar()),
                   "devices": [str(d) for d in devices(2)], "mapped": mapped}))
 """
 
