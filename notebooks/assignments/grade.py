@@ -170,7 +170,7 @@ def show(lines):
         else:
             got[0] += float(points)
             got[1] += float(of)
-    width = max(len(student) for student, _ in sums)
+    width = max((len(student) for student, _ in sums), default=0)
     for (student, assignment), (points, of, unread) in sums.items():
         left = f", {unread:g} more to be read" if unread else ""
         print(f"{student:{width}}  {assignment}  {points:g} of {of:g}{left}")

@@ -23,7 +23,8 @@ import sandbox
 REPOSITORY = judge.HERE.parents[1]
 STUB = """# Your code goes here, in place of the next line.
 raise NotImplementedError("not written yet")"""
-CONFIG = """# Written by the course; JupyterLab's Formgrader reads it when started from this folder.
+OURS = "# Written by the course; JupyterLab's Formgrader reads it when started from this folder."
+CONFIG = OURS + """
 c = get_config()
 c.CourseDirectory.root = {root!r}
 c.HTMLExporter.sanitize_html = True
@@ -45,9 +46,17 @@ def nbgrader(root):
 
 
 def release(root, names):
-    """Write the student versions of the assignments `names` to `root`/release."""
+    """Write the student versions of the assignments `names` to `root`/release.
+
+    Ends the program where `root` has assignments that this didn't put there: they are kept.
+    """
+    config = root / "nbgrader_config.py"
+    ours = config.exists() and config.read_text().startswith(OURS)
+    if (root / "source").exists() and not ours:
+        sys.exit(f"{root}: source/ in it is not from here, and would be overwritten; choose "
+                 "another folder (OUT=folder)")
     root.mkdir(parents=True, exist_ok=True)
-    (root / "nbgrader_config.py").write_text(CONFIG.format(root=str(root)))
+    config.write_text(CONFIG.format(root=str(root)))
     tool = nbgrader(root)
     for name in names:
         source = root / "source" / name

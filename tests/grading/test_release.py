@@ -106,3 +106,13 @@ def test_the_source_runs_from_top_to_bottom(name):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=REPOSITORY,
                           capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_a_folder_with_somebodys_own_assignments_is_left_alone(tmp_path):
+    mine = tmp_path / "source/ps1/mine.ipynb"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my own")
+    done = subprocess.run([sys.executable, REPOSITORY / "notebooks/assignments/release.py",
+                           tmp_path], capture_output=True, text=True)
+    assert done.returncode != 0 and "choose another folder" in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
