@@ -6,48 +6,17 @@ work on different contexts runs at the same time. They share the host's memory, 
 GPUs don't.
 """
 
-import math
 import numbers
 import os
 import warnings
-from pathlib import Path
 
 import mxnet as mx
 
 from helpers import gpu
+from helpers.engine import cores
 
 MOST = 64  # each context that is used starts a thread and keeps scratch space
 _said = set()
-
-
-def cores(root=Path("/")):
-    """CPU cores that this process may use, at least 1: by affinity and by cgroup quota.
-
-    `root` is the folder that holds `sys` and `proc`, for tests to replace.
-    """
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        count = os.cpu_count() or 1
-    quotas = [q for q in (_quota_v2(root), _quota_v1(root)) if q and q > 0]
-    return max(1, math.floor(min([count, *quotas])))
-
-
-def _quota_v2(root):
-    try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2, or quota "max": no limit
-        return None
-
-
-def _quota_v1(root):
-    folder = root / "sys/fs/cgroup/cpu"
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
 
 
 def devices(k=None):

@@ -14,7 +14,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from helpers import gpu
+from helpers import engine, gpu
 
 GOOD, MISSING, BAD = "✓", "–", "✗"   # fine; can be done without; the course can't run
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,9 +79,7 @@ def driver():
 
 
 def cores():
-    import psutil
-
-    count = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count()
+    count = engine.cores()
     return (GOOD, f"{count}", "") if count > 1 else (
         MISSING, "1", "all runs, but two simulated devices are no faster than one")
 

@@ -2,13 +2,15 @@
 
 Without them two simulated devices train no faster than one: chapter 04's first exercise takes them
 away. A variable that the user has set is never changed, and neither is a process in which MXNet
-is already loaded, where it would be too late.
+is already loaded, where it would be too late. `cores` counts what simulated devices can run on.
 """
 
 import ctypes
+import math
 import os
 import sys
 import warnings
+from pathlib import Path
 
 from helpers import gpu
 
@@ -67,3 +69,33 @@ def _keep_memory():
     for option, value, variable in ALLOCATOR:
         if variable not in os.environ:
             mallopt(option, value)
+
+
+def cores(root=Path("/")):
+    """CPU cores that this process may use, at least 1: by affinity and by cgroup quota.
+
+    `root` is the folder that holds `sys` and `proc`, for tests to replace.
+    """
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        count = os.cpu_count() or 1
+    quotas = [q for q in (_quota_v2(root), _quota_v1(root)) if q and q > 0]
+    return max(1, math.floor(min([count, *quotas])))
+
+
+def _quota_v2(root):
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2, or quota "max": no limit
+        return None
+
+
+def _quota_v1(root):
+    folder = root / "sys/fs/cgroup/cpu"
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
