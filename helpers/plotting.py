@@ -61,7 +61,10 @@ def timeline(title, panels, windows=None):
 
 
 def show(fig, alt):
-    """Display the figure as PNG with `alt`, a sentence for readers who can't see it."""
+    """Display the figure as PNG with `alt`, a sentence for readers who can't see it.
+
+    It stands in the notebook and is the image's text in the book; JupyterLab 4.6 doesn't show it.
+    """
     png = io.BytesIO()
     fig.savefig(png, format="png", dpi=110)
     plt.close(fig)

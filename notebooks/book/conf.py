@@ -1,5 +1,12 @@
 """The course as a web site, from the executed notebooks: `make book`. Nothing is run for it."""
 
+from base64 import b64decode
+from hashlib import sha256
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+
 project = "Many devices, one model"
 author = ""
 html_title = project
@@ -21,3 +28,20 @@ html_theme_options = {
 templates_path = ["templates"]
 html_extra_path = ["../src"]  # what an author edits, beside the page that is made from it
 html_baseurl = ""
+
+
+def describe_figures(app, doctree):
+    """Give each figure the text that `helpers.plotting.show` put beside it: MyST-NB doesn't."""
+    path = Path(app.env.doc2path(app.env.docname))
+    cells = nbformat.read(path, 4).cells if path.suffix == ".ipynb" else []
+    texts = {sha256(b64decode(output.data["image/png"])).hexdigest():
+             output.metadata["image/png"]["alt"]
+             for cell in cells for output in cell.get("outputs", [])
+             if "image/png" in output.get("data", {})}
+    for image in doctree.findall(nodes.image):
+        if text := texts.get(Path(image["uri"]).stem):  # MyST-NB names files by this sum
+            image["alt"] = text
+
+
+def setup(app):
+    app.connect("doctree-read", describe_figures)

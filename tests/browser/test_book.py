@@ -47,11 +47,11 @@ def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
     assert page.locator("article.bd-article h1").count() == 1
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert page.locator("div.cell_input").count() == len(code)
-    pictures = sum("image/png" in output.get("data", {}) for cell in code
-                   for output in cell.outputs)
+    texts = [output.metadata["image/png"]["alt"] for cell in code for output in cell.outputs
+             if "image/png" in output.get("data", {})]
     shown = page.evaluate("[...document.querySelectorAll('.cell_output img')].filter("
-                          "i => i.complete && i.naturalWidth > 300).length")
-    assert shown == pictures
+                          "i => i.complete && i.naturalWidth > 300).map(i => i.alt)")
+    assert shown == texts
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0, f"the page is {wide} pixels wider than the window"
     page.screenshot(path=PICTURES / f"book-{name}.png")

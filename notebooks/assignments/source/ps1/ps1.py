@@ -217,6 +217,7 @@ for n, m, k in ((9, 9, 2), (9, 7, 3), (6, 11, 4), (5, 3, 1)):
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "pairs-care", "points": 1}
+# More tests of this exercise run when it is marked.
 ### BEGIN HIDDEN TESTS
 x = mx.nd.array(np.arange(12).reshape(6, 2), dtype="uint8")
 y = mx.nd.array(np.arange(6), dtype="int32")

@@ -367,6 +367,7 @@ for k, size, lr in ((1, 5, 0.1), (2, 3, 0.25), (3, 2, 0.1), (4, 1, 0.3), (5, 4, 
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "step-care", "points": 2}
+# More tests of this exercise run when it is marked.
 ### BEGIN HIDDEN TESTS
 def one_device(weights, x, y, lr):
     p = [nd.array(w, dtype="float64") for w in weights]

@@ -1,0 +1,284 @@
+"""JupyterLab as a person uses it: `make lab`, then clicks; on digits, in copies of the notebooks.
+
+The page tells what is seen, the notebook that JupyterLab saves tells what was run.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import nbformat
+import pytest
+from conftest import PICTURES, ROOT
+
+sys.path.insert(0, str(ROOT / "notebooks/assignments"))
+
+import judge    # noqa: E402
+import release  # noqa: E402
+
+MINUTE = 60_000     # ms, as Playwright counts
+IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+COPIES = ROOT / "build/lab"
+# In place of anybody's own: all cells on the page, also those that are out of sight, so that they
+# can be looked at; and no question whether to fetch news, which would lie over what is below it.
+SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"},
+            "apputils-extension/notification": {"fetchNews": "false"}}
+CHAPTERS = {path.stem[:2]: path.name for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb")}
+
+
+@contextmanager
+def running(command, cwd, folder):
+    """JupyterLab's address, with its token; at the end it and all its kernels are ended."""
+    for name, settings in SETTINGS.items():
+        file = folder / f"config/lab/user-settings/@jupyterlab/{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    environment = {**os.environ, "COURSE_OFFLINE": "1", "JUPYTER_CONFIG_DIR": f"{folder}/config",
+                   "JUPYTER_DATA_DIR": f"{folder}/data"}
+    environment.pop("COURSE_DATA", None)
+    log = folder / "log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=stream, stderr=stream,
+                                   start_new_session=True)
+    try:
+        end = time.monotonic() + 180
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+/lab\S*token=\w+", log.read_text())):
+            assert process.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        yield found[0]
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)   # the server ends its kernels
+        process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def lab(chromium, tmp_path_factory):
+    """`make lab`'s address. What is to be run or changed is in copies, in build/lab."""
+    shutil.rmtree(COPIES, ignore_errors=True)
+    shutil.copytree(ROOT / "notebooks", COPIES / "notebooks",
+                    ignore=shutil.ignore_patterns("src", "assignments", ".*"))
+    made = tmp_path_factory.mktemp("assignments")
+    release.release(made, ["ps1"])
+    shutil.copytree(made / "release/ps1", COPIES / "ps1")
+    with running(["make", "lab", "ARGS=--no-browser --port=0"], ROOT,
+                 tmp_path_factory.mktemp("lab")) as address:
+        yield address
+
+
+@pytest.fixture
+def opened(page, lab):
+    """Opens a notebook, given its path from the repository's root; its kernel is ended after."""
+    yield lambda path: Notebook(page, lab, path)
+    api, token = lab.split("/lab")[0] + "/api/sessions", {"token": lab.split("token=")[1]}
+    for session in page.request.get(api, params=token).json():
+        page.request.delete(f"{api}/{session['id']}", params=token)
+
+
+class Notebook:
+    """One notebook, open in JupyterLab."""
+
+    def __init__(self, page, lab, path):
+        """`path`: from the repository's root."""
+        self.page, self.path = page, ROOT / path
+        page.goto(re.sub(r"/lab\S*\?", f"/lab/tree/{path}?reset&", lab))
+        self.wait()
+
+    def wait(self, minutes=10):
+        """Until the kernel has nothing to do."""
+        self.page.wait_for_selector(IDLE, timeout=minutes * MINUTE)
+
+    def choose(self, menu, command):
+        self.page.click(f'.lm-MenuBar-itemLabel:text-is("{menu}")')
+        self.page.click(f'li[data-command="{command}"]')
+
+    def start(self, command="runmenu:run-all"):
+        before = self.prompts()
+        self.choose("Run", command)
+        while self.prompts() == before:    # each becomes [*], if only for a moment
+            self.page.wait_for_timeout(50)
+
+    def prompts(self):
+        return self.page.locator(".jp-InputPrompt").all_inner_texts()
+
+    def save(self):
+        """Save it, and read what was saved."""
+        self.page.keyboard.press("Control+s")
+        self.page.wait_for_selector(".lm-DockPanel-tabBar .jp-mod-current:not(.jp-mod-dirty)")
+        return nbformat.read(self.path, 4)
+
+    def texts(self):
+        """What the outputs on the page say."""
+        return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())
+
+    def picture(self, name):
+        """Keep a picture of the whole notebook as build/screenshots/`name`.png."""
+        size, panel = self.page.viewport_size, self.page.locator(".jp-WindowedPanel-outer")
+        height = panel.evaluate("panel => panel.scrollHeight") + 120   # menus and the like
+        self.page.set_viewport_size({**size, "height": min(height, 16_000)})   # Chromium's limit
+        panel.evaluate("panel => panel.scrollTo(0, 0)")
+        self.page.wait_for_timeout(1000)
+        self.page.screenshot(path=PICTURES / f"{name}.png")
+        self.page.set_viewport_size(size)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def errors(notebook):
+    return [(cell.execution_count, output.ename) for cell in code(notebook)
+            for output in cell.outputs if output.output_type == "error"]
+
+
+def pictures(notebook):
+    return sum("image/png" in output.get("data", {}) for cell in code(notebook)
+               for output in cell.outputs)
+
+
+def without_outputs(notebook):
+    notebook = nbformat.from_dict(notebook)
+    for cell in code(notebook):
+        cell.outputs = []
+    notebook.metadata.language_info = {"name": notebook.metadata.language_info.name}  # no version
+    return notebook
+
+
+def assert_whole(notebook, seen):
+    """Everything ran once, in order, without an error or a warning, and is to be seen."""
+    cells = code(notebook)
+    assert not errors(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [o.text for cell in cells for o in cell.outputs if o.get("name") == "stderr"]
+    drawn = seen.locator(".jp-OutputArea-output img").evaluate_all(
+        "all => all.filter(image => image.complete && image.naturalWidth > 300).length")
+    assert drawn == pictures(notebook)
+    too_wide = seen.locator(".jp-OutputArea-output, .jp-MarkdownOutput").evaluate_all(
+        "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)")
+    assert not too_wide
+
+
+def test_make_lab_opens_the_first_chapter(page, lab):
+    page.goto(lab)
+    page.wait_for_selector(IDLE)
+    assert page.locator(".jp-Notebook h1").inner_text().startswith("01")
+    assert re.search(r"/lab/tree/notebooks/01_\w+\.ipynb$", page.url.split("?")[0])
+
+
+@pytest.mark.parametrize("chapter", ["01", "04", "08"])
+def test_a_chapter_runs_from_top_to_bottom(page, opened, chapter):
+    book = opened(f"build/lab/notebooks/{CHAPTERS[chapter]}")
+    book.choose("Edit", "editmenu:clear-all")
+    book.start()
+    book.wait()
+    saved = book.save()
+    book.picture(f"lab-{chapter}")
+    assert_whole(saved, page)
+    committed = nbformat.read(ROOT / f"notebooks/{CHAPTERS[chapter]}", 4)
+    assert pictures(saved) == pictures(committed) > 0
+    assert without_outputs(saved) == without_outputs(committed)
+
+
+def test_training_is_interrupted_and_begun_again(page, opened):
+    book = opened(f"build/lab/notebooks/{CHAPTERS['06']}")
+    book.choose("Edit", "editmenu:clear-all")
+    book.start()
+    bar = page.locator(".jp-OutputArea-output", has_text=re.compile(r"\d+%\|"))
+    bar.wait_for(timeout=5 * MINUTE)
+    shares = set()
+    while len(shares) < 3:     # a bar that moves
+        page.wait_for_timeout(200)
+        shares |= set(re.findall(r"(\d+)%\|", book.texts()))
+    bar.scroll_into_view_if_needed()
+    page.screenshot(path=PICTURES / "lab-06-training.png")
+    book.choose("Kernel", "kernelmenu:interrupt")
+    book.wait(1)
+    saved = book.save()
+    ((number, error),) = errors(saved)
+    assert error == "KeyboardInterrupt"
+    assert "fit(" in code(saved)[number - 1].source
+    assert [cell.execution_count for cell in code(saved)[number:]] == [None] * (
+        len(code(saved)) - number)
+
+    cell = page.locator(".jp-CodeCell").nth(number - 1)
+    cell.scroll_into_view_if_needed()
+    page.screenshot(path=PICTURES / "lab-06-interrupted.png")
+    cell.locator(".jp-InputPrompt").click()
+    book.start("notebook:run-all-below")
+    book.wait()
+    saved = book.save()
+    for place, cell in enumerate(code(saved)):    # one was begun twice
+        cell.execution_count -= place >= number - 1
+    assert_whole(saved, page)
+    assert not re.search(r"\d+%\|", book.texts()), "a bar stayed"
+
+
+def test_the_table_of_contents_shows_the_chapters_sections(page, opened):
+    book = opened(f"build/lab/notebooks/{CHAPTERS['03']}")
+    page.click('.lm-TabBar-tab[data-id="table-of-contents"]')
+    prose = [cell.source for cell in nbformat.read(book.path, 4).cells
+             if cell.cell_type == "markdown"]
+    headings = re.findall(r"^#+ (.+)$", "\n".join(prose), re.MULTILINE)
+    page.wait_for_function(
+        f"document.querySelectorAll('.jp-tocItem-content').length >= {len(headings)}")
+    page.screenshot(path=PICTURES / "lab-03-contents.png")
+    shown = page.locator(".jp-tocItem-content").all_inner_texts()
+    assert shown == [re.sub("[`*$]", "", heading) for heading in headings]
+
+
+def test_an_assignment_stops_at_the_first_unwritten_exercise(page, opened):
+    book = opened("build/lab/ps1/ps1.ipynb")
+    book.start()
+    book.wait()
+    saved = book.save()
+    ((number, error),) = errors(saved)
+    assert error == "NotImplementedError"
+    assert "split_even" in code(saved)[number - 1].source
+    assert "not written yet" in book.texts()
+
+
+def test_an_assignment_with_its_exercises_written_runs_to_the_end(page, opened):
+    notebook = nbformat.read(COPIES / "ps1/ps1.ipynb", 4)
+    answers = {cell.metadata.nbgrader.grade_id: cell.source for cell in judge.notebook("ps1").cells
+               if "nbgrader" in cell.metadata and cell.metadata.nbgrader.solution}
+    for cell in notebook.cells:
+        if (name := cell.metadata.get("nbgrader", {}).get("grade_id")) in answers:
+            cell.source = answers[name]
+    nbformat.write(notebook, COPIES / "ps1/written.ipynb")
+    book = opened("build/lab/ps1/written.ipynb")
+    book.start()
+    book.wait()
+    book.picture("lab-ps1")
+    assert_whole(book.save(), page)
+
+
+def test_a_live_plot_is_redrawn(page, opened):
+    """d2l.Animator, which chapter 08 says is nice to watch in one's own notebook."""
+    cell = nbformat.v4.new_code_cell("""\
+import helpers, time
+from d2l import mxnet as d2l
+
+animator = d2l.Animator("epoch", "accuracy", xlim=[1, 6])
+for epoch in range(1, 7):
+    animator.add(epoch, 1 - 1 / epoch)
+    time.sleep(1)""")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {
+        "name": "python3", "display_name": "Python 3"}}), COPIES / "live.ipynb")
+    book = opened("build/lab/live.ipynb")
+    book.start()
+    seen = set()
+    while page.locator(IDLE).count() == 0:
+        drawn = page.locator(".jp-OutputArea-output svg, .jp-OutputArea-output img")
+        if drawn.count():
+            seen.add(drawn.first.evaluate("e => e.src || e.outerHTML", timeout=MINUTE))
+        page.wait_for_timeout(200)
+    page.screenshot(path=PICTURES / "lab-live.png")
+    assert len(seen) >= 4
+    saved = book.save()
+    assert not errors(saved)
+    assert len(code(saved)[0].outputs) == 1, "the last figure and no other"
