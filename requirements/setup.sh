@@ -97,50 +97,69 @@ case ${1:-} in
 esac
 
 # The stamp says what .venv was made from, and where: an environment that was moved with its
-# repository holds the old place in its scripts. It is written when all is done, so none means half
-# made. PyTorch, which not everyone wants, comes after it and has a stamp of its own.
+# repository holds the old place in its scripts. It is written when all is done and taken away
+# before anything is changed, so where there is none, .venv may be half made, and is made anew.
 root=$(pwd -P)
-runs() { .venv/bin/python -c "" 2>/dev/null; }
 lock=$(choose_lock)
 wanted="$root $(cksum <$lock)"
-made() { [ "$(cat $stamp 2>/dev/null)" = "$wanted" ] && runs; }
-torch_made() { [ "${TORCH:-0}" != 1 ] || [ "$(cat .venv/.torch 2>/dev/null)" = $torch_version ]; }
-if made && torch_made; then exit; fi
+made() { [ "$(cat $stamp 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c "" 2>/dev/null; }
+torch_made() { [ "$(cat .venv/.torch 2>/dev/null)" = $torch_version ]; }
+ready() { made && { [ "${TORCH:-0}" != 1 ] || torch_made; }; }
+if ready; then exit; fi
+
+# One set-up at a time: the second waits, and finds it done. (Macs have no flock.)
+exec 9<requirements/setup.sh
+if command -v flock >/dev/null && ! flock -n 9; then
+    echo "setup: waiting for another set-up of this folder to end" >&2
+    flock 9
+    if ready; then exit; fi
+fi
 
 uv=$(find_uv)
-case $(cat $stamp 2>/dev/null || :) in
-    "$root "*) runs || rm -rf .venv ;;   # made here, from another lock: bring it up to date
-    *) rm -rf .venv ;;
-esac
-if [ ! -e .venv ]; then
+with_torch=${TORCH:-0}
+if [ -e .venv/.torch ]; then with_torch=1; fi   # chosen once, it stays too
+if ! made; then
+    rm -f $stamp
+    rm -rf .venv
     # With no Python of the right version on the machine, uv fetches one of its own.
     "$uv" venv --quiet --python "$(find_python || echo $python_version)" .venv ||
         stop "install Python $python_version (there is none on this machine and uv could not" \
             "fetch one), then try again."
+    if [ "$(uname)" = Linux ]; then
+        .venv/bin/python -c "import ctypes; ctypes.CDLL('libgomp.so.1')" 2>/dev/null ||
+            stop "MXNet needs the system library libgomp.so.1: install the package libgomp1" \
+                "(Fedora: libgomp), then try again."
+    fi
+    # Compiled now, not when first imported: that takes seven seconds for MXNet alone, and every
+    # time where Python may not write (PYTHONDONTWRITEBYTECODE, an environment mounted read-only).
+    "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes \
+        -r $lock ||
+        stop "the packages could not be installed (uv says why above): check the network, then" \
+            "try again."
+    # With this, `import helpers` works from any folder, so in every notebook's kernel.
+    echo "$root" >"$(.venv/bin/python -c \
+        "import sysconfig; print(sysconfig.get_path('purelib'))")/many_devices.pth"
+    echo "$wanted" >$stamp
 fi
-if [ "$(uname)" = Linux ]; then
-    .venv/bin/python -c "import ctypes; ctypes.CDLL('libgomp.so.1')" 2>/dev/null ||
-        stop "MXNet needs the system library libgomp.so.1: install the package libgomp1" \
-            "(Fedora: libgomp), then try again."
-fi
-# Compiled now, not when first imported: that takes seven seconds for MXNet alone, and every time
-# where Python may not write (PYTHONDONTWRITEBYTECODE, an environment mounted read-only).
-"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r $lock ||
-    stop "the packages could not be installed (uv says why above): check the network, then" \
-        "try again."
-# With this, `import helpers` works from any folder, so in every notebook's kernel.
-echo "$root" >"$(.venv/bin/python -c \
-    "import sysconfig; print(sysconfig.get_path('purelib'))")/many_devices.pth"
-echo "$wanted" >$stamp
-if ! torch_made; then
+if [ "$with_torch" = 1 ] && ! torch_made; then
+    rm -f $stamp
     # Not in the lock: machines differ in the build that they want, with CUDA or without. pip reads
     # the settings with which a machine says where to look; uv has its own.
-    "$uv" pip install --quiet --python .venv/bin/python pip &&
+    if "$uv" pip install --quiet --python .venv/bin/python pip &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action \
-            ignore "torch==$torch_version" ||
+            ignore "torch==$torch_version"
+    then
+        echo $torch_version >.venv/.torch
+        echo "$wanted" >$stamp
+    else
+        # pip fetches everything before it installs anything: mostly, nothing has changed.
+        .venv/bin/python -c "
+import sys
+from importlib.util import find_spec
+sys.exit(find_spec('torch') is not None)" && echo "$wanted" >$stamp
         stop "PyTorch could not be installed (pip says why above): check the network and the disk" \
             "(it takes up to 6 GB), then try again, or do without: make setup."
-    echo $torch_version >.venv/.torch
+    fi
 fi
 case $lock in *gpu*) for=", MXNet for GPUs" ;; *) for= ;; esac
 echo "Ready: .venv, $(.venv/bin/python --version)$for" >&2

@@ -1,5 +1,7 @@
 """The environment: what is asked for, what is locked, what is installed, and how it is set up."""
 
+import ast
+import inspect
 import os
 import re
 import subprocess
@@ -16,6 +18,8 @@ from packaging.utils import canonicalize_name
 from helpers import gpu
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [path for folder in ("helpers", "notebooks", "tests") for path in
+           (ROOT / folder).rglob("*.py") if ".ipynb_checkpoints" not in path.parts]
 SETUP = ROOT / "requirements" / "setup.sh"
 
 
@@ -53,6 +57,58 @@ def test_every_direct_dependency_has_a_reason_and_is_locked_as_asked(build):
         for entry, _ in locked:
             (pin,) = entry.specifier
             assert pin.version in requirement.specifier, f"the lock has {entry}: make lock"
+
+
+def imported():
+    """The modules from elsewhere that the repository's own code imports, by their first names."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    ours = {path.stem for path in SOURCES} | {"helpers"}
+    return found - ours - set(sys.stdlib_module_names)
+
+
+def test_what_is_imported_is_asked_for():
+    packages = metadata.packages_distributions()
+    direct = {requirement.name for requirement, _ in read_direct("cpu")}
+    direct |= {requirement.name for requirement, _ in read_direct("gpu")}
+    for name in imported() - {"torch"}:   # setup.sh installs that one
+        assert direct & {canonicalize_name(each) for each in packages[name]}, f"import {name}"
+
+
+def test_what_is_asked_for_is_used():
+    """By an import, by a command of that name, or as an extension or a theme in a setting."""
+    modules = metadata.packages_distributions()
+    used = {canonicalize_name(each) for name in imported() for each in modules.get(name, [])}
+    settings = "".join((ROOT / name).read_text() for name in (
+        "Makefile", "pyproject.toml", "notebooks/book/conf.py", "notebooks/src/build.py"))
+    for requirement, _ in read_direct("cpu"):
+        words = {requirement.name, requirement.name.replace("-", "_"),
+                 requirement.name.replace("jupyter", "jupyter ")}
+        assert requirement.name in used or any(
+            re.search(rf"\b{word}\b", settings) for word in words), requirement.name
+
+
+def test_nothing_here_uses_the_old_requests():
+    """Whose advisories README names. It has it for d2l, whose downloader is not called either."""
+    import helpers  # noqa: F401
+    from d2l import mxnet as d2l
+
+    assert "requests" not in imported()
+    text = "".join(path.read_text() for path in SOURCES if path != Path(__file__))
+    names = set(re.findall(r"\bd2l\.([A-Za-z]\w*)", text)) - {"mxnet"}
+    assert {"Animator", "Timer", "resnet18"} <= names, "what the chapters use is found"
+    for name in names & set(vars(d2l)):
+        thing = getattr(d2l, name)
+        source = inspect.getsource(thing) if callable(thing) else name
+        assert not re.search("request|download|DATA_|load_data", source), name
+    # MXNet's data sets and models fetch with it, when made.
+    assert not re.findall(r"\b(?:vision|model_zoo|utils)\.(?:\w*MNIST|CIFAR\w*|ImageRecord\w*|"
+                          r"download|get_model)\b\(", text)
 
 
 @builds
@@ -205,3 +261,136 @@ def test_setup_finds_the_pythons_of_a_version_manager(tmp_path):
 def test_setup_finds_none_where_there_is_none(tmp_path):
     result = find_python(tmp_path, {"a/python3.11": FAILS, "a/python3": OTHER_VERSION})
     assert (result.returncode, result.stdout) == (1, "")
+
+
+# --- setup.sh is interrupted, doubled, without a network -------------------------------------
+
+# In place of uv and pip: what they leave behind comes step by step, each in the file `steps`.
+# At step number DIE_AT it and setup.sh are killed; at step FAIL_AT it fails as without a network.
+STAND_IN = """\
+#!{python} -S
+import os, subprocess, sys, time
+
+def step(name):
+    with open("steps", "a+") as steps:
+        steps.write(name + "\\n")
+        steps.seek(0)
+        number = len(steps.readlines())
+    if number == int(os.environ.get("DIE_AT", 0)):
+        os.kill(os.getppid(), 9)
+        os._exit(9)
+    if number == int(os.environ.get("FAIL_AT", 0)):
+        sys.exit("error: no answer")
+    time.sleep(float(os.environ.get("SLOW", 0)))
+
+def install(*names):
+    for name in names:
+        step(name)
+        os.makedirs(site, exist_ok=True)
+        with open(os.path.join(site, name + ".py"), "w") as module:
+            module.write("whole = True")
+
+site = ".venv/lib/python3.11/site-packages"
+if sys.argv[1] == "--version":
+    pass
+elif sys.argv[1] == "venv":
+    step("folder")
+    os.mkdir(".venv")
+    step("python")
+    subprocess.run(["{python}", "-m", "venv", "--without-pip", ".venv"], check=True)
+elif sys.argv[1:3] == ["pip", "install"] and sys.argv[-1] == "pip":
+    install()
+    with open(__file__) as this, open(os.path.join(site, "pip.py"), "w") as pip:
+        pip.write(this.read())
+elif sys.argv[1:3] == ["pip", "install"]:
+    install("numpy", "mxnet", "d2l")
+else:
+    install("torch_first", "torch")
+"""
+WHOLE = {"numpy.py", "mxnet.py", "d2l.py", "many_devices.pth"}
+TORCH = WHOLE | {"pip.py", "torch_first.py", "torch.py"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What setup.sh needs of the repository, with the stand-in for uv on the PATH."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/uv").write_text(STAND_IN.replace("{python}", BASE_PYTHON))
+    (tmp_path / "bin/uv").chmod(0o755)
+    for name in ("requirements/setup.sh", "requirements/cpu.txt", "requirements/gpu.txt",
+                 "helpers/gpu.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    return tmp_path
+
+
+def begin(folder, **environment):
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    settings = {"TORCH": "0", "GPU": "0", "PYTHON": BASE_PYTHON, **environment}
+    return subprocess.Popen(["/bin/sh", "requirements/setup.sh"], cwd=folder, text=True,
+                            env={**os.environ, "PATH": path, **settings},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def set_up(folder, **environment):
+    """(exit status, what it said)"""
+    process = begin(folder, **environment)
+    said = "".join(process.communicate(timeout=60))
+    return process.returncode, said
+
+
+def installed(folder):
+    return {path.name for path in folder.glob(".venv/lib/python3.11/site-packages/*.p*")}
+
+
+@pytest.mark.parametrize("torch", ["0", "1"])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_setup_killed_at_any_step_and_run_again_ends_well(folder, number, torch):
+    status, _ = set_up(folder, TORCH="1", DIE_AT=str(number))
+    assert status == -9
+    assert set_up(folder, TORCH=torch)[0] == 0
+    assert installed(folder) == (TORCH if torch == "1" else WHOLE)
+    steps = (folder / "steps").read_text()
+    assert set_up(folder, TORCH=torch) == (0, "")
+    assert (folder / "steps").read_text() == steps, "nothing is done twice"
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_setup_without_a_network_says_so_and_works_when_it_is_back(folder, number):
+    status, said = set_up(folder, TORCH="1", FAIL_AT=str(number))
+    assert status == 1
+    (sentence,) = [line for line in said.splitlines() if line.startswith("setup: ")]
+    assert "check the network" in sentence or number < 3 and "uv could not fetch one" in sentence
+    assert set_up(folder, TORCH="1")[0] == 0
+    assert installed(folder) == TORCH
+
+
+def test_what_worked_before_pytorch_could_not_be_fetched_still_works(folder):
+    assert set_up(folder)[0] == 0
+    assert set_up(folder, TORCH="1", FAIL_AT="6")[0] == 1
+    assert set_up(folder) == (0, ""), "nothing had changed, so nothing is made anew"
+
+
+def test_two_setups_at_once_do_the_work_once(folder):
+    both = [begin(folder, SLOW="0.2") for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert (folder / "steps").read_text().split() == ["folder", "python", "numpy", "mxnet", "d2l"]
+    assert sorted("waiting" in text for text in said) == [False, True]
+    assert installed(folder) == WHOLE
+
+
+def test_another_lock_makes_it_anew_and_keeps_pytorch(folder):
+    assert set_up(folder, TORCH="1")[0] == 0
+    leftover = folder / ".venv/lib/python3.11/site-packages/leftover.py"
+    leftover.touch()
+    assert set_up(folder, GPU="1")[0] == 0
+    assert installed(folder) == TORCH
+
+
+def test_a_moved_folder_makes_its_environment_anew(folder):
+    assert set_up(folder)[0] == 0
+    moved = folder.rename(folder.with_name("moved"))
+    assert "Ready" in set_up(moved)[1]
+    assert (moved / ".venv/lib/python3.11/site-packages/many_devices.pth").read_text().strip() == (
+        str(moved))

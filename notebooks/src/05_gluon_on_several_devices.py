@@ -433,8 +433,9 @@ attempt(lambda: trainer.step(64))
 # The Trainer noticed that; it did not split anything. **Predict:** has the step been taken?
 
 # %%
-alone_trainer = trainer_of(alone)  # has its gradients still, of the same 64 images
-alone_trainer.step(64)
+alone = lenet(two[:1])
+forward_backward(alone, x[:64], y[:64], two[:1])
+trainer_of(alone).step(64)
 for p, q in zip(net.collect_params().values(), alone.collect_params().values()):
     assert_replicas_equal([*p.list_data(), q.data().copyto(four[3])])
 print("the step was taken, then the error was raised")

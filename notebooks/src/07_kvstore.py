@@ -420,8 +420,11 @@ assert_all(w.list_data(), [0, 0], "and no weight has moved")
 
 # %% [markdown]
 # The sum has the length 10. **Predict** the weights if it is clipped to 5 before the second half.
+# From the start, with the clipping in the middle:
 
 # %%
+w, trainer = tiny(update_on_kvstore=False)
+trainer.allreduce_grads()
 for grad in w.list_grad():
     grad *= min(1, 5 / grad.norm().asscalar())
 trainer.update(1)

@@ -169,18 +169,20 @@ def resnet18(num_classes, channels=(64, 128, 256, 512)):
 # the blocks, one dense layer. Two images go in, to make all shapes known.
 
 # %%
-net, theirs = resnet18(10), d2l.resnet18(10)
-for each in (net, theirs):
-    each.initialize(init.Xavier(), ctx=pair)
-    assert each(np.zeros((2, 1, 28, 28))).shape == (2, 10)
+net = resnet18(10)
+net.initialize(init.Xavier(), ctx=pair)
+assert net(np.zeros((2, 1, 28, 28))).shape == (2, 10)
 
 # %% [markdown]
 # The oracle is d2l's own function, which 1.0.3 has under the same name.
 
 # %%
+theirs = d2l.resnet18(10)
+theirs.initialize(init.Xavier(), ctx=pair)
+theirs(np.zeros((2, 1, 28, 28)))
 shapes = [[p.shape for p in each.collect_params().values()] for each in (net, theirs)]
 assert shapes[0] == shapes[1], "the same parameters, in the same order, as d2l's own"
-del theirs, each
+del theirs
 
 # %% [markdown]
 # ### How many parameters?
@@ -640,10 +642,6 @@ print("after three steps, d2l's blocks and ours agree to 1e-12 on both devices")
 # what is in them after a backward pass?
 
 # %%
-layer = nn.Dense(1, in_units=2)
-layer.hybridize(static_alloc=True, static_shape=True)
-
-
 def gradient_after_new_start(layer):
     layer.initialize(init.One(), force_reinit=True)
     with autograd.record():
@@ -656,6 +654,8 @@ def gradient_after_new_start(layer):
 # Each weight's gradient is the sum of four ones.
 
 # %%
+layer = nn.Dense(1, in_units=2)
+layer.hybridize(static_alloc=True, static_shape=True)
 largest = [gradient_after_new_start(layer) for _ in range(2)]
 print("gradient: first", largest[0], "and after force_reinit", largest[1])
 assert largest == [4, 0], "the second should have gone to the old place"
@@ -752,8 +752,8 @@ show(fig, alt="Images per second in three rounds for one and two devices, plain 
 # %%
 import gc
 
-big, _, _ = ready.pop()
-ready.clear()
+ready = ready[-1:]
+big = ready[0][0]
 _ = gc.collect()
 
 # %% [markdown]
@@ -910,18 +910,13 @@ print("with LayerNorm, after three steps: 1, 2 and 4 devices agree to 1e-12")
 #
 # While it trains, BatchNorm keeps $r \leftarrow 0.9\, r + 0.1\, s$ of each statistic $s$, on each
 # device of its shards. MXNet does this in the *backward* pass: a forward pass alone, even a
-# recorded one, leaves them.
+# recorded one, leaves them. The statistic here is the mean of 1 and 3.
 
 # %%
 norm = nn.BatchNorm(in_channels=1)
 norm.initialize()
 with autograd.record():
     out = norm(np.array([[1.0], [3.0]]))
-
-# %% [markdown]
-# The statistic here is the mean of 1 and 3.
-
-# %%
 assert float(norm.running_mean.data()) == 0, "forward: unchanged"
 out.backward()
 assert abs(float(norm.running_mean.data()) - 0.1 * 2) < 1e-6, "backward: a tenth of the mean, 2"
@@ -1295,7 +1290,7 @@ assert raises(TypeError, lambda: sync(np.ones((2, 3, 4, 4)))), "SyncBatchNorm ta
 # norm in `cpu(0)`'s queue, and never reach the other device.
 
 # %%
-PROGRAM = """\
+NETWORK = """\
 import sys
 import mxnet as mx
 from mxnet.gluon import nn
@@ -1315,7 +1310,7 @@ def network(norm, devices, x):
 # Two such networks with equal weights: on one device with BatchNorm, on both with SyncBatchNorm.
 
 # %%
-PROGRAM += """
+START = """
 cpus = [mx.cpu(r) for r in range(2)]
 x = mx.nd.random.normal(shape=(8, 3, 12, 12)) + mx.nd.arange(8).reshape((8, 1, 1, 1))
 one = network(nn.BatchNorm, cpus[:1], x)
@@ -1333,7 +1328,7 @@ print("ready", flush=True)
 # Then the shards go in. Outputs and gradients are held against the one device with the whole batch.
 
 # %%
-PROGRAM += """
+STEP = """
 with mx.autograd.record():
     outputs = [one(x)] + [sync(shard) for shard in shards[: int(sys.argv[1])]]
     losses = [(y ** 2).sum() for y in outputs]
@@ -1357,7 +1352,8 @@ import sys
 
 def start_child(active, copies):
     environment = os.environ | {"MXNET_CPU_TEMP_COPY": str(copies)}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(active)], env=environment,
+    program = NETWORK + START + STEP
+    return subprocess.Popen([sys.executable, "-c", program, str(active)], env=environment,
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

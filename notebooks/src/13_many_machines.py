@@ -876,7 +876,7 @@ print("ended:", [names[p] for p in ended], " still there:",
 # %%
 for process in names:
     process.kill()
-    process.communicate()
+    process.wait()
 
 # %% [markdown]
 # All of them were there, and nobody had raised anything. The other worker waits for a sum that will
