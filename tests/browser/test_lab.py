@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import nbformat
 import pytest
 from conftest import PICTURES, ROOT
+from nbgrader.api import Gradebook
 
 sys.path.insert(0, str(ROOT / "notebooks/assignments"))
 
@@ -282,3 +283,38 @@ for epoch in range(1, 7):
     saved = book.save()
     assert not errors(saved)
     assert len(code(saved)[0].outputs) == 1, "the last figure and no other"
+
+
+def test_a_teacher_marks_words_in_formgrader(page, chromium, tmp_path):
+    """As notebooks/assignments/README.md says: from handed in, to the points for an answer."""
+    (tmp_path / "handed-in/ada").mkdir(parents=True)
+    nbformat.write(judge.notebook("ps1"), tmp_path / "handed-in/ada/ps1.ipynb")
+    subprocess.run(["make", "grade", f"SUBMISSIONS={tmp_path}/handed-in"], cwd=ROOT, check=True,
+                   capture_output=True)
+    marks = tmp_path / "handed-in-marks"
+
+    def points():
+        with Gradebook(f"sqlite:///{marks}/gradebook.db") as gradebook:
+            return gradebook.find_submission("ps1", "ada").score
+
+    assert points() == 10, "for the code; the words are not read yet"
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root"]
+    with running(command, marks, tmp_path) as address:
+        page.goto(address)
+        page.click('.lm-MenuBar-itemLabel:text-is("Nbgrader")')
+        page.click('li.lm-Menu-item:has-text("Formgrader") >> nth=0')
+        form = page.frame_locator("iframe")
+        form.locator('a:has-text("Manual Grading")').first.click()
+        form.locator('td a:has-text("ps1")').click()      # the assignment
+        form.locator('td a:has-text("ps1")').click()      # its notebook
+        form.locator('td a:has-text("Submission #1")').click()
+        form.locator("h1", has_text="Assignment 1").wait_for()
+        score = form.locator("input.score").last
+        score.scroll_into_view_if_needed()
+        page.screenshot(path=PICTURES / "formgrader.png")
+        score.fill("2")
+        score.press("Tab")
+        end = time.monotonic() + 30
+        while points() != 12:
+            assert time.monotonic() < end, "the points were not saved"
+            page.wait_for_timeout(200)
