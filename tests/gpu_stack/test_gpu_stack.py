@@ -43,7 +43,7 @@ def with_driver(tmp_path_factory):
 
 def clean(environment):
     return {name: value for name, value in environment.items()
-            if not name.startswith(("VIRTUAL_ENV", "PYTHON", "MAKE", "GPU"))}
+            if not name.startswith(("VIRTUAL_ENV", "PYTHON", "MAKE", "GPU", "TORCH"))}
 
 
 def run(course, code, environment):
