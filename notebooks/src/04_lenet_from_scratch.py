@@ -400,7 +400,7 @@ grown = {dtype: [drift(dtype, seed) for seed in range(3)] for dtype in ("float32
 
 # %% tags=["measured"]
 ratio = np.median([rows[-1] / rows[0] for rows in grown["float32"]])
-fig, ax = figure(f"Rounding grows from step to step: {ratio:.0f} times in 20 steps of float32",
+fig, ax = figure(f"Rounding grows from step to step: {ratio:,.0f} times in 20 steps of float32",
                  "step", "largest difference / largest weight")
 for (dtype, runs), style, color in zip(grown.items(), ("-", "--"), (ORANGE, BLUE)):
     for rows in runs:
@@ -667,7 +667,7 @@ for setting, (style, color) in styles.items():
     losses = np.array(runs[setting][0][: 60 * 256 // setting[1]]).reshape(-1, width).mean(axis=1)
     ax.plot(1536 * np.arange(1, len(losses) + 1), losses, style, color=color, lw=2,
             label="{} devices, batch {}, rate {}".format(*setting))
-ax.legend(fontsize=8, loc="upper right")
+fig.legend(fontsize=8, loc="outside lower center", ncols=2)
 show(fig, alt="Loss against images seen for four combinations of batch size and learning rate on "
      "two devices.")
 

@@ -22,7 +22,7 @@
 #
 # ## What you need
 #
-# Chapters 05 to 07, no GPU, and 5 GB of free memory. Reading takes about 50 minutes, running about
+# Chapters 05 to 07, no GPU, and 4 GB of free memory. Reading takes about 50 minutes, running about
 # two minutes on two cores that have nothing else to do.
 
 # %%
@@ -178,7 +178,7 @@ assert net(np.zeros((2, 1, 28, 28))).shape == (2, 10)
 
 # %%
 theirs = d2l.resnet18(10)
-theirs.initialize(init.Xavier(), ctx=pair)
+theirs.initialize(init.Xavier())
 theirs(np.zeros((2, 1, 28, 28)))
 shapes = [[p.shape for p in each.collect_params().values()] for each in (net, theirs)]
 assert shapes[0] == shapes[1], "the same parameters, in the same order, as d2l's own"
@@ -676,10 +676,22 @@ assert (layer.weight.grad() == 4).all(), "hybridised again, the gradient arrives
 # %% [markdown]
 # ### What it brings
 #
-# Each device gets 16 images in all four settings, so that it has the same work in each. (More
+# Each device gets 8 images in all four settings, so that it has the same work in each. (More
 # images take more memory: what every operator has computed is kept for the backward pass, and each
 # of the 64 scratch spaces grows to the largest shard that it has met.) One network for one device
 # and one for two, since all devices that a network was initialised on have to take part.
+#
+# The network of before has done its work, and gives its memory back; blocks refer to each other in
+# circles, so Python's collector has to be asked.
+
+# %%
+import gc
+
+net = None
+_ = gc.collect()
+
+# %% [markdown]
+# The four, and how they are trained:
 
 # %%
 def contestant(make, devices):
@@ -691,18 +703,18 @@ def contestant(make, devices):
 
 
 # %% [markdown]
-# Images a second, from two steps:
+# Images a second, from three steps:
 
 # %%
-def rate(net, trainer, devices, size=16):
+def rate(net, trainer, devices, size=8):
     x, y = (np.array(a[: size * len(devices)], dtype=a.dtype) for a in train_set)
     npx.waitall()
     timer = d2l.Timer()
-    for _ in range(2):
+    for _ in range(3):
         backward(net, x, y, devices)
         trainer.step(len(y))
     npx.waitall()
-    return 2 * len(y) / timer.stop()
+    return 3 * len(y) / timer.stop()
 
 
 # %% [markdown]
@@ -746,12 +758,9 @@ show(fig, alt="Images per second in three rounds for one and two devices, plain 
      "with medians, each as a multiple of one plain device.")
 
 # %% [markdown]
-# One of the four is kept, the last: it will be trained. The others give their memory back; blocks
-# refer to each other in circles, so Python's collector has to be asked.
+# One of the four is kept, the last: it will be trained. The others give their memory back.
 
 # %%
-import gc
-
 ready = ready[-1:]
 big = ready[0][0]
 _ = gc.collect()
@@ -767,7 +776,7 @@ _ = gc.collect()
 # The published setting starts from normal numbers with a standard deviation of 0.01, at learning
 # rate 0.1. In a network without BatchNorm that could not work: the signal would shrink a little
 # more in each layer (chapter 04 sat on a plateau for less). BatchNorm rescales it. **Predict:** so
-# does the start matter here? A thinner network, 30 steps of 32 images, once from each:
+# does the start matter here? A thinner network, 40 steps of 24 images, once from each:
 
 # %% tags=["measured"]
 starts = {"Normal(0.01)": init.Normal(sigma=0.01), "Xavier": init.Xavier()}
@@ -777,13 +786,13 @@ for name, start in starts.items():
     slim.initialize(start, ctx=two)
     slim.hybridize(static_alloc=True, static_shape=True)
     trainer = gluon.Trainer(slim.collect_params(), "sgd", {"learning_rate": 0.1})
-    part = Batches(train_set[0][:960], train_set[1][:960], 32)
+    part = Batches(train_set[0][:960], train_set[1][:960], 24)
     curves[name] = fit(slim, trainer, part, two, progress=False).losses
     print(f"{name:12} mean loss of the last ten steps: {onp.mean(curves[name][-10:]):.2f}")
 
 # %% [markdown]
 # We go on with Xavier. The whole network on two devices, with the loop of chapter 06 (`fit`, which
-# works on either kind of array): 1,280 images, once, in batches of 32. It takes **about
+# works on either kind of array): 1,280 images, once, in batches of 24. It takes **about
 # half a minute** on slow cores. For the published lengths there is `make reproduce`, which trains
 # on all 60,000 images for as long as you let it.
 
@@ -791,8 +800,8 @@ for name, start in starts.items():
 big.initialize(init.Xavier(), ctx=two, force_reinit=True)
 big.hybridize(static_alloc=True, static_shape=True)  # again, see above
 trainer = gluon.Trainer(big.collect_params(), "sgd", {"learning_rate": 0.1})
-test = Batches(*test_set, 32, shuffle=False)
-history = fit(big, trainer, Batches(*train_set, 32), two, test=test, title="ResNet-18")
+test = Batches(*test_set, 24, shuffle=False)
+history = fit(big, trainer, Batches(*train_set, 24), two, test=test, title="ResNet-18")
 print(f"{history.rate[0]:.0f} images/s; {history.test_accuracy[0]:.0%} of {len(test_set[1])} test "
       f"images right ({data.name})")
 
@@ -811,7 +820,7 @@ assert history.test_accuracy[0] > 0.2, f"{history.test_accuracy}: hardly better 
 # %% tags=["measured"]
 fig, ax = figure(f"{len(history.losses)} steps: loss from {onp.mean(history.losses[:5]):.1f} to "
                  f"{onp.mean(history.losses[-5:]):.1f}, {history.test_accuracy[0]:.0%} of test "
-                 "images right", "step (32 images)", f"loss on the batch ({data.name})")
+                 "images right", "step (24 images)", f"loss on the batch ({data.name})")
 ax.plot(history.losses, color=BLUE, lw=2, label="ResNet-18, Xavier")
 for (name, losses), style, color in zip(curves.items(), ("--", ":"), (GREY, ORANGE)):
     ax.plot(losses, style, color=color, label=f"a quarter of the channels, {name}")
@@ -1257,11 +1266,11 @@ print("statistics all-reduced: 1, 2 and 4 devices agree with one to 1e-12, after
 # backward. **Predict:** is that much beside the gradients?
 
 # %%
-norms = {name: p for name, p in net.collect_params().items() if name.endswith("gamma")}
+norms = {name: p for name, p in big.collect_params().items() if name.endswith("gamma")}
 channels = sum(p.shape[0] for p in norms.values())
 assert channels == 5 * 64 + 4 * (128 + 256 + 512), "one norm in the stem, two in each block"
 print(f"{len(norms)} norms of {channels:,} channels: {4 * channels:,} numbers a step,",
-      f"{4 * channels / count(net):.2%} of the gradients,")
+      f"{4 * channels / count(big):.2%} of the gradients,")
 print(f"in {2 * len(norms)} places where every device waits for all, against 1 for the gradients")
 
 # %% [markdown]
@@ -1373,12 +1382,12 @@ def outcome(child, deadline):
 
 
 # %% [markdown]
-# Three at once: both devices with plenty of scratch space; one device sitting out; both devices
+# One after the other: both devices with plenty of scratch space; one device sitting out; both devices
 # with the four scratch spaces that MXNet has by default. **Predict** which of them finish.
 
 # %%
-children = [start_child(2, 64), start_child(1, 64), start_child(2, 4)]
-good, idle, default = (outcome(child, s) for child, s in zip(children, (60, 3, 3)))
+settings = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
+good, idle, default = (outcome(start_child(k, copies), s) for k, copies, s in settings)
 print("both devices:    ", good)
 print("one sits out:    ", idle)
 assert good.startswith("outputs and gradients as on one device"), good
