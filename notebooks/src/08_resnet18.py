@@ -1382,8 +1382,8 @@ def outcome(child, deadline):
 
 
 # %% [markdown]
-# One after the other: both devices with plenty of scratch space; one device sitting out; both devices
-# with the four scratch spaces that MXNet has by default. **Predict** which of them finish.
+# One after the other: both devices with plenty of scratch space; one device sitting out; both
+# devices with the four scratch spaces that MXNet has by default. **Predict** which finish.
 
 # %%
 settings = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
