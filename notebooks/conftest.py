@@ -1,7 +1,8 @@
 """Passes over the cells that need PyTorch where it isn't installed, and says so.
 
-COURSE_TWICE=1 runs cells twice in a row, as learners do; then the second run may print other
-things, but must not fail. What only measures is run once: it takes most of a chapter's time.
+COURSE_TWICE=training runs each cell that trains twice in a row, as learners do; COURSE_TWICE=all
+does it with every cell but those that only measure, which take most of a chapter's time. The second
+run may print other things, and so may cells after it (counters go on), but none may fail.
 """
 
 import os
@@ -11,7 +12,10 @@ from importlib.util import find_spec
 import pytest
 from build import needs_torch
 
-TRAINS = re.compile(r"\b(fit|train)\(|\.step\(")
+TWICE = os.environ.get("COURSE_TWICE", "")
+if TWICE not in ("", "training", "all"):
+    raise pytest.UsageError(f"COURSE_TWICE={TWICE}: must be training or all, or not be set")
+TRAINS = re.compile(r"\b(fit|trained?|\w+_steps?)\(|\.step\(")
 
 
 def pytest_collection_modifyitems(items):
@@ -25,10 +29,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    result = yield
     cell = getattr(item, "cell", None)
-    if cell and os.environ.get("COURSE_TWICE") == "1" and (
-            "measured" not in cell.metadata.get("tags", []) or TRAINS.search(cell.source)):
+    if TWICE and cell:
         item.options["check"] = False
+    result = yield
+    if TWICE and cell and (TRAINS.search(cell.source) or (
+            TWICE == "all" and "measured" not in cell.metadata.get("tags", []))):
         item.runtest()
     return result

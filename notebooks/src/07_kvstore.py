@@ -681,6 +681,7 @@ print(mx.kvstore.create("devise").type, set(places(sizes, 4, kind="devise")))
 # store's.)
 
 # %%
+import gc
 import json
 import tempfile
 
@@ -695,6 +696,7 @@ mx.profiler.set_config(profile_memory=True, aggregate_stats=True, filename=where
 # %%
 def kilobytes(sizes, kind, prepare=lambda store: None):
     keys, grads = list(range(len(sizes))), [[nd.ones(n, ctx=d) for d in pair] for n in sizes]
+    gc.collect()  # or arrays of before could be freed, and taken off, while the profiler counts
     nd.waitall()
     mx.profiler.set_state("run")
     store = mx.kvstore.create(kind)

@@ -101,8 +101,7 @@ class Notebook:
     def start(self, command="runmenu:run-all"):
         before = self.prompts()
         self.choose("Run", command)
-        while self.prompts() == before:    # each becomes [*], if only for a moment
-            self.page.wait_for_timeout(50)
+        until(self.page, lambda: self.prompts() != before)    # each becomes [*], or at once [1]
 
     def prompts(self):
         return self.page.locator(".jp-InputPrompt").all_inner_texts()
@@ -126,6 +125,14 @@ class Notebook:
         self.page.wait_for_timeout(1000)
         self.page.screenshot(path=PICTURES / f"{name}.png")
         self.page.set_viewport_size(size)
+
+
+def until(page, holds, seconds=60):
+    """Looks again and again, while the page goes on."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        page.wait_for_timeout(50)
 
 
 def code(notebook):
@@ -192,9 +199,7 @@ def test_training_is_interrupted_and_begun_again(page, opened):
     bar = page.locator(".jp-OutputArea-output", has_text=re.compile(r"\d+%\|"))
     bar.wait_for(timeout=5 * MINUTE)
     shares = set()
-    while len(shares) < 3:     # a bar that moves
-        page.wait_for_timeout(200)
-        shares |= set(re.findall(r"(\d+)%\|", book.texts()))
+    until(page, lambda: shares.update(re.findall(r"(\d+)%\|", book.texts())) or len(shares) > 2)
     bar.scroll_into_view_if_needed()
     page.screenshot(path=PICTURES / "lab-06-training.png")
     book.choose("Kernel", "kernelmenu:interrupt")
@@ -273,11 +278,13 @@ for epoch in range(1, 7):
     book = opened("build/lab/live.ipynb")
     book.start()
     seen = set()
-    while page.locator(IDLE).count() == 0:
-        drawn = page.locator(".jp-OutputArea-output svg, .jp-OutputArea-output img")
-        if drawn.count():
-            seen.add(drawn.first.evaluate("e => e.src || e.outerHTML", timeout=MINUTE))
-        page.wait_for_timeout(200)
+
+    def ended():
+        seen.update(page.locator(".jp-OutputArea-output").locator("svg, img").evaluate_all(
+            "all => all.map(e => e.src || e.outerHTML)"))
+        return page.locator(IDLE).count()
+
+    until(page, ended)
     page.screenshot(path=PICTURES / "lab-live.png")
     assert len(seen) >= 4
     saved = book.save()
@@ -314,7 +321,4 @@ def test_a_teacher_marks_words_in_formgrader(page, chromium, tmp_path):
         page.screenshot(path=PICTURES / "formgrader.png")
         score.fill("2")
         score.press("Tab")
-        end = time.monotonic() + 30
-        while points() != 12:
-            assert time.monotonic() < end, "the points were not saved"
-            page.wait_for_timeout(200)
+        until(page, lambda: points() == 12)

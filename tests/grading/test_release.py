@@ -64,7 +64,8 @@ def test_a_student_gets_the_notebook_and_the_helpers_that_it_needs(folder, name)
     with zipfile.ZipFile(folder / f"{name}.zip") as packed:
         packed.extractall(folder / "unpacked")
     here = folder / "unpacked" / name
-    assert (here / f"{name}.ipynb").exists()
+    notebook = nbformat.read(here / f"{name}.ipynb", 4)
+    assert all(cell.source.strip() for cell in notebook.cells), "a cell with nothing in it puzzles"
     # The cells before the first exercise run with what is there, from its own folder.
     code = "\n".join(judge.read(name).driven + ["import helpers; print(helpers.__file__)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True,
