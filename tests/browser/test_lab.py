@@ -88,6 +88,7 @@ class Notebook:
         """`path`: from the repository's root."""
         self.page, self.path = page, ROOT / path
         page.goto(re.sub(r"/lab\S*\?", f"/lab/tree/{path}?reset&", lab))
+        page.wait_for_selector('.jp-StatusBar-TextItem:has-text("| Idle")', timeout=MINUTE)
         self.wait()
 
     def wait(self, minutes=10):
@@ -100,8 +101,17 @@ class Notebook:
 
     def start(self, command="runmenu:run-all"):
         before = self.prompts()
-        self.choose("Run", command)
-        until(self.page, lambda: self.prompts() != before)    # each becomes [*], or at once [1]
+
+        def started():    # each prompt becomes [*], or at once [1]
+            return self.prompts() != before
+
+        for _ in range(3):    # a busy machine's page may not listen yet: a person clicks again
+            self.choose("Run", command)
+            try:
+                return until(self.page, started, 15)
+            except AssertionError:
+                continue
+        raise AssertionError(f"{command}: nothing happens")
 
     def prompts(self):
         return self.page.locator(".jp-InputPrompt").all_inner_texts()
