@@ -15,7 +15,7 @@ from build import needs_torch
 TWICE = os.environ.get("COURSE_TWICE", "")
 if TWICE not in ("", "training", "all"):
     raise pytest.UsageError(f"COURSE_TWICE={TWICE}: must be training or all, or not be set")
-TRAINS = re.compile(r"\b(fit|trained?|\w+_steps?)\(|\.step\(")
+TRAINS = re.compile(r"\b(fit|train|(three|ten|twenty)_steps)\(|\.step\(")
 
 
 def pytest_collection_modifyitems(items):
