@@ -1386,8 +1386,8 @@ def outcome(child, deadline):
 # devices with the four scratch spaces that MXNet has by default. **Predict** which finish.
 
 # %%
-settings = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
-good, idle, default = (outcome(start_child(k, copies), s) for k, copies, s in settings)
+trials = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
+good, idle, default = (outcome(start_child(k, copies), s) for k, copies, s in trials)
 print("both devices:    ", good)
 print("one sits out:    ", idle)
 assert good.startswith("outputs and gradients as on one device"), good
