@@ -77,9 +77,10 @@ NEEDS_WALLS = {   # what only bubblewrap keeps from a solution: it says what it 
         "no way out"),
     "writes-outside": (
         "denied = 0\n"
-        "for path in ('{out}/marks.csv', '{repository}/README.md', '/usr/x', '/course/x'):\n"
-        "    try: open(path, 'a').write('x')\n    except OSError: denied += 1\n"
-        "raise ValueError(f'{{denied}} of 4 denied')", "4 of 4 denied"),
+        "for path in ('{out}.txt', '{repository}/README.md', '/usr/x', '/course/x'):\n"
+        "    try: open(path, 'a').write('a solution was here')\n"
+        "    except OSError: denied += path in ('/usr/x', '/course/x')\n"
+        "raise ValueError(f'{{denied}} of 2 denied')", "2 of 2 denied"),
     "sees-processes": (
         "import os\nraise ValueError(f\"{{sum(p.isdigit() for p in os.listdir('/proc'))}} seen\")",
         "(1|2|3|4) seen"),
@@ -116,6 +117,7 @@ def run(tmp_path_factory):
     """Every submission graded in one run; (rows by student, the run's output, folder, seconds)."""
     root = tmp_path_factory.mktemp("course")
     folder, out = root / "handed-in", root / "handed-in-marks"
+    out.with_suffix(".txt").write_text("outside")
     listener = socket.create_server(("127.0.0.1", 0))
     subprocess.run([sys.executable, REPOSITORY / "notebooks/assignments/release.py",
                     root / "released"], check=True, capture_output=True)
@@ -213,6 +215,15 @@ def test_a_solution_reaches_nothing_but_its_folder(run, student):
     import re
     assert points(run[0], student) == without_first()
     assert re.search(NEEDS_WALLS[student][1], run[0][student]["even-values"]["why not"])
+
+
+def test_what_a_solution_writes_never_arrives_outside(run):
+    """A path under /tmp may exist in its own, empty /tmp: what counts is the file out here."""
+    if not sandbox.bubblewrap():
+        pytest.skip("bubblewrap is not here, or not permitted: nothing keeps a solution in")
+    assert run[2].with_suffix(".txt").read_text() == "outside"
+    assert "a solution was here" not in (REPOSITORY / "README.md").read_text()
+    assert not Path("/usr/x").exists()
 
 
 @pytest.mark.parametrize("student, why", [
