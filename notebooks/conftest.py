@@ -1,9 +1,8 @@
 """Passes over the cells that need PyTorch where it isn't installed, and says so.
 
-COURSE_TWICE=training runs each cell that trains twice in a row, as learners do, but for those whose
-figures are measured: whole trainings, which take minutes. COURSE_TWICE=all does it with these too,
-and with every other cell but those that only measure. The second run may print other things, and so
-may cells after it (counters go on), but none may fail.
+COURSE_TWICE=training runs each cell that trains twice in a row, as learners do; COURSE_TWICE=all
+does it with every cell but those that only measure, which take most of a chapter's time. The second
+run may print other things, and so may cells after it (counters go on), but none may fail.
 """
 
 import os
@@ -34,8 +33,7 @@ def pytest_runtest_call(item):
     if TWICE and cell:
         item.options["check"] = False
     result = yield
-    if TWICE and cell:
-        trains, measured = TRAINS.search(cell.source), "measured" in cell.metadata.get("tags", [])
-        if trains and not measured or TWICE == "all" and (trains or not measured):
-            item.runtest()
+    if TWICE and cell and (TRAINS.search(cell.source) or (
+            TWICE == "all" and "measured" not in cell.metadata.get("tags", []))):
+        item.runtest()
     return result
