@@ -227,7 +227,7 @@ class Cluster(_Processes):
         address, port = _parts(address)
         host = host or address
         port = _free_port(address, port) if port else _free_ports(address, 1)[0]
-        ports = _free_ports(host, servers + workers)
+        ports = _free_ports(host, servers + workers, but=port)
         shared = {"DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": str(port),
                   "DMLC_NUM_SERVER": str(servers), "DMLC_NUM_WORKER": str(workers),
                   "DMLC_NODE_HOST": host, **(env or {})}
@@ -280,10 +280,12 @@ def _free_port(address, port):
         return port
 
 
-def _free_ports(address, count):
-    """`count` free ports in rising order, below those that outgoing connections are given."""
+def _free_ports(address, count, but=None):
+    """`count` free ports, not `but`, in rising order, below those of outgoing connections."""
     found, last = [], None
     for port in random.SystemRandom().sample(range(15_000, 32_000), 200):
+        if port == but:
+            continue
         try:
             found.append(_free_port(address, port))
         except OSError as error:

@@ -113,6 +113,8 @@ def test_each_role_has_its_variables(write, monkeypatch):
     monkeypatch.setenv("DMLC_ROLE", "server")  # of somebody else's cluster
     monkeypatch.setenv("DMLC_RANK", "7")  # with it, ps-lite would leave a worker without a number
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    # Not at random: whoever asks for a free port now is given the same one.
+    monkeypatch.setattr(cluster.random.SystemRandom, "sample", lambda _, ports, n: ports[:n])
     lines = []
     run(write(show), 2, 2, env={"MINE": "yes"}, log=lines.append)
     seen = {}
@@ -123,7 +125,7 @@ def test_each_role_has_its_variables(write, monkeypatch):
     ports = [seen[n].pop("PORT") for n in ("server 0", "server 1", "worker 0", "worker 1")]
     assert sorted(ports) == ports and len(set(ports)) == 4  # ranks follow ports
     root = seen["scheduler"]["DMLC_PS_ROOT_PORT"]
-    assert root not in ports
+    assert root not in ports, "two that listen at the same port"
     for name, variables in seen.items():
         assert variables == {
             "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": "2", "DMLC_NUM_WORKER": "2",
