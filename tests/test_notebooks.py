@@ -412,6 +412,33 @@ def test_nbval_passes_over_what_needs_pytorch_where_it_is_not_there(tmp_path, wh
         assert "make setup TORCH=1" in tested.stdout
 
 
+@pytest.mark.parametrize("twice, seen", [
+    ("", "trains, trains and measures, measures, neither"),
+    ("training", "trains, trains, trains and measures, trains and measures, measures, neither"),
+    ("all", "trains, trains, trains and measures, trains and measures, measures, neither, "
+            "neither")])
+def test_nbval_runs_cells_twice_where_that_is_asked(tmp_path, monkeypatch, twice, seen):
+    cells = [new_code_cell("seen = []", metadata={"tags": ["measured"]})]
+    for name in ("trains", "trains and measures", "measures", "neither"):
+        cells.append(new_code_cell(f"seen.append({name!r})" + "  # fit()" * ("trains" in name),
+                                   metadata={"tags": ["measured"] * ("measures" in name)}))
+    cells.append(new_code_cell("_ = open('seen', 'w').write(', '.join(seen))"))
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_scratch.ipynb")
+    shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
+    monkeypatch.setenv("COURSE_TWICE", twice)
+    tested = run_pytest(tmp_path / "01_scratch.ipynb")
+    assert tested.returncode == 0, tested.stdout
+    assert (tmp_path / "seen").read_text() == seen
+
+
+def test_another_word_for_twice_is_refused(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
+    monkeypatch.setenv("COURSE_TWICE", "yes")
+    tested = run_pytest(tmp_path)
+    assert tested.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "COURSE_TWICE=yes: must be training or all" in tested.stdout + tested.stderr
+
+
 def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):
     for folder in ("notebooks", "notebooks/.ipynb_checkpoints", "tests/fixtures/marks",
                    "notebooks/assignments/source/ps1", "build/book"):
