@@ -26,6 +26,8 @@ html_theme_options = {
     "article_footer_items": ["prev-next.html", "source.html"],
 }
 templates_path = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["book.css"]
 html_extra_path = ["../src"]  # what an author edits, beside the page that is made from it
 html_baseurl = ""
 

@@ -54,6 +54,9 @@ def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
     assert shown == texts
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0, f"the page is {wide} pixels wider than the window"
+    cut = page.evaluate("[...document.querySelectorAll('article.bd-article pre')].filter("
+                        "e => e.scrollWidth > e.clientWidth).map(e => e.innerText)")
+    assert not cut, "code or outputs of which the end is out of sight"
     page.screenshot(path=PICTURES / f"book-{name}.png")
 
 
