@@ -14,6 +14,11 @@ override COURSE_DATA := $(if $(filter /% ~%,$(firstword $(COURSE_DATA))),,$(CURD
 export COURSE_DATA
 endif
 
+# As they were typed, whatever is in them: a path may have a $.
+override SUBMISSIONS := $(value SUBMISSIONS)
+override OUT := $(value OUT)
+export SUBMISSIONS OUT
+
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
 
@@ -42,11 +47,12 @@ notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
 	$(BIN)/python notebooks/src/build.py $(CH)
 
 assignments: setup  ## make the student versions of the assignments, in build/assignments/release
-	$(BIN)/python notebooks/assignments/release.py
+	PYTHONPATH="$(CURDIR)/notebooks/assignments" $(BIN)/python -m marking release
 
 grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback in folder-marks
-	$(BIN)/python notebooks/assignments/grade.py $(if $(SUBMISSIONS),"$(SUBMISSIONS)" \
-	    $(if $(OUT),"$(OUT)"),$(error name the folder: make grade SUBMISSIONS=folder))
+	@: $(if $(SUBMISSIONS),,$(error name the folder: make grade SUBMISSIONS=folder))
+	@PYTHONPATH="$(CURDIR)/notebooks/assignments" $(BIN)/python -m marking grade \
+	    "$$SUBMISSIONS" $${OUT:+"$$OUT"}
 
 test-grading: setup  ## test the marking: right, wrong and hostile solutions
 	$(BIN)/python -m pytest tests/grading $(ARGS)

@@ -26,7 +26,7 @@ def split_even(batch, devices):
     return [rows[i].copyto(devices[i]) for i in range(k)]
 
 
-# %% wrong even loses even-care: shards are windows onto the batch | changed the batch
+# %% wrong even loses even-care: shards are windows onto the batch | shares memory with one that was passed in
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -34,7 +34,7 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
 
 
-# %% wrong even loses even-values: all on the first device | not on its device
+# %% wrong even loses even-values, even-care: all on the first device | is on cpu\(\d\), not on
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -42,7 +42,7 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].copyto(devices[0]) for i in range(len(devices))]
 
 
-# %% wrong even loses even-values: every device gets the first shard | Arrays are not equal
+# %% wrong even loses even-values, even-care: every device gets the first shard | has other values
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -63,7 +63,7 @@ def split_even(batch, devices):
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
 
-# %% wrong even loses even-values: examples dealt out like cards | Arrays are not equal
+# %% wrong even loses even-values, even-care: examples dealt out like cards | has other values
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -71,13 +71,13 @@ def split_even(batch, devices):
     return [mx.nd.array(batch.asnumpy()[i::k], d, dtype=batch.dtype) for i, d in enumerate(devices)]
 
 
-# %% wrong even loses even-care: float64 becomes float32 | became
+# %% wrong even loses even-care: float64 becomes float32 | is in float32, not in
 def split_even(batch, devices):
     parts = np.split(batch.asnumpy(), len(devices))
     return [mx.nd.array(part, ctx=d, dtype="float32") for part, d in zip(parts, devices)]
 
 
-# %% wrong even loses even-values, even-care: the second axis is cut | Arrays are not equal
+# %% wrong even loses even-values, even-care: the second axis is cut | has shape
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -85,12 +85,12 @@ def split_even(batch, devices):
     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
 
 
-# %% wrong even loses even-values, even-care: NumPy arrays, on no device | a ndarray, not mx.nd
+# %% wrong even loses even-values, even-care: NumPy arrays, on no device | is a NumPy array
 def split_even(batch, devices):
     return np.split(batch.asnumpy(), len(devices))
 
 
-# %% wrong even loses even-values: right for the visible example only | has shape
+# %% wrong even loses even-values, even-care: right for the visible example only | has shape
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
@@ -99,7 +99,7 @@ def split_even(batch, devices):
     return [s.astype(batch.dtype).copyto(d) for s, d in zip(shards, devices)]
 
 
-# %% wrong even loses even-care: one example too few is an error of its own kind | Failed: Exception: uneven
+# %% wrong even loses even-care: one example too few is an error of its own kind | \w+, not ValueError
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise Exception("uneven")
@@ -141,7 +141,7 @@ def split_uneven(batch, devices):
     return shards
 
 
-# %% wrong uneven loses uneven-values: the tail is dropped | lengths
+# %% wrong uneven loses uneven-values, uneven-care: the tail is dropped | has shape
 def split_uneven(batch, devices):
     size = len(batch) // len(devices)
     if not size:
@@ -149,7 +149,7 @@ def split_uneven(batch, devices):
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
 
-# %% wrong uneven loses uneven-values: the whole remainder on the last device | lengths
+# %% wrong uneven loses uneven-values, uneven-care: the whole remainder on the last device | has shape
 def split_uneven(batch, devices):
     size, k = len(batch) // len(devices), len(devices)
     if not size:
@@ -158,13 +158,13 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-# %% wrong uneven loses uneven-values, uneven-care: shards of equal size, rounded up | lengths
+# %% wrong uneven loses uneven-values, uneven-care: shards of equal size, rounded up | has shape
 def split_uneven(batch, devices):
     size = -(-len(batch) // len(devices))
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
 
-# %% wrong uneven loses uneven-values: longer shards last | lengths
+# %% wrong uneven loses uneven-values, uneven-care: longer shards last | has shape
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
@@ -173,7 +173,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-# %% wrong uneven loses uneven-values: one example counted twice at each seam | lengths
+# %% wrong uneven loses uneven-values, uneven-care: one example counted twice at each seam | has shape
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
@@ -189,7 +189,7 @@ def split_uneven(batch, devices):
             for p, d in zip(parts, devices)]
 
 
-# %% wrong uneven loses uneven-care: windows onto the batch | changed the batch
+# %% wrong uneven loses uneven-care: windows onto the batch | shares memory with one that was passed in
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
@@ -198,7 +198,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-# %% wrong uneven loses uneven-values: right shards, devices in another order | is on
+# %% wrong uneven loses uneven-values, uneven-care: right shards, devices in another order | is on cpu\(\d\), not on
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
@@ -208,7 +208,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], ordered)]
 
 
-# %% wrong uneven loses uneven-values: right for three devices only | has shape
+# %% wrong uneven loses uneven-values, uneven-care: right for three devices only | has shape
 def split_uneven(batch, devices):
     n, k = len(batch), 3
     if n < len(devices):
@@ -217,7 +217,7 @@ def split_uneven(batch, devices):
     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices) if a < b]
 
 
-# %% wrong uneven loses uneven-care: everything becomes float32 | became
+# %% wrong uneven loses uneven-care: everything becomes float32 | is in float32, not in
 def split_uneven(batch, devices):
     if len(batch) < len(devices):
         raise ValueError("too few examples")
@@ -259,7 +259,7 @@ def split_pairs(images, labels, order, devices):
     return pairs
 
 
-# %% wrong pairs loses pairs-values: labels in the old order | Arrays are not equal
+# %% wrong pairs loses pairs-values, pairs-care: labels in the old order | has other values
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(order, len(devices))
     ends = np.cumsum([0] + [len(p) for p in parts])
@@ -268,7 +268,7 @@ def split_pairs(images, labels, order, devices):
             for p, a, b, d in zip(parts, ends, ends[1:], devices)]
 
 
-# %% wrong pairs loses pairs-values: images in the old order | labels beside other images
+# %% wrong pairs loses pairs-values, pairs-care: images in the old order | has other values
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(order, len(devices))
     ends = np.cumsum([0] + [len(p) for p in parts])
@@ -277,7 +277,7 @@ def split_pairs(images, labels, order, devices):
             for p, a, b, d in zip(parts, ends, ends[1:], devices)]
 
 
-# %% wrong pairs loses pairs-values: shuffled anew, each its own way | Arrays are not equal
+# %% wrong pairs loses pairs-values, pairs-care: shuffled anew, each its own way | has other values
 def split_pairs(images, labels, order, devices):
     x = images.asnumpy()[np.random.permutation(order)]
     y = labels.asnumpy()[np.random.permutation(order)]
@@ -286,7 +286,7 @@ def split_pairs(images, labels, order, devices):
             for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
 
 
-# %% wrong pairs loses pairs-values: the order is not used at all | Arrays are not equal
+# %% wrong pairs loses pairs-values, pairs-care: the order is not used at all | has other values
 def split_pairs(images, labels, order, devices):
     k, n = len(devices), len(order)
     return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
@@ -294,7 +294,7 @@ def split_pairs(images, labels, order, devices):
                                np.array_split(labels.asnumpy()[:n], k), devices)]
 
 
-# %% wrong pairs loses pairs-values: order taken for where each example goes | Arrays are not equal
+# %% wrong pairs loses pairs-values, pairs-care: order taken for where each example goes | has other values
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(np.argsort(order), len(devices))
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
@@ -302,14 +302,14 @@ def split_pairs(images, labels, order, devices):
             for p, d in zip(parts, devices)]
 
 
-# %% wrong pairs loses pairs-values: labels left on the first device | is not on
+# %% wrong pairs loses pairs-values, pairs-care: labels left on the first device | is on cpu\(\d\), not on
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(order, len(devices))
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
              mx.nd.array(labels.asnumpy()[p], dtype=labels.dtype)) for p, d in zip(parts, devices)]
 
 
-# %% wrong pairs loses pairs-care: the order is sorted out from under the caller | order was changed
+# %% wrong pairs loses pairs-care: the order is sorted out from under the caller | changed the caller's `\w+`
 def split_pairs(images, labels, order, devices):
     mine = order.copy()
     order.sort()
@@ -319,7 +319,7 @@ def split_pairs(images, labels, order, devices):
             for p, d in zip(parts, devices)]
 
 
-# %% wrong pairs loses pairs-care: the caller's arrays are put in order | labels were changed
+# %% wrong pairs loses pairs-care: the caller's arrays are put in order | changed the caller's `\w+`
 def split_pairs(images, labels, order, devices):
     x, y = images.asnumpy()[order], labels.asnumpy()[order]
     if len(order) == len(images):
@@ -331,16 +331,158 @@ def split_pairs(images, labels, order, devices):
             for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
 
 
-# %% wrong pairs loses pairs-care: everything becomes float32 | type of number
+# %% wrong pairs loses pairs-care: everything becomes float32 | is in float32, not in
 def split_pairs(images, labels, order, devices):
     return [(mx.nd.array(images.asnumpy()[p], d), mx.nd.array(labels.asnumpy()[p], d))
             for p, d in zip(np.array_split(order, len(devices)), devices)]
 
 
-# %% wrong pairs loses pairs-values: the tail is dropped | Arrays are not equal
+# %% wrong pairs loses pairs-values, pairs-care: the tail is dropped | has shape
 def split_pairs(images, labels, order, devices):
     size = len(order) // len(devices)
     parts = [order[i * size : (i + 1) * size] for i in range(len(devices))]
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: a copy only where the device differs | shares memory with one that was passed in
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    size = len(batch) // len(devices)
+    parts = [batch[i * size : (i + 1) * size] for i in range(len(devices))]
+    return [p if d == batch.context else p.copyto(d) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: with one device the batch itself | shares memory with one that was passed in
+def split_even(batch, devices):
+    if len(devices) == 1:
+        return [batch.as_in_context(devices[0])]
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-values, even-care: the list of devices emptied, nothing returned but places | is None
+def split_even(batch, devices):
+    k = len(devices)
+    devices.clear()
+    return [None] * k
+
+
+# %% wrong even loses even-values, even-care: the caller's devices made what is convenient | is on cpu\(\d\), not on
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    devices[:] = [mx.cpu(0)] * len(devices)
+    return [mx.nd.array(p, mx.cpu(0), dtype=batch.dtype) for p in parts]
+
+
+# %% wrong even loses even-care: right shards, and the caller's devices popped | list `devices` had 2 entries
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+    devices.pop()
+    return shards
+
+
+# %% wrong even loses even-care: all values through float32 | has other values
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy().astype("float32"), len(devices))
+    return [mx.nd.array(p, d).astype(batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: the batch gets a gradient | gradient was attached
+def split_even(batch, devices):
+    batch.attach_grad()
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-values: at most eight devices | has 8 entries, not 9
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))[:8]
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-values, even-care: devices counted, not looked at | is on cpu\(\d\), not on
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, mx.cpu(i), dtype=batch.dtype) for i, p in enumerate(parts)]
+
+
+# %% wrong even loses even-values, even-care: a tuple where a list is asked for | is a tuple, not a list
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    return tuple(mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices))
+
+
+# %% wrong uneven loses uneven-values, uneven-care: fails on a batch of numbers | IndexError
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    batch.shape[1]
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong uneven loses uneven-care: one shard for all examples too few | no ValueError
+def split_uneven(batch, devices):
+    if len(batch) == 2 and len(devices) == 3:
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p if len(p) else [[0]], d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong uneven loses uneven-care: with one device a window | shares memory with one that was passed in
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    if len(devices) == 1:
+        return [batch[:].as_in_context(devices[0])]
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong uneven loses uneven-care: the batch overwritten while it is cut | changed the caller's `\w+`
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+    batch[-1:] = 0
+    return shards
+
+
+# %% wrong pairs loses pairs-care: on the first device the caller's own arrays | shares memory with one that was passed in
+def split_pairs(images, labels, order, devices):
+    if len(devices) == 1 and order.tolist() == list(range(len(images))):
+        return [(images.as_in_context(devices[0]), labels.as_in_context(devices[0]))]
+    parts = np.array_split(order, len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-care: labels through float32 | has other values
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(order, len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d).astype(labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-values, pairs-care: an order without repeats only | has shape
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(np.array(list(dict.fromkeys(order.tolist()))), len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
+
+
+# %% wrong pairs loses pairs-values, pairs-care: all examples, though `order` leaves some out | has shape
+def split_pairs(images, labels, order, devices):
+    rest = [i for i in range(len(images)) if i not in order]
+    parts = np.array_split(np.concatenate([order, rest]).astype(int), len(devices))
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
              mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
             for p, d in zip(parts, devices)]

@@ -458,8 +458,8 @@ def predict(k, images, weak, costs):
         shards = [images] * k
     else:
         shards = [images // k + (r < images % k) for r in range(k)]
-        if 0 in shards:
-            raise ValueError("an empty shard")
+    if min(shards) < 1:
+        raise ValueError("an empty shard")
     seconds = costs["fixed"]
     seconds += max(shards) * costs["image"]
     for _ in ("reduce-scatter", "all-gather"):
@@ -471,7 +471,7 @@ def predict(k, images, weak, costs):
 
 # %% right predict: a matrix of terms times the costs
 def predict(k, images, weak, costs):
-    if k < 1 or (images < k and not weak):
+    if k < 1 or (images * k if weak else images) < k:
         raise ValueError
     shard = images if weak else int(np.ceil(images / k))
     c = [costs["fixed"], costs["image"], costs["alpha"], costs["bytes"] / costs["bandwidth"]]
@@ -482,7 +482,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: all bytes a message | 24.0 s: .* 1 [+] 2
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -496,7 +496,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: bytes times bandwidth | 416.0 s: .* 1 [+] 2
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -510,7 +510,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: reduce-scatter only | 17.0 s: .* 1 [+] 2
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -524,7 +524,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: 2k messages | 26.0 s: .* 1 [+] 2
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -538,7 +538,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: one start for the whole ring | 19.0 s
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -553,7 +553,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: right for k = 2 | has 2 times alpha
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -567,7 +567,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: the fixed part is shared | 19.0 s: 2 [+]
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -581,7 +581,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values: weak efficiency as the strong | efficiency 0.40625
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -595,7 +595,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values: weak speed-up of the same batch | speed-up 0.8125
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -609,7 +609,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values: weak against one with all images | speed-up 1.5625
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -623,7 +623,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: strong for weak and weak for strong | 32.0 s
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -638,7 +638,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-care: an average shard | 3.33.* one has four
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -652,7 +652,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-care: shards rounded down | 3.0 s: .* one has four
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     def seconds(k, largest):
@@ -694,7 +694,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-care: the caller's costs are worked on | costs were changed
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     costs["bytes"] /= costs["bandwidth"]
@@ -711,7 +711,7 @@ def predict(k, images, weak, costs):
 
 # %% wrong predict loses predict-values, predict-care: the notebook's COSTS | has 0 times fixed
 def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError
 
     costs = COSTS

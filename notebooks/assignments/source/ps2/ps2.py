@@ -41,33 +41,50 @@ def replicas(k, n=12):
 #
 # It notes every message. `run_tree` and `run_ring` call your functions with it, and return the
 # messages in the order of sending: the rank from which, the rank to which, and a copy of what was
-# sent. An array without entries can't be sent.
+# sent. An array without entries can't be sent. When your work is marked, a test changes messages on
+# their way, to see that you use what has arrived.
+#
+# The arrays are in float32 or in float64, and so must be what you send and add up.
 
 
 # %% tags=["driver"]
-def counted(all_reduce, arrays):
+def counted(all_reduce, arrays, note=None):
     where, messages = [a.context for a in arrays], []
 
-    def send(array, to):
-        start, end = array.context, getattr(to, "context", to)
-        for place in (start, end):
+    def keep(array, end):
+        for place in (array.context, end):
             if place not in where:
-                raise ValueError(f"send: from {start} to {end}, but {place} is not one of {where}")
+                raise ValueError(
+                    f"send: from {array.context} to {end}, but {place} is not one of {where}")
         if not array.size:
-            raise ValueError(f"send: an array without entries, from {start} to {end}")
-        messages.append((where.index(start), where.index(end), array.asnumpy()))
-        return array.copyto(to)
+            raise ValueError(f"send: an array without entries, from {array.context} to {end}")
+        messages.append((where.index(array.context), where.index(end), array.asnumpy()))
+        return array.copyto(end)
+
+    def send(array, to):
+        # What arrives is what `note` hands on: the program that marks brings one of its own.
+        come = (note or keep)(array, getattr(to, "context", to))
+        return come.copyto(to) if isinstance(to, mx.nd.NDArray) else come
 
     all_reduce(arrays, send)
     return messages
 
 
-def run_tree(arrays):
-    return counted(tree_allreduce, arrays)
+def run_tree(arrays, note=None):
+    return counted(tree_allreduce, arrays, note)
 
 
-def run_ring(arrays):
-    return counted(ring_allreduce, arrays)
+def run_ring(arrays, note=None):
+    return counted(ring_allreduce, arrays, note)
+
+
+# With another list of the same arrays, for a test that looks at messages only.
+def log_tree(arrays, note):
+    return run_tree(list(arrays), note)
+
+
+def log_ring(arrays, note):
+    return run_ring(list(arrays), note)
 
 
 # %% [markdown]
@@ -156,38 +173,12 @@ def tree_allreduce(arrays, send):
 for k in (1, 2, 3, 4):
     summed(run_tree, replicas(k))
 summed(run_tree, [mx.nd.ones(3, ctx=d) * 10**r for r, d in enumerate(devices(2))])
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(1)
-for k, shape in enumerate([(3,), (2, 2), (5,), (1,), (2, 3), (4, 1, 2), (2,)], start=1):
-    there = [mx.cpu((3 * r + 1) % 8) for r in range(k)]
-    values = rng.normal(size=(k, *shape))
-    summed(run_tree, [mx.nd.array(v, d, dtype="float64") for v, d in zip(values, there)])
-    summed(run_tree, [mx.nd.array(v, d) for v, d in zip(values, there)])
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "tree-rounds", "points": 2}
 messages = sent(run_tree, replicas(4))
 print("from, to:", [(a, b) for a, b, _ in messages])
 assert len(messages) == 6, f"{len(messages)} messages on four devices, not 6"
 assert rounds(messages, 4) <= 4, f"{rounds(messages, 4)} rounds on four devices: two up, two down"
-### BEGIN HIDDEN TESTS
-for k in range(1, 9):
-    # Sums of powers of five tell who is in them, and they are exact.
-    before = [5.0**r * np.arange(1, 7).reshape(2, 3) for r in range(k)]
-    arrays = [mx.nd.array(v, mx.cpu(7 - r), dtype="float64") for r, v in enumerate(before)]
-    messages = sent(run_tree, arrays)
-    assert len(messages) == 2 * (k - 1), f"k={k}: {len(messages)} messages, not 2(k - 1)"
-    # What the messages bring to each device, if each carries all that its sender has.
-    has = [{r} for r in range(k)]
-    for a, b, values in messages:
-        assert values.size == 6, f"k={k}: a message of {values.size} entries of 6"
-        assert (values.ravel() == sum(before[r] for r in has[a]).ravel()).all(), (
-            f"k={k}: device {a} sends to {b} what isn't the sum of all that has come to it")
-        has[b] = has[b] | has[a]
-    assert all(len(h) == k for h in has), f"k={k}: the messages don't bring the sum to everybody"
-    assert rounds(messages, k) <= 2 * (k - 1).bit_length(), (
-        f"k={k}: {rounds(messages, k)} rounds are more than a tree needs")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 2. A ring (4 points)
@@ -226,52 +217,11 @@ def ring_allreduce(arrays, send):
 for k in (1, 2, 3, 4):
     summed(run_ring, replicas(k))
 summed(run_ring, replicas(3, n=10))  # 10 doesn't divide by 3
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(2)
-for k, shape in ((1, (3,)), (2, (4,)), (2, (3, 3)), (3, (2, 3)), (3, (1,)), (4, (2, 1, 5)),
-                 (4, (3,)), (5, (3, 4)), (5, (2,)), (6, (6, 2)), (6, (4, 4))):
-    there = [mx.cpu((3 * r + 1) % 8) for r in range(k)]
-    values = rng.normal(size=(k, *shape))
-    summed(run_ring, [mx.nd.array(v, d, dtype="float64") for v, d in zip(values, there)])
-    summed(run_ring, [mx.nd.array(v, d) for v, d in zip(values, there)])
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "ring-bytes", "points": 2}
 messages = sent(run_ring, replicas(4))  # 12 entries of 4 bytes
 print("bytes sent by each device:", bytes_sent(messages, 4))
 assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes from each device"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(3)
-for k, shape, kind in ((1, (4,), "float32"), (2, (6,), "float64"), (2, (5,), "float32"),
-                       (3, (2, 6), "float32"), (4, (10,), "float64"), (5, (3,), "float32"),
-                       (5, (2, 7), "float64"), (4, (1, 8), "float32"), (6, (9,), "float64")):
-    case = f"k={k}, arrays of shape {shape}"
-    there = [mx.cpu(k - 1 - r) for r in range(k)]
-    arrays = [mx.nd.array(rng.normal(size=shape), d, dtype=kind) for d in there]
-    messages = sent(run_ring, arrays)
-    item, size = np.dtype(kind).itemsize, arrays[0].size
-    short, long = size // k, -(-size // k)
-    for a, b, values in messages:
-        assert (b - a) % k == 1, f"{case}: device {a} sends to {b}, which isn't the next"
-        assert short <= values.size <= long, (
-            f"{case}: a chunk of {values.size} entries is too short or too long")
-    for r, count in enumerate(bytes_sent(messages, k)):
-        # All chunks but one in each phase, and the one may be long or short.
-        assert count >= 2 * (size - long) * item, f"{case}: device {r} sends too few bytes"
-        assert count <= 2 * (size - short) * item, f"{case}: device {r} sends too many bytes"
-    total = sum(bytes_sent(messages, k))
-    assert total == 2 * (k - 1) * size * item, (
-        f"{case}: all devices together send {total} bytes, not 2(k - 1) arrays")
-for k in (2, 3, 5):
-    # One entry a chunk. Sums of powers of ten tell whose entries are in them.
-    arrays = [mx.nd.ones(k, mx.cpu(r), dtype="float64") * 10.0**r for r in range(k)]
-    messages = sent(run_ring, arrays)
-    for r in range(k):
-        partial = np.cumsum([10.0 ** ((r - step) % k) for step in range(k)])
-        expected = sorted([*partial[:-1], *[partial[-1]] * (k - 1)])
-        assert sorted(values.sum() for a, _, values in messages if a == r) == expected, (
-            f"k={k}: device {r} should send k - 1 chunks that are being summed, then k - 1 sums")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 3. The busiest device (2 points)
@@ -287,7 +237,7 @@ for k in (2, 3, 5):
 # - `"ring"`: that of exercise 2.
 #
 # `size` is how many bytes *one* array has. It divides by $k$, so all chunks have the same
-# length. $k$ is 1 or more, and need not be a power of two. Return a whole number. Raise
+# length. $k$ is 1 or more, and need not be a power of two. Return an `int`. Raise
 # `ValueError` for any other scheme.
 #
 # Don't count with arrays, but think. Which device sends most, and when does it send? How many
@@ -315,16 +265,6 @@ def busiest(scheme, k, size):
 for scheme in ("first", "tree", "ring"):
     assert busiest(scheme, 2, 80) == 80, f"{scheme}: each of two devices sends 80 bytes"
 assert busiest("tree", 4, 80) == 160, "tree: device 0 sends to 2, then to 1"
-### BEGIN HIDDEN TESTS
-for k in (2, 4, 8, 16, 64, 1024):
-    counts = {"first": k - 1, "tree": len(bin(k)) - 3, "ring": 2 - 2 / k}
-    for scheme, count in counts.items():
-        for size in (1024, 3 * 2**20):
-            found = busiest(scheme, k, size)
-            assert isinstance(found, (int, float, np.number)), f"{scheme}: a {type(found).__name__}"
-            assert abs(found - count * size) < 1e-6, (
-                f"{scheme}, k={k}: {found / size:.3f} arrays is not what the busiest device sends")
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "busiest-care", "points": 1}
 try:
@@ -333,23 +273,6 @@ except ValueError as error:
     print("As it should be, ValueError:", error)
 else:
     raise AssertionError("there is no scheme star: no ValueError")
-### BEGIN HIDDEN TESTS
-for scheme in ("first", "tree", "ring"):
-    assert busiest(scheme, 1, 840) == 0, f"{scheme}: one device has nobody to send to"
-for k, up in ((3, 2), (5, 3), (6, 3), (7, 3), (9, 4), (12, 4), (33, 6), (1000, 10)):
-    counts = {"first": k - 1, "tree": up, "ring": 2 - 2 / k}
-    for scheme, count in counts.items():
-        found, size = busiest(scheme, k, 12 * k), 12 * k
-        assert isinstance(found, (int, float, np.number)), f"{scheme}: a {type(found).__name__}"
-        assert abs(found - count * size) < 1e-6, (
-            f"{scheme}, k={k}: {found / size:.3f} arrays is not what the busiest device sends")
-for scheme in ("Ring", "", "treering"):
-    try:
-        busiest(scheme, 4, 840)
-    except ValueError:
-        continue
-    raise AssertionError(f"scheme {scheme!r}: no ValueError")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 4. In your words (2 points)

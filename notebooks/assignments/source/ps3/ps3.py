@@ -74,21 +74,6 @@ losses = cross_entropy(scores, nd.array([2, 0]))
 assert losses.shape == (2,), f"two examples, and losses of shape {losses.shape}"
 assert np.allclose(losses.asnumpy(), np.log([4, 2])), (
     f"losses {losses.asnumpy()}: of four equal scores it is log 4, and log 2 where one is log 3")
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(1)
-for n, classes, kind, d in ((5, 3, "float64", 0), (1, 2, "float64", 1), (4, 11, "float64", 3),
-                            (7, 4, "float32", 2)):
-    z, y = rng.normal(size=(n, classes)).astype(kind), rng.integers(0, classes, n)
-    d, case = mx.cpu(d), f"{n} examples, {classes} classes"
-    losses = cross_entropy(nd.array(z, d, dtype=kind), nd.array(y, d, dtype="int32"))
-    assert isinstance(losses, nd.NDArray), f"not an mx.nd array: {type(losses).__name__}"
-    assert losses.shape == (n,), f"{case}: losses of shape {losses.shape}, not one an example"
-    assert losses.dtype == np.dtype(kind), f"scores in {kind}, losses in {losses.dtype.__name__}"
-    assert losses.context == d, f"scores on {d}, losses on {losses.context}"
-    expected = np.log(np.exp(z).sum(1)) - z[range(n), y]
-    far = np.abs(losses.asnumpy() - expected).max() / expected.max()
-    assert far < (1e-12 if kind == "float64" else 1e-5), f"{case}, {kind}: other losses"
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "loss-gradient", "points": 1}
 losses, gradient = loss_and_gradient(nd.array([[0, 0], [0, 0]]), nd.array([0, 1]))
@@ -98,28 +83,6 @@ assert np.allclose(gradient.asnumpy(), [[-0.5, 0.5], [0.5, -0.5]]), (
 losses, _ = loss_and_gradient(nd.array([[1000, 0], [1000, 0]]), nd.array([0, 1]))
 assert (losses.asnumpy() == [0, 1000]).all(), (
     f"of scores 1000 and 0 the losses are 0 and 1000, not {losses.asnumpy()}")
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(2)
-for n, classes, scale, middle in ((6, 3, 1, 0), (3, 5, 2, 0), (4, 3, 900, 0), (5, 4, 3, -3000),
-                                  (4, 7, 1, 5000)):
-    z = scale * rng.normal(size=(n, classes)) + middle * np.linspace(-1, 1, n)[:, None]
-    y = rng.integers(0, classes, n)
-    losses, gradient = loss_and_gradient(nd.array(z, dtype="float64"), nd.array(y))
-    assert gradient is not None, "autograd finds no way from the loss back to the scores"
-    case = "large scores" if np.abs(z).max() > 100 else f"{classes} classes"
-    losses, gradient = losses.asnumpy(), gradient.asnumpy()
-    assert np.isfinite(losses).all(), f"{case}: a loss is infinite or not a number"
-    assert np.isfinite(gradient).all(), f"{case}: a gradient is infinite or not a number"
-    shifted = z - z.max(1, keepdims=True)
-    expected = np.log(np.exp(shifted).sum(1)) - shifted[range(n), y]
-    assert np.shape(losses) == (n,), f"losses of shape {np.shape(losses)}, not one an example"
-    rounding = 1e-12 * max(1, np.abs(z).max())
-    assert np.abs(losses - expected).max() < rounding, f"{case}: other losses"
-    slope = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
-    slope[range(n), y] -= 1
-    assert np.abs(gradient).max() > 0, f"{case}: the gradient is zero: nothing would be learned"
-    assert np.abs(gradient - slope).max() < rounding, f"{case}: other gradients"
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 2. Replicas (2 points)
@@ -178,55 +141,12 @@ gradients = replica_gradients(params, devices(2))
 assert gradients[1][1] is not None, "a copy has no place for its gradient"
 assert (gradients[1][1].asnumpy() == [10, 12]).all(), (
     f"after the second backward pass it is {gradients[1][1].asnumpy()}, not that pass's (10, 12)")
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(3)
-for k, shapes in ((1, [(3,)]), (2, [(2, 3), (3,), (3, 1)]), (3, [(4, 2), (2,)]), (4, [(1, 2)] * 5)):
-    there = [mx.cpu((i + 1) % 4) for i in range(k)]
-    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
-    params = [nd.array(v) for v in values]
-    replicas, gradients = make_replicas(params, there), replica_gradients(params, there)
-    assert len(replicas) == k, f"{len(replicas)} replicas for {k} devices"
-    for r, (d, replica) in enumerate(zip(there, replicas)):
-        assert len(replica) == len(values), f"k={k}: a replica of {len(replica)} parameters"
-        for i, (p, v) in enumerate(zip(replica, values)):
-            name = f"k={k}: parameter {i} of replica {r}"
-            assert isinstance(p, nd.NDArray), f"{name} is a {type(p).__name__}"
-            assert p.context == d, f"{name} is on {p.context}, not on its device"
-            assert p.shape == v.shape and (p.asnumpy() == v).all(), f"{name} has other values"
-            g = gradients[r][i]
-            assert g is not None, f"{name} has no place for its gradient"
-            assert g.context == d, f"{name}: its gradient is on {g.context}"
-            far = np.abs(g.asnumpy() - (r + 1) * v).max()
-            assert far < 1e-5 * (r + 1) * np.abs(v).max(), (
-                f"{name}: after the second backward pass, the gradient isn't that of this pass")
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "replicas-care", "points": 1}
 params = [nd.array([1, 2, 3])]
 replicas = make_replicas(params, [mx.cpu(0), mx.cpu(1)])
 replicas[0][0][:] = -1
 assert params[0][0].asscalar() == 1, "writing into replica 0 changed the caller's parameters"
-### BEGIN HIDDEN TESTS
-values = [np.arange(6.0).reshape(2, 3), np.arange(3.0), np.ones(1)]
-for kind in ("float64", "float32"):
-    for numbers in ([0], [0, 1], [2, 0, 1], [1, 2, 0, 3]):
-        params = [nd.array(v, dtype=kind) for v in values]
-        replicas = make_replicas(params, [mx.cpu(i) for i in numbers])
-        flat = [p for replica in replicas for p in replica]
-        assert all(p.dtype == np.dtype(kind) for p in flat), f"{kind} became another type"
-        for i, p in enumerate(flat):
-            p[:] = -1 - i
-        assert all((p.asnumpy() == v).all() for p, v in zip(params, values)), (
-            "writing into a replica changed the caller's parameters")
-        assert all((p.asnumpy() == -1 - i).all() for i, p in enumerate(flat)), (
-            "two of the copies share memory")
-for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2]):
-    try:
-        make_replicas([nd.ones(2)], [mx.cpu(i) for i in numbers])
-    except ValueError:
-        continue
-    raise AssertionError("one device twice in the list, and no ValueError")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 3. The step (4 points)
@@ -302,7 +222,7 @@ def run_steps(replicas, batches, lr):
     for replica in replicas:
         for p in replica:
             p.attach_grad()
-    return [float(train_step(xs, ys, replicas, lr)) for xs, ys in batches]
+    return [train_step(xs, ys, replicas, lr) for xs, ys in batches]
 
 
 # %% nbgrader={"grade_id": "step-values", "points": 2}
@@ -323,104 +243,21 @@ assert np.abs(first - second).max() < 1e-12, "replicas 0 and 1 have drifted apar
 length = np.linalg.norm(first - old) / np.linalg.norm(one - old)
 assert abs(length - 1) < 0.005, f"the step of two is {length:.2f} times as long as that of one"
 assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one device"
-### BEGIN HIDDEN TESTS
-def one_device(weights, x, y, lr):
-    p = [nd.array(w, dtype="float64") for w in weights]
-    for a in p:
-        a.attach_grad()
-    with autograd.record():
-        mean = loss(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), p).mean()
-    mean.backward()
-    return [a.asnumpy() - lr * a.grad.asnumpy() for a in p], mean.asscalar()
-
-
-rng = np.random.default_rng(4)
-for k, size, lr in ((1, 5, 0.1), (2, 3, 0.25), (3, 2, 0.1), (4, 1, 0.3), (5, 4, 0.2)):
-    there = [mx.cpu((i + 1) % k) for i in range(k)]
-    expected, data, means = [start(k)], [], []
-    for _ in range(3):
-        data.append((rng.normal(size=(k * size, 4)), rng.normal(size=(k * size, 2))))
-        now, mean = one_device(expected[-1], *data[-1], lr)
-        expected.append(now)
-        means.append(mean)
-    for steps in (1, 3):
-        batches = [[[nd.array(part, d, dtype="float64") for part, d in zip(np.split(a, k), there)]
-                    for a in pair] for pair in data[:steps]]
-        replicas = [[nd.array(w, d, dtype="float64") for w in start(k)] for d in there]
-        losses = run_steps(replicas, batches, lr)
-        flat = [np.concatenate([p.asnumpy().ravel() for p in replica]) for replica in replicas]
-        old, new = (np.concatenate([w.ravel() for w in expected[i]]) for i in (0, steps))
-        case = f"k={k}, {size} examples each, steps: {steps}: "
-        for r, w in enumerate(flat):
-            assert (w != old).any(), f"{case}replica {r} has not changed"
-        for r, w in enumerate(flat):
-            assert np.abs(w - flat[0]).max() <= 1e-12 * np.abs(new).max(), (
-                f"{case}replicas 0 and {r} have drifted apart")
-        length = np.linalg.norm(flat[0] - old) / np.linalg.norm(new - old)
-        assert abs(length - 1) < 0.005, (
-            f"{case}the way from the start is {length:.2f} times as long as that of one")
-        far = np.abs(flat[0] - new).max() / np.abs(new).max()
-        assert far <= 1e-12, (
-            f"{case}all replicas agree, but are {far:.0e} of the largest weight from one device's")
-        assert np.abs(np.subtract(losses, means[:steps])).max() < 1e-12 * max(means), (
-            f"{case}the loss that is returned is not the mean over the batch")
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "step-care", "points": 2}
 # More tests of this exercise run when it is marked.
-### BEGIN HIDDEN TESTS
-def one_device(weights, x, y, lr):
-    p = [nd.array(w, dtype="float64") for w in weights]
-    for a in p:
-        a.attach_grad()
-    with autograd.record():
-        mean = loss(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), p).mean()
-    mean.backward()
-    return [a.asnumpy() - lr * a.grad.asnumpy() for a in p], mean.asscalar()
-
-
-rng = np.random.default_rng(5)
-uneven, fewer = "uneven shards", "fewer shards than replicas"
-for k, what, cuts in ((2, uneven, [(3, 1), (1, 5), (2, 7)]),
-                      (3, uneven, [(5, 2, 1), (1, 1, 6), (2, 3, 2)]),
-                      (4, uneven, [(2, 1, 1, 1), (4, 3, 2, 1)]),
-                      (2, fewer, [(3, 3), (2,), (1,), (4, 4)]),
-                      (4, fewer, [(2, 2, 2, 2), (3, 3), (1,), (2, 2, 2)])):
-    there = [mx.cpu(k - 1 - i) for i in range(k)]
-    weights, batches, means, copies = start(10 + k, 3, 5, 1), [], [], []
-    for cut in cuts:
-        x, y = rng.normal(size=(sum(cut), 3)), rng.normal(size=(sum(cut), 1))
-        ends = np.cumsum(cut)[:-1]
-        copies += np.split(x, ends) + np.split(y, ends)
-        batches.append([[nd.array(part, d, dtype="float64")
-                         for part, d in zip(np.split(a, ends), there)] for a in (x, y)])
-        weights, mean = one_device(weights, x, y, 0.3)
-        means.append(mean)
-    replicas = [[nd.array(w, d, dtype="float64") for w in start(10 + k, 3, 5, 1)] for d in there]
-    losses = run_steps(replicas, batches, 0.3)
-    scale = max(np.abs(w).max() for w in weights)
-    for r, replica in enumerate(replicas):
-        for p, first in zip(replica, replicas[0]):
-            assert np.abs(p.asnumpy() - first.asnumpy()).max() <= 1e-12 * scale, (
-                f"{what}: replicas 0 and {r} of {k} have drifted apart")
-    for p, w in zip(replicas[0], weights):
-        assert np.abs(p.asnumpy() - w).max() <= 1e-12 * scale, (
-            f"{what}: {k} replicas agree after {len(cuts)} steps, but not with one device")
-    assert np.abs(np.subtract(losses, means)).max() < 1e-12 * max(means), (
-        f"{what}: the loss that is returned is not the mean over the batch")
-    now = [a for xs, ys in batches for a in xs + ys]
-    assert all((a.asnumpy() == c).all() for a, c in zip(now, copies)), "the shards were changed"
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 4. An epoch (2 points)
 #
 # The step takes one batch; an epoch takes all examples. `order` is a NumPy array that says which
 # examples, and in which order: the first batch are examples `order[0]` to `order[size - 1]`, and
-# so on. If the batches don't come out even, the last one is what is left, and never an empty one.
+# so on. `order` may leave examples out, and it may name one twice. If the batches don't come out
+# even, the last one is what is left, and never an empty one.
 #
 # Hand each batch to `step(images, labels, n)`, which is given to you. It updates the network with
 # the gradient of the *sum* of the losses, divided by `n`, and returns the sum of the losses.
+# Pass `mx.nd` arrays, and pass all three arguments by position.
 # Say the right `n` for each batch, so that each makes a step with the mean of its own gradients.
 # Return the mean loss over all examples of the epoch. Types of numbers and the caller's arrays
 # stay as they are.
@@ -449,7 +286,7 @@ def run_epoch(images, labels, order, size, weight, lr):
     """Your epoch: the loss it returns, the weight after it, and all (images, labels, n) seen."""
     weight, seen = weight.copy(), []
 
-    def step(images, labels, n):
+    def step(images, labels, n, /):
         if n == 0:
             raise ValueError("a step with n = 0")
         x, y = images.asnumpy(), labels.asnumpy()
@@ -470,53 +307,12 @@ assert [len(x) for x, _, _ in seen] == [3, 3, 1], f"batches of {[len(x) for x, _
 assert seen[1][1].tolist() == [0, 5, 2], f"the second batch has labels {seen[1][1]}"
 for x, y, _ in seen:
     assert (x[:, 0] == 10 * y).all(), "labels beside other images"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(6)
-for total, m, size in ((9, 9, 4), (12, 12, 3), (11, 8, 5), (5, 5, 7), (10, 9, 2), (6, 6, 1)):
-    x, y = rng.normal(size=(total, 3)), rng.permutation(total) * 1.0
-    order = rng.permutation(total)[:m]
-    _, _, seen = run_epoch(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"), order.copy(),
-                           size, np.zeros(3), 0.01)
-    parts = [order[i : i + size] for i in range(0, m, size)]
-    lengths, case = [len(s[0]) for s in seen], f"{m} examples in batches of {size}"
-    assert lengths == [len(p) for p in parts], f"{case}: the batches have {lengths}"
-    for i, (part, (images, labels, _)) in enumerate(zip(parts, seen)):
-        assert np.shape(images) == (len(part), 3), f"{case}: images of {np.shape(images)}"
-        assert np.shape(labels) == (len(part),), f"{case}: labels of {np.shape(labels)}"
-        assert np.allclose(images, x[part]), f"{case}: batch {i} has other images"
-        assert np.allclose(labels, y[part]), f"{case}: batch {i} has labels of other images"
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "epoch-care", "points": 1}
 images, labels = nd.array([[1], [1], [1]]), nd.array([0, 0, 2])
 mean, weight, _ = run_epoch(images, labels, np.arange(3), 2, np.zeros(1), 0.5)
 assert weight == [1], f"the weight is {weight[0]}: 0.5 x 2 is the step of the last batch, of one"
 assert abs(mean - 2 / 3) < 1e-6, f"losses of 0, 0 and 2, and a mean of {mean}"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(7)
-for total, m, size in ((7, 7, 3), (8, 8, 4), (12, 9, 4), (5, 5, 8), (11, 11, 5)):
-    x, y = rng.normal(size=(total, 2)), rng.normal(size=total)
-    weight, losses = np.ones(2), 0.0
-    for i in range(0, m, size):
-        part = slice(i, min(i + size, m))
-        errors = x[part] @ weight - y[part]
-        weight, losses = weight - 0.1 * (errors @ x[part]) / len(errors), losses + (errors**2).sum()
-    images, labels = nd.array(x, dtype="float64"), nd.array(y, dtype="float64")
-    order = np.arange(m)
-    mean, now, seen = run_epoch(images, labels, order, size, np.ones(2), 0.1)
-    case = f"{m} examples in batches of {size}"
-    assert all(s[0].dtype == s[1].dtype == np.float64 for s in seen), "float64 became another type"
-    assert np.abs(now - weight).max() < 1e-12 * np.abs(weight).max(), (
-        f"{case}: other weights than with the mean of each batch's own gradients")
-    assert abs(mean - losses / 2 / m) < 1e-12 * losses, f"{case}: not the mean loss of an example"
-order = np.array([4, 2, 0, 3, 1])
-images, labels = nd.array(np.arange(10).reshape(5, 2)), nd.array(np.arange(5), dtype="int32")
-_, _, seen = run_epoch(images, labels, order, 2, np.zeros(2), 0.01)
-assert seen[0][1].dtype == np.int32, f"labels in int32 became {seen[0][1].dtype}"
-assert (order == [4, 2, 0, 3, 1]).all(), "the caller's order was changed"
-assert (labels.asnumpy() == np.arange(5)).all(), "the caller's labels were changed"
-assert (images.asnumpy() == np.arange(10).reshape(5, 2)).all(), "the caller's images were changed"
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 5. In your words (2 points)

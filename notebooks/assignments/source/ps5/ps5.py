@@ -99,11 +99,11 @@ def measure(push, wait, clock, steps, rounds):
 
 
 # %% [markdown]
-# The tests call your function through this one. `costs` has a row for each round, the one that
-# warms up first.
+# The tests below call your function through this one. `costs` has a row for each round, the one
+# that warms up first.
 
 
-# %% tags=["driver"]
+# %%
 def on_machine(costs, handing, left, steps, rounds):
     """What your `measure` returns on a new machine, and how many steps it has handed out."""
     machine = Machine(np.reshape(costs, -1), handing, left)
@@ -124,17 +124,6 @@ assert isinstance(found, (int, float)), f"the answer is a {type(found).__name__}
 assert found not in mistakes, f"{found} s: {mistakes[found]}"
 assert abs(found - 11.5) < 1e-9, f"{found} s: a round of 1 + 10 + 12 s has two steps of 11.5 s"
 assert pushed == 4, f"{pushed} steps handed out; two rounds of two are four"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(51)
-for steps, left in ((1, 0.0), (2, 0.0), (4, 60.0), (3, 400.0), (7, 1.5)):
-    handing, costs = rng.uniform(0.2, 0.4), rng.uniform(2, 4, (2, steps))
-    costs[0] *= 10  # warms up
-    found, pushed = on_machine(costs, handing, left, steps, 1)
-    case = f"one round, steps={steps}"
-    right = (handing + costs[1].sum()) / steps
-    assert abs(found - right) < 1e-9 * right, f"{case}: {found:.3g} s isn't the time of a step"
-    assert pushed == 2 * steps, f"{case}: {pushed} steps handed out"
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "measure-rounds", "points": 2}
 costs = [[30, 20], [10, 12], [90, 12], [9, 11], [10, 8], [45, 46]]
@@ -146,29 +135,6 @@ mistakes = {9: "the quickest round, not the median",
 assert isinstance(found, (int, float)), f"the answer is a {type(found).__name__}, not a number"
 assert round(found, 9) not in mistakes, f"{found} s: {mistakes[round(found, 9)]}"
 assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so the median is 11"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(52)
-for steps, rounds in ((2, 5), (3, 4), (1, 2), (4, 6), (2, 3), (1, 7)):
-    costs = rng.uniform(2, 4, (rounds + 1, steps))
-    costs[0] *= 10                        # warms up
-    costs[rng.integers(1, rounds)] *= 3   # disturbed
-    found, _ = on_machine(costs, 0.0, 0.0, steps, rounds)
-    case, each = f"rounds={rounds}, steps={steps}", np.sort(costs[1:].mean(axis=1))
-    if rounds % 2 == 0:
-        for one in each[rounds // 2 - 1 : rounds // 2 + 1]:
-            assert abs(found - one) > 1e-9, f"{case}: one of the two rounds in the middle"
-    right = np.median(each)
-    assert abs(found - right) < 1e-9 * right, f"{case}: {found:.3g} s isn't the rounds' median"
-for steps, rounds in ((0, 3), (3, 0), (2, -1)):
-    case = f"{rounds} rounds of {steps} steps"
-    try:
-        on_machine([[1.0]], 0.0, 0.0, steps, rounds)
-    except ValueError:
-        continue
-    except ArithmeticError as error:
-        raise AssertionError(f"{case}: not a ValueError: {error}") from None
-    raise AssertionError(f"{case}: no ValueError")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 2. A start and a bandwidth (3 points)
@@ -180,7 +146,8 @@ for steps, rounds in ((0, 3), (3, 0), (2, -1)):
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
-# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$.
+# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Each of your two numbers may be off
+# by $10^{-8}$ of itself.
 #
 # The measurements come in any order, and a size may be there more than once: then each of its times
 # counts. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
@@ -208,55 +175,12 @@ sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 alpha, bandwidth = fit_line(sizes, 2e-4 + sizes / 5e8)
 assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but these messages start in 2e-4 s"
 assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at 5e8 bytes/s"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(53)
-for n, start, speed in ((8, 1e-4, 1e9), (12, 3e-5, 2e8), (30, 2e-3, 8e9), (5, 5e-4, 4e7)):
-    sizes = np.concatenate([4.0 ** rng.uniform(4, 13, n), 4.0 ** np.array([7, 7, 7, 11])])
-    rng.shuffle(sizes)
-    seconds = (start + sizes / speed) * (1 + 0.05 * rng.standard_normal(n + 4))
-    found = fit_line(sizes.copy(), seconds.copy())
-    assert isinstance(found, (tuple, list, np.ndarray)) and len(found) == 2, "not two numbers"
-    columns = np.stack([np.ones(n + 4), sizes / 1e6], axis=1)  # in MB: columns of like size
-    alpha, beta = np.linalg.lstsq(columns / seconds[:, None], np.ones(n + 4), rcond=None)[0]
-    right = np.array([alpha, 1e6 / beta])
-    absolute = np.linalg.lstsq(columns, seconds, rcond=None)[0]
-    squared = np.linalg.lstsq(columns / seconds[:, None] ** 2, 1 / seconds, rcond=None)[0]
-    mistakes = {
-        "residuals are absolute, not relative": absolute,
-        "residuals are divided by the time twice": squared}
-    off = np.abs(np.array(found, dtype=float) / right - 1)
-    if off.max() > 1e-5:
-        why = [text for text, (a, b) in mistakes.items()
-               if np.allclose(np.array(found, dtype=float), [a, 1e6 / b], rtol=1e-4, atol=0)]
-        raise AssertionError(f"{n + 4} messages: " + (why or [
-            f"{'alpha' if off[0] > 1e-5 else 'bandwidth'} isn't that of the smallest sum"])[0])
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "line-care", "points": 1}
 sizes, seconds = np.array([4000, 1000, 2000]), np.array([5.0, 2.0, 3.0])
 fit_line(sizes, seconds)
 assert list(sizes) == [4000, 1000, 2000], "the caller's sizes were changed"
 assert list(seconds) == [5, 2, 3], "the caller's times were changed"
-### BEGIN HIDDEN TESTS
-for kind, most in (("int64", 10**10), ("int64", 7 * 10**9), ("float64", 10**8)):
-    sizes = (most * np.array([0.5, 0.001, 1, 0.25, 0.03])).astype(kind)
-    seconds = 0.01 + sizes / 2e9
-    given = sizes.copy(), seconds.copy()
-    alpha, bandwidth = fit_line(*given)
-    for array, before, name in zip(given, (sizes, seconds), ("sizes", "times")):
-        assert (array == before).all(), f"the caller's {name} were changed"
-    exact = abs(alpha - 0.01) < 1e-6 and abs(bandwidth - 2e9) < 2e4
-    assert exact, f"{kind} up to {most:.0e} bytes: not the line that the times were made of"
-for sizes in ([8.0], [512.0, 512.0, 512.0]):
-    case = f"messages of {sizes} bytes"
-    try:
-        fit_line(np.array(sizes), np.linspace(1, 1.1, len(sizes)))
-    except ValueError:
-        continue
-    except Exception as error:
-        raise AssertionError(f"{case}: not a ValueError: {error}") from None
-    raise AssertionError(f"{case}: no ValueError")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 3. What more devices would bring (3 points)
@@ -282,7 +206,7 @@ for sizes in ([8.0], [512.0, 512.0, 512.0]):
 # `images`. The efficiency is the speed-up as a share of the ideal, which is $k$.
 #
 # Raise `ValueError` where $k$ is below 1, or where the batch of $k$ devices has fewer images than
-# $k$.
+# $k$. With `weak=True`, that is where `images` is below 1.
 #
 # About eight lines. `COSTS` is an example that you can work out by hand; your function is to use
 # the `costs` that it is given.
@@ -295,7 +219,7 @@ COSTS = {"fixed": 2.0, "image": 0.5, "alpha": 1.0, "bandwidth": 10.0, "bytes": 4
 def predict(k, images, weak, costs):
     """(seconds of a step on k devices, speed-up over one, efficiency). `costs`: five numbers."""
     ### BEGIN SOLUTION
-    if k < 1 or not weak and images < k:
+    if k < 1 or images < (1 if weak else k):
         raise ValueError(f"{images} images for {k} devices")
 
     def seconds(k, largest):
@@ -319,64 +243,11 @@ seconds, speedup, efficiency = predict(2, 48, True, COSTS)  # weak: 48 images ea
 assert abs(seconds - 32) < 1e-9, f"{seconds} s: 2 + 24 for computing, and two messages of 1 + 2"
 assert abs(speedup - 1.625) < 1e-9, f"speed-up {speedup}: 96 images in 32 s, and 48 in 26 s"
 assert abs(efficiency - 0.8125) < 1e-9, f"efficiency {efficiency}: 1.625 of 2"
-### BEGIN HIDDEN TESTS
-rng = np.random.default_rng(54)
-for k in (1, 3, 4, 2, 5, 8):
-    costs = {"fixed": rng.uniform(1, 2), "image": rng.uniform(0.1, 0.2),
-             "alpha": rng.uniform(0.3, 0.6), "bandwidth": rng.uniform(40, 50),
-             "bytes": rng.uniform(200, 300)}
-    for weak, images in ((False, k * int(rng.integers(5, 20))), (True, int(rng.integers(8, 20)))):
-        case = f"k={k}, {'weak' if weak else 'strong'}"
-        found = predict(k, images, weak, dict(costs))
-        assert len(found) == 3, f"{case}: not three numbers"
-        # The law is linear: one cost raised by 1 shows how often a step has it.
-        largest = images if weak else images // k
-        for name, expected, what in (
-                ("fixed", 1, "fixed"), ("image", largest, "image"), ("alpha", 2 * (k - 1), "alpha"),
-                ("bytes", 2 * (k - 1) / k / costs["bandwidth"], "bytes / bandwidth")):
-            raised = predict(k, images, weak, {**costs, name: costs[name] + 1})[0] - found[0]
-            times = raised * costs["bandwidth"] if name == "bytes" else raised
-            assert abs(raised - expected) < 1e-9, f"{case}: a step has {times:.3g} times {what}"
-        step = costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * (
-            costs["alpha"] + costs["bytes"] / k / costs["bandwidth"])
-        assert abs(found[0] - step) < 1e-9 * step, f"{case}: another time of a step"
-        alone = costs["fixed"] + costs["image"] * images
-        speedup = (k if weak else 1) * alone / step
-        assert abs(found[1] - speedup) < 1e-9 * speedup, f"{case}: another speed-up"
-        assert abs(found[2] - speedup / k) < 1e-9, f"{case}: another efficiency"
-### END HIDDEN TESTS
 
 # %% nbgrader={"grade_id": "predict-care", "points": 1}
 free = {"fixed": 0.0, "image": 1.0, "alpha": 0.0, "bandwidth": 1.0, "bytes": 0.0}
 longest = predict(3, 10, False, free)[0]
 assert abs(longest - 4) < 1e-9, f"{longest} s: of ten images for three devices, one has four"
-### BEGIN HIDDEN TESTS
-for k, images in ((2, 7), (3, 11), (4, 5), (6, 6), (5, 1001), (1, 1)):
-    costs = {"fixed": 3, "image": 2, "alpha": 1, "bandwidth": 7, "bytes": 55}  # whole numbers
-    given = dict(costs)
-    found = predict(k, images, False, given)
-    assert given == costs, "the caller's costs were changed"
-    largest = len(np.array_split(np.arange(images), k)[0])
-    step = 3 + 2 * largest + 2 * (k - 1) * (1 + 55 / 7 / k)
-    assert abs(found[0] - step) < 1e-9 * step, f"{images} images on {k} devices: another time"
-    speedup = (3 + 2 * images) / step
-    assert abs(found[1] - speedup) < 1e-9, f"{images} images on {k} devices: another speed-up"
-    assert abs(found[2] - speedup / k) < 1e-9, f"{images} on {k} devices: another efficiency"
-try:
-    assert abs(predict(5, 2, True, costs)[0] - (7 + 8 * (1 + 11 / 7))) < 1e-9, (
-        "weak scaling, two images for each of five devices: another time")
-except ValueError as error:
-    raise AssertionError(f"two images for EACH of five devices: ValueError: {error}") from None
-for k, images, weak in ((0, 4, False), (-1, 4, True), (3, 2, False), (8, 7, False)):
-    case = f"{images} images for {k} devices"
-    try:
-        predict(k, images, weak, costs)
-    except ValueError:
-        continue
-    except ArithmeticError as error:
-        raise AssertionError(f"{case}: not a ValueError: {error}") from None
-    raise AssertionError(f"{case}: no ValueError")
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 4. In your words (2 points)

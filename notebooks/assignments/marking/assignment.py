@@ -1,0 +1,109 @@
+"""What an assignment is: its cells, exercises, tests and points, read from `source/psN/`.
+
+`psN.py` is a notebook as text, with tags and a short form of nbgrader's metadata:
+
+    tags=["given"]      code that students get and that their solutions find: imports, data
+    tags=["driver"]     the same, for functions that call the student's
+    nbgrader={"grade_id": "shards", "solution": true}     one exercise: its solution cell
+    nbgrader={"grade_id": "shards-even", "points": 2}     tests of the solution before it
+    nbgrader={"grade_id": "why", "points": 2, "solution": true}   (Markdown) read by a teacher
+
+The cells with points are tests for students to run. What they are marked by is in `tests.py`: for
+each of these cells a function of its name, `shards_even`, that yields cases (see `cases`); its
+docstring tells students what is tested. Other code cells only show something.
+"""
+
+import ast
+import functools
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).resolve().parents[1] / "source"
+
+
+class Test(NamedTuple):
+    grade_id: str
+    points: float
+    title: str           # what it tests, for the student
+
+
+class Exercise(NamedTuple):
+    """One solution cell: its grade_id, heading, model answer and tests."""
+
+    name: str
+    title: str
+    answer: str
+    tests: list
+
+
+class Assignment(NamedTuple):
+    name: str
+    given: list          # sources of the cells that a solution finds, drivers among them
+    parameters: dict     # function: names of its arguments
+    exercises: list
+    words: list          # (grade_id, points, heading)
+
+
+def list_names():
+    """The assignments that there are: ["ps1", ...]."""
+    return sorted(path.stem for path in SOURCES.glob("*/ps*.py"))
+
+
+def make_notebook(name):
+    """An assignment's source as the notebook that nbgrader knows, model answers included."""
+    import jupytext
+    import nbformat
+
+    content = jupytext.read(SOURCES / name / f"{name}.py", fmt="py:percent")
+    content.metadata = nbformat.from_dict({"kernelspec": {
+        "display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}})
+    content.nbformat, content.nbformat_minor = 4, 5
+    for number, cell in enumerate(content.cells):
+        cell.id = f"{name}-{number}"
+        if "nbgrader" in cell.metadata:
+            short = cell.metadata["nbgrader"]
+            graded = "points" in short
+            cell.metadata["nbgrader"] = {
+                "schema_version": 3, "grade": graded, "solution": False, "task": False,
+                "locked": graded and not short.get("solution", False),
+                "cell_type": cell.cell_type, **short}
+    return content
+
+
+@functools.cache
+def read_assignment(name):
+    """The `Assignment` of that name."""
+    given, parameters, exercises, words, heading = [], {}, [], [], ""
+    titles = {node.name.replace("_", "-"): (ast.get_docstring(node) or "").partition("\n")[0]
+              for node in _find_functions((SOURCES / name / "tests.py").read_text())}
+    for cell in make_notebook(name).cells:
+        tags, meta = cell.metadata.get("tags", []), cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "markdown":
+            if cell.source.startswith("## "):
+                heading = cell.source.partition("\n")[0].lstrip("# ")
+            if "points" in meta:
+                words.append((meta["grade_id"], meta["points"], heading))
+            continue
+        if "given" in tags or "driver" in tags:
+            given.append(cell.source)
+        if meta.get("solution"):
+            exercises.append(Exercise(meta["grade_id"], heading, cell.source, []))
+        elif "points" in meta:
+            exercises[-1].tests.append(
+                Test(meta["grade_id"], meta["points"], titles[meta["grade_id"]]))
+        parameters |= {node.name: [a.arg for a in node.args.args]
+                       for node in _find_functions(cell.source)}
+    return Assignment(name, given, parameters, exercises, words)
+
+
+def load_tests(name):
+    """{grade_id: generator function of cases} from an assignment's `tests.py`."""
+    spec = importlib.util.spec_from_file_location(f"tests_of_{name}", SOURCES / name / "tests.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {key.replace("_", "-"): value for key, value in vars(module).items()}
+
+
+def _find_functions(source):
+    return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]

@@ -1,0 +1,186 @@
+"""nbgrader's side of the marking: what students get, its gradebook, and the pages of feedback.
+
+nbgrader takes solutions out of the notebooks, keeps the points, and has a page, Formgrader, on
+which a teacher reads answers in words. The feedback is our own: one page, with nothing to fetch.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import jinja2
+import nbformat
+from latex2mathml.converter import convert
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from traitlets.config import Config
+
+from marking import harmless, judge
+from marking.assignment import make_notebook, read_assignment
+from marking.process import REPOSITORY
+
+STUB = """# Your code goes here, in place of the next line.
+raise NotImplementedError("not written yet")"""
+OURS = "# Written by the course; JupyterLab's Formgrader reads it when started from this folder."
+COURSE = "many-devices"
+CONFIG = OURS + """
+c = get_config()
+c.CourseDirectory.root = {root!r}
+c.CourseDirectory.course_id = {course!r}
+c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader warns
+"""
+
+
+def start_nbgrader(root):
+    """nbgrader at work in the folder `root`, saying only what goes wrong."""
+    # It starts alembic, which makes the gradebook, by name.
+    os.environ["PATH"] = os.pathsep.join([f"{sys.prefix}/bin", os.environ.get("PATH", "")])
+    config = Config()
+    config.CourseDirectory.root = str(root)
+    config.CourseDirectory.course_id = COURSE
+    config.CourseDirectory.db_url = f"sqlite:///{root}/gradebook.db"
+    config.Exchange.root = f"{root}/exchange"
+    config.ClearSolutions.code_stub = {"python": STUB}
+    config.NbGraderAPI.log_level = logging.ERROR
+    config.Application.log_level = logging.ERROR
+    return NbGraderAPI(config=config)
+
+
+def release(root, names):
+    """Write the student versions of the assignments `names` to `root`/release.
+
+    Raises FileExistsError where `root` has assignments that this didn't put there: they are kept.
+    """
+    config = root / "nbgrader_config.py"
+    ours = config.exists() and config.read_text().startswith(OURS)
+    if (root / "source").exists() and not ours:
+        raise FileExistsError(f"{root}: source/ in it is not from here, and would be overwritten; "
+                              "choose another folder (OUT=folder)")
+    (root / "exchange").mkdir(parents=True, exist_ok=True)
+    config.write_text(CONFIG.format(root=str(root), course=COURSE))
+    tool = start_nbgrader(root)
+    for name in names:
+        source = root / "source" / name
+        shutil.rmtree(source, ignore_errors=True)
+        (source / "helpers").mkdir(parents=True)
+        for helper in judge.HANDED_OUT:
+            shutil.copy(REPOSITORY / "helpers" / helper, source / "helpers")
+        nbformat.write(make_notebook(name), source / f"{name}.ipynb")
+        outcome = tool.generate_assignment(name)
+        if not outcome["success"]:
+            raise RuntimeError(f"nbgrader could not make {name}:\n{outcome['log']}")
+
+
+def pack(root, name):
+    """A zip of one assignment as released, in a folder of its name."""
+    with zipfile.ZipFile(root / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted((root / "release" / name).rglob("*")):
+            packed.write(path, Path(name) / path.relative_to(root / "release" / name))
+    return root / f"{name}.zip"
+
+
+def open_gradebook(root):
+    return Gradebook(f"sqlite:///{root}/gradebook.db", COURSE)
+
+
+def record(book, root, student, name, report):
+    """Put a report into the gradebook, and write the notebook that Formgrader shows."""
+    marks = {mark.exercise: mark for mark in report["marks"]}
+    content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
+    book.update_or_create_student(student)
+    book.update_or_create_submission(name, student)
+    for cell in content.cells:
+        meta = cell.metadata.get("nbgrader", {})
+        key = meta.get("grade_id")
+        if meta.get("solution"):
+            answer = report["answers"].get(key, "")
+            cell.source = (harmless.for_markdown if cell.cell_type == "markdown"
+                           else harmless.for_database)(answer)
+        elif cell.cell_type == "markdown":
+            cell.source = render_text(cell.source)
+        if not meta.get("grade"):
+            continue
+        grade = book.find_grade(key, name, name, student)
+        if key in marks:
+            mark = marks[key]
+            grade.auto_score, grade.needs_manual_grade = mark.points, False
+            cell.outputs = [nbformat.v4.new_output("stream", text=describe_mark(mark) + "\n")]
+        else:
+            grade.needs_manual_grade = grade.manual_score is None and bool(report["answers"])
+    book.db.commit()
+    folder = root / "autograded" / student / name
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(content, folder / f"{name}.ipynb")
+
+
+def read_words(book, student, name):
+    """{grade_id: (points or None, comment)} of the answers that a person reads."""
+    found = {}
+    for key, _, _ in read_assignment(name).words:
+        grade = book.find_grade(key, name, name, student)
+        comment = book.find_comment(key, name, name, student)
+        found[key] = grade.manual_score, comment.comment or ""
+    return found
+
+
+def describe_mark(mark):
+    """What a mark says, in a line."""
+    if mark.outcome == judge.NOT_JUDGED:
+        return "not judged: the marking failed, which is not the student's fault"
+    why = f": {mark.why}" if mark.why else ""
+    return harmless.for_terminal(f"{mark.points:g} of {mark.of:g}{why}")
+
+
+def _show_formula(text, options):
+    return convert(text, display="block" if options["display_mode"] else "inline")
+
+
+_MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin, renderer=_show_formula)
+_PAGES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent),
+                            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+
+
+def render_text(markdown):
+    """HTML of a text of ours, with formulas as MathML. Never for what a student wrote."""
+    return _MARKDOWN.render(markdown)
+
+
+def write_feedback(root, student, name, report, words):
+    """Write feedback/STUDENT/psN/psN.html. words: from `read_words`."""
+    read = read_assignment(name)
+    marks = {mark.exercise: mark for mark in report["marks"]}
+    content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
+    cells = []
+    for cell in content.cells:
+        meta = cell.metadata.get("nbgrader", {})
+        key = meta.get("grade_id")
+        answer = harmless.for_database(report["answers"].get(key, "")) if meta.get(
+            "solution") else None
+        cells.append({
+            "key": key, "code": cell.cell_type == "code", "answer": answer,
+            "test": bool(meta.get("grade")) and answer is None,
+            "text": cell.source if cell.cell_type == "code" else Markup(render_text(cell.source))})
+    rows = [(e.title, t.grade_id, t.title, marks[t.grade_id], describe_mark(marks[t.grade_id]))
+            for e in read.exercises for t in e.tests]
+    counted = [m for m in marks.values() if m.outcome != judge.NOT_JUDGED]
+    read_points = [score for score, _ in words.values() if score is not None]
+    page = _PAGES.get_template("feedback.html").render(
+        name=name, student=student, rows=rows, cells=cells, marks=marks,
+        titles={key: title for _, key, title, *_ in rows}, describe=describe_mark,
+        not_judged=len(counted) < len(marks),
+        words=[(key, title, of, *words[key]) for key, of, title in read.words],
+        points=sum(m.points for m in counted) + sum(read_points),
+        of=sum(m.of for m in counted) + sum(
+            of for key, of, _ in read.words if words[key][0] is not None),
+        unread=sum(of for key, of, _ in read.words if words[key][0] is None),
+        handed_in=bool(report["answers"]))
+    path = root / "feedback" / student / name / f"{name}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path

@@ -1,0 +1,264 @@
+"""Judges solutions: runs an assignment's tests on what solutions return.
+
+    python -m marking.judge < JOB       judges one submission; job and report are JSON
+
+The tests are here and the solutions elsewhere. A call sends copies of its arguments; what is
+expected stands before anything is sent, and what comes back is looked at and thrown away.
+
+A test ends in one of three ways. `judged`: points, and the reason where some are missing.
+`stopped`: the solution broke or had to be ended, with the reason. `not judged`: the marking itself
+failed, which is no fault of the student's.
+"""
+
+import json
+import resource
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from marking import cases, process
+from marking.assignment import Assignment, Exercise, Test, load_tests
+from marking.channel import Array, Function
+
+MEMORY = 2 * 2**30    # bytes of addresses for the judge itself
+CALLS = 100_000       # most calls of the judge's functions in one case
+JUDGED, STOPPED, NOT_JUDGED = "judged", "stopped", "not judged"
+HANDED_OUT = ["__init__.py", "engine.py", "gpu.py", "device.py"]  # of helpers/, for students
+
+
+class Mark(NamedTuple):
+    exercise: str        # grade_id of the test
+    points: float | None
+    of: float
+    why: str             # "" where nothing is missing
+    outcome: str
+
+
+class Solution:
+    """A solution whose functions can be called, in the process at the other end of `line`.
+
+    Raises RuntimeError where the process doesn't come up, which is no student's fault.
+    """
+
+    def __init__(self, line, given, answer):
+        self.line, self.numbers = line, 0
+        try:
+            self._expect("started")
+            line.send([given, answer])
+            self._expect("given")
+        except process.Ended as error:
+            raise RuntimeError(f"a solution's process could not be started: {error}\n"
+                               f"{line.describe_output()}") from error
+        line.start_clock()
+        self.failed = None
+        try:
+            self._expect("ready")
+        except process.Ended as error:
+            self.failed = error
+
+    def call(self, case):
+        """(arguments as sent, `cases.Reply`) for a case. Raises process.Ended, and cases.Wrong
+        where one of the judge's functions was called with what it can't take."""
+        if self.failed:
+            raise self.failed
+        known, functions = [], {}
+        sent = [self._number(value, known, functions) for value in case.args]
+        self.line.send([case.function, [self._name(value, functions) for value in sent]])
+        fault = None
+        for _ in range(CALLS):
+            match self.line.receive():
+                case {"call": int(number), "arguments": tuple(args)} if number in functions:
+                    try:
+                        answer = {"returned": functions[number](*args)}
+                    except (cases.Wrong, TypeError) as error:
+                        if not isinstance(error, cases.Wrong) and not _is_about_call(error):
+                            raise
+                        fault = fault or cases.Wrong(str(error))
+                        answer = {"raised": "ValueError", "why": str(error)}
+                    self.line.send(answer)
+                case {"returned": result, "arguments": list(args), "objects": list(objects)}:
+                    if fault:
+                        raise fault
+                    return sent, cases.Reply(result, None, args, self._check(objects, known))
+                case {"raised": str(), "kinds": [str(), *_] as kinds, "why": str(why),
+                      "arguments": list(args), "objects": list(objects)}:
+                    if fault:
+                        raise fault
+                    return sent, cases.Reply(None, (kinds, why), args,
+                                             self._check(objects, known))
+                case _:
+                    self.line.end("what it told the judge is no answer")
+        self.line.end(f"it called what it was given more than {CALLS:,} times")
+
+    def _expect(self, word):
+        if self.line.receive() != word:
+            self.line.end("what it told the judge is no answer")
+
+    def _check(self, objects, known):
+        if len(objects) != len(known):
+            self.line.end("what it told the judge is no answer")
+        return objects
+
+    def _number(self, value, known, functions):
+        """The argument with an identity for each array, and its functions noted."""
+        if isinstance(value, Array):
+            for place, one in enumerate(known):
+                if one is value:
+                    return value._replace(identity=place)
+            known.append(value)
+            return value._replace(identity=len(known) - 1)
+        if type(value) in (list, tuple):
+            return type(value)(self._number(item, known, functions) for item in value)
+        if isinstance(value, dict):
+            return {k: self._number(v, known, functions) for k, v in value.items()}
+        if callable(value):
+            self.numbers += 1   # never the same again: a late call is not taken for another's
+            functions[self.numbers] = value
+        return value
+
+    def _name(self, value, functions):
+        if type(value) in (list, tuple):
+            return type(value)(self._name(item, functions) for item in value)
+        if callable(value):
+            return Function(next(n for n, work in functions.items() if work is value))
+        return value
+
+
+def _is_about_call(error):
+    """Whether a TypeError came of calling a function with other arguments than it has."""
+    return error.__traceback__.tb_next is None
+
+
+def judge_exercise(assignment, exercise, answer, tests, line):
+    """A `Mark` for each test of an exercise, for the solution cell `answer`.
+
+    tests: from `load_tests`. line: a `process.Process`, or what speaks as it does.
+    """
+    try:
+        solution = Solution(line, assignment.given, answer)
+    except Exception as error:
+        return [Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
+                for test in exercise.tests]
+    careless = []   # what is done to things that are nobody's business costs the last test
+    return [run_test(test, tests[test.grade_id], assignment.parameters, solution, careless,
+                     test is exercise.tests[-1])
+            for test in exercise.tests]
+
+
+def run_test(test, generate, parameters, solution, careless, last):
+    """The `Mark` of one test: all points, or none at the first case that fails.
+
+    careless: reasons found in the exercise so far, none or one, which cost the `last` test.
+    """
+    outcome, why = JUDGED, ""
+    try:
+        for case in generate():
+            try:
+                sent, reply = solution.call(case)
+                cases.find_fault(case, parameters[case.function], sent, reply)
+            except cases.Wrong as error:
+                outcome = STOPPED if isinstance(error, cases.Broke) else JUDGED
+                why = f"{case.what}: {error}"
+                break
+            if not careless:
+                try:
+                    cases.find_carelessness(case, parameters[case.function], sent, reply)
+                except cases.Wrong as error:
+                    careless.append(f"{case.what}: {error}")
+        if last and careless and not why:
+            why = careless[0]
+    except process.Ended as error:
+        outcome, why = STOPPED, f"stopped: {error}"
+    except Exception as error:
+        return Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
+    return Mark(test.grade_id, 0 if why else test.points, test.points,
+                " ".join(why.split())[:300], outcome)
+
+
+def describe_fault(error):
+    """What is said where the marking failed: the error, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"[:300]
+
+
+class Refused(Exception):
+    """A submission that can't be read; nothing in it counts."""
+
+
+def read_answers(text):
+    """{grade_id: source} of the cells that students fill in, from a notebook's text.
+
+    Nothing else of a submission is looked at: not its tests, not its other cells, not its
+    outputs. Raises Refused where it is no notebook.
+    """
+    try:
+        content = json.loads(text)
+        if content.get("nbformat", 4) != 4:  # an old one: slower
+            import nbformat
+            content = nbformat.reads(text, as_version=4)
+        found = {}
+        for cell in content["cells"]:
+            meta = cell.get("metadata", {}).get("nbgrader", {})
+            if meta.get("solution") and isinstance(meta.get("grade_id"), str):
+                source = cell["source"]
+                source = source if isinstance(source, str) else "".join(source)
+                found.setdefault(meta["grade_id"], []).append(source)
+    except Exception as error:  # whatever is wrong with it
+        raise Refused(f"not a notebook: {type(error).__name__}: {error}"[:200]) from error
+    doubled = [name for name, sources in found.items() if len(set(sources)) > 1]
+    if doubled:
+        raise Refused(f"there are two different solution cells {doubled[0]!r}; leave one")
+    return {name: sources[0] for name, sources in found.items()}
+
+
+def refuse(assignment, why, outcome=JUDGED):
+    """Marks for a submission that earns nothing, or, where not judged, has no points at all."""
+    points = None if outcome == NOT_JUDGED else 0
+    return [Mark(test.grade_id, points, test.points, why, outcome)
+            for exercise in assignment.exercises for test in exercise.tests]
+
+
+def judge_submission(assignment, text, hidden):
+    """Judge a notebook's text: {"answers": {grade_id: source}, "marks": [Mark, ...]}.
+
+    hidden: folders that its solutions must not see.
+    """
+    try:
+        answers = read_answers(text)
+    except Refused as error:
+        return {"answers": {}, "marks": refuse(assignment, str(error))}
+    tests, marks = load_tests(assignment.name), []
+    with tempfile.TemporaryDirectory(prefix="judge-") as folder:
+        stage = process.make_stage(Path(folder), HANDED_OUT)
+        for exercise in assignment.exercises:
+            marks += judge_answer(assignment, exercise, answers.get(exercise.name), tests,
+                                  stage, hidden)
+    return {"answers": answers, "marks": marks}
+
+
+def judge_answer(assignment, exercise, answer, tests, stage, hidden):
+    """Marks for one solution cell, behind walls; None where there is no such cell."""
+    if answer is None:
+        why = f"the solution cell {exercise.name!r} is missing"
+        return [Mark(t.grade_id, 0, t.points, why, JUDGED) for t in exercise.tests]
+    with process.Process(stage, hidden) as line:
+        return judge_exercise(assignment, exercise, answer, tests, line)
+
+
+def main():
+    process.adopt_orphans()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
+    job = json.load(sys.stdin)
+    name, given, parameters, exercises, words = job["assignment"]
+    exercises = [Exercise(*e[:3], [Test(*t) for t in e[3]]) for e in exercises]
+    assignment = Assignment(name, given, parameters, exercises, words)
+    report = judge_submission(assignment, job["text"], job["hidden"])
+    process.end_children()
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Starts a solution's process behind walls, limits it, and ends it with all that it started.
+
+With bubblewrap (`bwrap`) the process sees the system's and Python's files, all read-only, the few
+helpers that a student gets, and an empty folder in memory; no other files, processes or network.
+Without bubblewrap only the limits below hold.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from marking.channel import Channel, Late, Unreadable
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[2]
+SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache",
+          "/etc/alternatives", "/sys/devices/system/cpu"]  # fmt: skip
+PR_SET_CHILD_SUBREAPER = 36   # linux/prctl.h
+
+
+class Limits(NamedTuple):
+    """What one exercise's solution may use, in all its calls and processes together."""
+
+    work: float = 20            # seconds of one core
+    patience: float = 60        # seconds by the clock, while it is its turn
+    memory: int = 2 * 2**30     # bytes
+    space: int = 8 * 2**30      # bytes of addresses, for one process
+    processes: int = 8          # at one time
+    output: int = 5 * 10**6     # bytes printed
+    file: int = 64 * 2**20      # bytes of one file, and of each folder that can be written
+
+
+class Ended(Exception):
+    """The solution's process is gone, and why; what it was asked will not be answered."""
+
+
+@functools.cache
+def find_bubblewrap():
+    """The bwrap command with the options that work here, or None: it may not be permitted."""
+    path = shutil.which("bwrap")
+    for options in (["--unshare-user", "--disable-userns"], []) if path else ():
+        command = [path, "--unshare-all", *options]
+        tried = subprocess.run([*command, "--ro-bind", "/", "/", "--proc", "/proc", "true"],
+                               stdin=subprocess.DEVNULL, capture_output=True)
+        if tried.returncode == 0:
+            return command
+    return None
+
+
+def build_walls(stage, hidden, limits):
+    """The bwrap command up to the program that it starts, in an empty folder.
+
+    stage: what the process gets as /course. hidden: folders that stay empty, wherever they lie.
+    """
+    python = {Path(sys.prefix), Path(sys.base_prefix).resolve(),
+              Path(sys.executable).resolve().parents[1]}
+    command = [*find_bubblewrap(), "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+               "--proc", "/proc", "--dev", "/dev"]
+    for folder in ("/dev/shm", "/tmp"):
+        command += ["--size", str(limits.file), "--tmpfs", folder]
+    shown = {Path(path) for path in SYSTEM} | python
+    hidden = {Path(path).resolve() for path in hidden if Path(path).exists()} - shown
+    hidden = {path for path in hidden
+              if any(path.is_relative_to(other.resolve()) for other in shown)}
+    # From the outside in: what lies in a hidden folder can be shown again, as .venv is, and what
+    # lies in a shown one hidden again.
+    for path in sorted({*shown, *hidden}, key=lambda path: len(path.parts)):
+        if path in hidden:
+            command += ["--tmpfs", str(path)]
+        elif path.is_symlink():
+            command += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            command += ["--ro-bind", str(path), str(path)]
+    command += ["--ro-bind", str(stage), "/course", "--chdir", "/tmp"]
+    for path in (*hidden, "/dev", "/"):
+        command += ["--remount-ro", str(path)]
+    return command
+
+
+def make_stage(folder, helpers):
+    """Copy into `folder` all that a solution's process needs of this repository; returns it.
+
+    helpers: names of files in helpers/.
+    """
+    (folder / "helpers").mkdir()
+    for name in helpers:
+        shutil.copy(REPOSITORY / "helpers" / name, folder / "helpers")
+    for name in ("solution.py", "channel.py"):
+        shutil.copy(HERE / name, folder)
+    return folder
+
+
+class Process:
+    """One solution's process. What goes wrong with it is told once, and the same ever after.
+
+    stage: from `make_stage`. hidden: folders to keep from it. Leaving the `with` block ends it and
+    every process that came of it.
+    """
+
+    def __init__(self, stage, hidden=(), limits=Limits()):
+        self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
+        self._scratch = tempfile.TemporaryDirectory(prefix="solution-")
+        mine, its = socket.socketpair()
+        walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
+        course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch.name)
+        with its:
+            self._process = subprocess.Popen(
+                [*walls, sys.executable, f"{course}/solution.py",
+                 *map(str, [its.fileno(), limits.file, limits.space])],
+                pass_fds=[its.fileno()], cwd=self._scratch.name, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
+                     "PYTHONPATH": course, "COURSE_SIMULATE": "1", "COURSE_OFFLINE": "1",
+                     "PYTHONDONTWRITEBYTECODE": "1"})
+        self._channel = Channel(mine, limits.patience)
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True)
+                         for work in (self._watch, self._drain)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, tree):
+        """Raises Ended."""
+        with self._told():
+            self._channel.send(tree)
+
+    def receive(self):
+        """Raises Ended."""
+        with self._told():
+            return self._channel.receive()
+
+    def start_clock(self):
+        """From now on it is the solution that works: all before was getting ready."""
+        self._channel.left = self.limits.patience
+        self._before = self._measure()[1]
+
+    def end(self, why):
+        """End it for the reason `why`, which `Ended` then has; raises that."""
+        self._kill(why)
+        raise Ended(self.why)
+
+    def describe_output(self):
+        """The end of what it printed."""
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self):
+        self._kill("the judge had heard enough")
+        self._done.set()
+        for thread in self._threads:
+            thread.join(1)
+        self._channel.close()
+        if not self._threads[-1].is_alive():
+            self._process.stdout.close()
+        self._scratch.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @contextlib.contextmanager
+    def _told(self):
+        try:
+            yield
+        except Late:
+            self.end(f"it was not done after {self.limits.patience:g} seconds")
+        except Unreadable as error:
+            self.end(f"what it told the judge can't be read: {error}")
+        except (EOFError, OSError):
+            # It may have closed the socket and live on.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            code = self._process.poll()
+            self.end("it hung up" if code is None else
+                     f"its process ended by itself, with exit status {code}")
+
+    def _kill(self, why):
+        self.why = self.why or why
+        # With bubblewrap, the end of its first process is the end of all of them.
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        # Without, some may have gone their own way: they have become children of the judge.
+        end_children()
+
+    def _watch(self):
+        limits = self.limits
+        while not self._done.wait(0.05):
+            count, worked, used = self._measure()
+            worked -= worked if self._before is None else self._before
+            for too_much, why in (
+                    (used > limits.memory, f"took more than {limits.memory / 2**30:g} GiB of memory"),
+                    (count > limits.processes, f"started more than {limits.processes} processes"),
+                    (self._printed > limits.output,
+                     f"printed more than {limits.output // 10**6} MB"),
+                    (worked > limits.work, f"worked for more than {limits.work:g} seconds")):
+                if too_much:
+                    self.why = self.why or f"it {why}"
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self._process.pid, signal.SIGKILL)
+                    for one in find_children():
+                        with contextlib.suppress(psutil.Error):
+                            one.kill()
+
+    def _measure(self):
+        """(processes, seconds of work, bytes), those included that have ended and been waited for."""
+        count = worked = used = 0
+        for process in find_children():
+            with contextlib.suppress(psutil.Error):
+                with process.oneshot():
+                    worked += sum(process.cpu_times()[:4])
+                    used += process.memory_info().rss
+                count += 1
+        return count, worked, used
+
+    def _drain(self):
+        with contextlib.suppress(ValueError, OSError):
+            while piece := self._process.stdout.read1(2**16):
+                self._printed += len(piece)
+                self._tail = (self._tail + piece)[-2000:]
+
+
+def adopt_orphans():
+    """From now on a process whose parent ends becomes this one's child, and can be found."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def find_children():
+    """All processes that came of this one."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process().children(recursive=True)
+    return []
+
+
+def end_children(seconds=10):
+    """End every process that came of this one; whoever is started meanwhile too."""
+    deadline = time.monotonic() + seconds
+    while children := find_children():
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, 0.2)
+        for child in children:  # orphans that were adopted: nobody else waits for them
+            with contextlib.suppress(OSError):
+                os.waitpid(child.pid, os.WNOHANG)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes that can't be ended: {[c.pid for c in children]}")
