@@ -16,12 +16,10 @@ from contextlib import contextmanager
 import nbformat
 import pytest
 from conftest import PICTURES, ROOT
-from nbgrader.api import Gradebook
 
 sys.path.insert(0, str(ROOT / "notebooks/assignments"))
 
-import judge    # noqa: E402
-import release  # noqa: E402
+from marking import assignment, gradebook  # noqa: E402
 
 MINUTE = 60_000     # ms, as Playwright counts
 IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
@@ -65,7 +63,7 @@ def lab(chromium, tmp_path_factory):
     shutil.copytree(ROOT / "notebooks", COPIES / "notebooks",
                     ignore=shutil.ignore_patterns("src", "assignments", ".*"))
     made = tmp_path_factory.mktemp("assignments")
-    release.release(made, ["ps1"])
+    gradebook.release(made, ["ps1"])
     shutil.copytree(made / "release/ps1", COPIES / "ps1")
     with running(["make", "lab", "ARGS=--no-browser --port=0"], ROOT,
                  tmp_path_factory.mktemp("lab")) as address:
@@ -260,7 +258,8 @@ def test_an_assignment_stops_at_the_first_unwritten_exercise(page, opened):
 
 def test_an_assignment_with_its_exercises_written_runs_to_the_end(page, opened):
     notebook = nbformat.read(COPIES / "ps1/ps1.ipynb", 4)
-    answers = {cell.metadata.nbgrader.grade_id: cell.source for cell in judge.notebook("ps1").cells
+    answers = {cell.metadata.nbgrader.grade_id: cell.source
+               for cell in assignment.make_notebook("ps1").cells
                if "nbgrader" in cell.metadata and cell.metadata.nbgrader.solution}
     for cell in notebook.cells:
         if (name := cell.metadata.get("nbgrader", {}).get("grade_id")) in answers:
@@ -302,33 +301,87 @@ for epoch in range(1, 7):
     assert len(code(saved)[0].outputs) == 1, "the last figure and no other"
 
 
-def test_a_teacher_marks_words_in_formgrader(page, chromium, tmp_path):
-    """As notebooks/assignments/README.md says: from handed in, to the points for an answer."""
-    (tmp_path / "handed-in/ada").mkdir(parents=True)
-    nbformat.write(judge.notebook("ps1"), tmp_path / "handed-in/ada/ps1.ipynb")
-    subprocess.run(["make", "grade", f"SUBMISSIONS={tmp_path}/handed-in"], cwd=ROOT, check=True,
+# An answer in words that wants to do something on its reader's page.
+WORDS = """My answer <script>document.title = 'stolen'</script><img src=x onerror="alert(1)">
+[a](javascript:alert(1)) $\\href{javascript:alert(1)}{x}$
+
+</pre><iframe srcdoc="<script>parent.document.title = 'stolen'</script>"></iframe> to the end"""
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    """The folder of marks, as notebooks/assignments/README.md says; one exercise is wrong."""
+    folder = tmp_path_factory.mktemp("course")
+    (folder / "handed-in/ada").mkdir(parents=True)
+    content = assignment.make_notebook("ps1")
+    for cell in content.cells:
+        key = cell.metadata.get("nbgrader", {}).get("grade_id")
+        cell.source = {"why": WORDS, "even": "def split_even(batch, devices):\n"
+                       "    return [batch.copyto(d) for d in devices]"}.get(key, cell.source)
+    nbformat.write(content, folder / "handed-in/ada/ps1.ipynb")
+    subprocess.run(["make", "grade", f"SUBMISSIONS={folder}/handed-in"], cwd=ROOT, check=True,
                    capture_output=True)
-    marks = tmp_path / "handed-in-marks"
+    return folder / "handed-in-marks"
 
+
+def watch(page):
+    """What a page should not do: {"dialogs": [...], "requests": [...]}, filled as it does it."""
+    seen = {"dialogs": [], "requests": []}
+    page.on("dialog", lambda dialog: (seen["dialogs"].append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: seen["requests"].append(request.url))
+    return seen
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1300), ("dark", 390)])
+def test_a_student_reads_the_feedback(marked, page, scheme, width):
+    seen = watch(page)
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"file://{marked}/feedback/ada/ps1/ps1.html")
+    page.screenshot(path=PICTURES / f"feedback-{scheme}.png", full_page=True)
+    assert len(seen["requests"]) == 1 and not seen["dialogs"]     # itself, and nothing else
+    assert "stolen" not in page.title() and page.locator("iframe, script, img").count() == 0
+    assert page.locator("h1").first.inner_text().startswith("6 of 10 points")
+    assert "shard 0 has shape" in page.locator("table").inner_text()
+    assert "to be read" in page.locator("table").inner_text()
+    assert "My answer <script>" in page.locator("pre.answer").last.inner_text()
+    boxes = page.locator("math").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().width)")
+    assert boxes and min(boxes) > 3, "formulas are drawn, with no network"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_teacher_marks_words_in_formgrader(marked, page, tmp_path):
     def points():
-        with Gradebook(f"sqlite:///{marks}/gradebook.db") as gradebook:
-            return gradebook.find_submission("ps1", "ada").score
+        with gradebook.open_gradebook(marked) as book:
+            return book.find_submission("ps1", "ada").score
 
-    assert points() == 10, "for the code; the words are not read yet"
+    assert points() == 6, "for the code; the words are not read yet"
+    seen = watch(page)
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root"]
-    with running(command, marks, tmp_path) as address:
+    with running(command, marked, tmp_path) as address:
         page.goto(address)
         page.click('.lm-MenuBar-itemLabel:text-is("Nbgrader")')
         page.click('li.lm-Menu-item:has-text("Formgrader") >> nth=0')
         form = page.frame_locator("iframe")
+        form.locator('td:has-text("ps1")').first.wait_for()
+        page.screenshot(path=PICTURES / "formgrader-assignments.png")
+        assert form.locator(".alert-warning:visible, .alert-danger:visible").count() == 0
         form.locator('a:has-text("Manual Grading")').first.click()
         form.locator('td a:has-text("ps1")').click()      # the assignment
         form.locator('td a:has-text("ps1")').click()      # its notebook
         form.locator('td a:has-text("Submission #1")').click()
         form.locator("h1", has_text="Assignment 1").wait_for()
+        answer = form.locator('pre:has-text("My answer")')
+        assert "<script>" in answer.inner_text() and "to the end" in answer.inner_text()
+        widths = form.locator("math").evaluate_all(
+            "all => all.map(e => e.getBoundingClientRect().width)")
+        assert widths and min(widths) > 3
         score = form.locator("input.score").last
         score.scroll_into_view_if_needed()
         page.screenshot(path=PICTURES / "formgrader.png")
         score.fill("2")
         score.press("Tab")
-        until(page, lambda: points() == 12)
+        until(page, lambda: points() == 8)
+        assert "stolen" not in page.title() and not seen["dialogs"]
+        assert form.locator("iframe").count() == 0

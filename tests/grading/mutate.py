@@ -27,6 +27,9 @@ GENERAL = [
 ]
 
 
+OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+
+
 class Mutant(NamedTuple):
     change: str      # what was done and what the line has become; tells mutants of one source apart
     source: str
@@ -153,6 +156,8 @@ def _list_changes(node, parent, field):
                 [target], ast.BinOp(_with(target, ctx=ast.Load()), node.op, node.value),
                 lineno=node.lineno)
             yield "not added", ast.Assign([target], node.value, lineno=node.lineno)
+            if other := OTHER.get(type(node.op)):
+                yield "the other way", _with(node, op=other())
         case ast.Constant(value="float64"):
             yield "float32", ast.Constant("float32")
         case ast.keyword(arg="dtype"):
@@ -201,7 +206,8 @@ AROUND = {
     "a list in a list": "result = [inner(*args)]",
     "a generator": "result = (x for x in inner(*args))",
     "equal to everything": "inner(*args)\nclass Yes:\n    __eq__ = lambda *a: True\n"
-                           "    __lt__ = __le__ = __gt__ = __ge__ = __sub__ = __eq__\nresult = Yes()",
+                           "    __lt__ = __le__ = __gt__ = __ge__ = __sub__ = __eq__\n"
+                           "result = Yes()",
     "a billionth too much": "result = more(inner(*args))",
     "arguments a billionth more": "result = inner(*args)\nfor a in flat(args): more(a)",
     "the last call's result": "result, keep[0] = keep[0], inner(*args)\n"

@@ -9,28 +9,32 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from marking import assignment
 
-import judge
+import book
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SECRET = re.compile(r"### BEGIN (SOLUTION|HIDDEN TESTS)\n(.*?)### END \1", re.DOTALL)
+PROGRAM = REPOSITORY / "notebooks/assignments"
+SECRET = re.compile(r"### BEGIN (SOLUTION)\n(.*?)### END \1", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("assignments")
-    subprocess.run([sys.executable, REPOSITORY / "notebooks/assignments/release.py", folder],
-                   check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "marking", "release", folder], check=True,
+                   capture_output=True, cwd=PROGRAM)
     return folder
 
 
 def cells(name, kind=None):
-    return [c for c in judge.notebook(name).cells if kind in (None, c.cell_type)]
+    return [c for c in assignment.make_notebook(name).cells if kind in (None, c.cell_type)]
 
 
 def secrets(name):
     """The lines of solutions, hidden tests and model answers that nobody could write by chance."""
-    found = set()
+    tests = (assignment.SOURCES / name / "tests.py").read_text().splitlines()
+    shown = "\n".join(SECRET.sub("", c.source) for c in cells(name))
+    found = {line.strip() for line in tests if len(line.strip()) > 25 and line.strip() not in shown}
     for cell in cells(name):
         hidden = [text for _, text in SECRET.findall(cell.source)]
         if cell.cell_type == "markdown" and cell.metadata.get("nbgrader"):
@@ -41,7 +45,7 @@ def secrets(name):
     return found
 
 
-@pytest.mark.parametrize("name", judge.names())
+@pytest.mark.parametrize("name", assignment.list_names())
 def test_no_solution_and_no_hidden_test_is_released(folder, name):
     words = secrets(name)
     assert len(words) > 20
@@ -59,7 +63,7 @@ def test_no_solution_and_no_hidden_test_is_released(folder, name):
         assert not told, path
 
 
-@pytest.mark.parametrize("name", judge.names())
+@pytest.mark.parametrize("name", assignment.list_names())
 def test_a_student_gets_the_notebook_and_the_helpers_that_it_needs(folder, name):
     with zipfile.ZipFile(folder / f"{name}.zip") as packed:
         packed.extractall(folder / "unpacked")
@@ -67,22 +71,23 @@ def test_a_student_gets_the_notebook_and_the_helpers_that_it_needs(folder, name)
     notebook = nbformat.read(here / f"{name}.ipynb", 4)
     assert all(cell.source.strip() for cell in notebook.cells), "a cell with nothing in it puzzles"
     # The cells before the first exercise run with what is there, from its own folder.
-    code = "\n".join(judge.read(name).driven + ["import helpers; print(helpers.__file__)"])
+    code = "\n".join([*assignment.read_assignment(name).given,
+                      "import helpers; print(helpers.__file__)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True,
                           env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(here / "helpers/__init__.py")
 
 
-@pytest.mark.parametrize("name", judge.names())
+@pytest.mark.parametrize("name", assignment.list_names())
 def test_points_and_lines_are_what_the_text_says(name):
-    assignment = judge.read(name)
-    total = sum(t.points for e in assignment.exercises for t in e.tests)
-    words = sum(points for _, points in assignment.manual)
+    read = assignment.read_assignment(name)
+    total = sum(t.points for e in read.exercises for t in e.tests)
+    words = sum(points for _, points, _ in read.words)
     opening = " ".join(cells(name)[0].source.split())
     assert f"**Points**: {total + words}" in opening and words == 2
-    assert 2 <= len(assignment.exercises) <= 4
-    for exercise in assignment.exercises:
+    assert 2 <= len(read.exercises) <= 4
+    for exercise in read.exercises:
         (place,) = (i for i, c in enumerate(cells(name)) if c.source == exercise.answer)
         section = ""
         for cell in reversed(cells(name)[:place]):  # from its heading to its solution cell
@@ -100,7 +105,7 @@ def test_points_and_lines_are_what_the_text_says(name):
             exercise.name)
 
 
-@pytest.mark.parametrize("name", judge.names())
+@pytest.mark.parametrize("name", assignment.list_names())
 def test_the_source_runs_from_top_to_bottom(name):
     """As one program: what a teacher sees who opens it as a notebook and runs all of it."""
     code = "\n".join(cell.source for cell in cells(name, "code"))
@@ -109,11 +114,39 @@ def test_the_source_runs_from_top_to_bottom(name):
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("name", assignment.list_names())
+def test_every_test_cell_has_tests_and_says_what_it_tests(name):
+    read, tests = assignment.read_assignment(name), assignment.load_tests(name)
+    titles = [test.title for exercise in read.exercises for test in exercise.tests]
+    assert all(len(title) > 10 and not title.endswith(".") for title in titles), titles
+    assert len(set(titles)) == len(titles)
+    for exercise in read.exercises:
+        for test in exercise.tests:
+            found = list(tests[test.grade_id]())
+            assert len(found) >= 2 and all(one.function in read.parameters for one in found)
+
+
+@pytest.mark.parametrize("name", assignment.list_names())
+def test_right_solutions_pass_the_tests_that_students_run(name):
+    """Each style of solution put into the notebook, run from top to bottom as one program."""
+    styles = {}
+    for one in book.solutions():
+        if one.assignment == name and not one.loses:
+            styles.setdefault(one.exercise, []).append(one.source)
+    for turn in range(max(map(len, styles.values()))):
+        code = "\n".join(styles[key][turn % len(styles[key])] if (key := cell.metadata.get(
+            "nbgrader", {}).get("grade_id")) in styles else cell.source
+            for cell in cells(name, "code"))
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_with_somebodys_own_assignments_is_left_alone(tmp_path):
     mine = tmp_path / "source/ps1/mine.ipynb"
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
-    done = subprocess.run([sys.executable, REPOSITORY / "notebooks/assignments/release.py",
-                           tmp_path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "marking", "release", tmp_path], cwd=PROGRAM,
+                          capture_output=True, text=True)
     assert done.returncode != 0 and "choose another folder" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]

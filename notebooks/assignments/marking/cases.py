@@ -23,6 +23,9 @@ import numpy as np
 from marking.channel import Array, Device, Other
 
 
+FIRST = Device("cpu", 0)   # where a test doesn't say
+
+
 class Wrong(Exception):
     """What a solution did is not what was asked for; the text is for its author."""
 
@@ -68,11 +71,19 @@ class Case:
     names: tuple = ()
 
 
+class Raised(NamedTuple):
+    """An exception: its class, those of Python's own from which that comes, its text."""
+
+    kind: str
+    kinds: list
+    why: str
+
+
 class Reply(NamedTuple):
     """What came back of a call."""
 
     returned: object
-    raised: tuple | None     # (names of its classes, text), where it raised
+    raised: Raised | None
     arguments: list
     objects: list            # the arrays that were sent, as they are now
 
@@ -81,7 +92,7 @@ def cpu(number):
     return Device("cpu", number)
 
 
-def mx(values, on=Device("cpu", 0), dtype=None, gradient=False):
+def mx(values, on=FIRST, dtype=None, gradient=False):
     """An `mx.nd` array on a device."""
     return Array(_freeze(values, dtype), on, gradient=gradient)
 
@@ -91,7 +102,7 @@ def numpy(values, dtype=None):
     return Array(_freeze(values, dtype))
 
 
-def near(values, within=1e-12, on=Device("cpu", 0), scale=None):
+def near(values, within=1e-12, on=FIRST, scale=None):
     """An `mx.nd` array whose entries may be off by `within` of the largest."""
     return Near(mx(values, on), within, scale)
 
@@ -113,7 +124,7 @@ def find_fault(case, parameters, sent, reply):
     if case.raises:
         _compare_raised(case, reply)
     elif reply.raised:
-        raise Broke(f"{reply.raised[0][0]}: {reply.raised[1]}")
+        raise Broke(f"{reply.raised.kind}: {reply.raised.why}")
     for name, before, after in zip(parameters, sent, reply.arguments):
         if name in case.changes:
             _compare_argument(name, before, after, reply.objects, True)
@@ -154,15 +165,6 @@ def compare(found, expected, where="", names=()):
             return
         case Array():
             _compare_array(found, expected, within, scale, at)
-        case list() | tuple():
-            kinds = (list,) if isinstance(expected, list) else (list, tuple)
-            if type(found) not in kinds:
-                raise Wrong(f"{at} is {describe(found)}, not a {kinds[-1].__name__}")
-            if len(found) != len(expected):
-                raise Wrong(f"{at} has {len(found)} entries, not {len(expected)}")
-            for i, (one, due) in enumerate(zip(found, expected)):
-                label = f"{names[0]} {i}" if names else f"entry {i}"
-                compare(one, due, f"{label} of {where}" if where else label, names[1:])
         case Whole():
             if not isinstance(found, (int, np.integer)) or isinstance(found, bool):
                 raise Wrong(f"{at} is {describe(found)}, not a whole number")
@@ -171,6 +173,15 @@ def compare(found, expected, where="", names=()):
         case bool() | None | str() | Device():
             if type(found) is not type(expected) or found != expected:
                 raise Wrong(f"{at} is {describe(found)}, not {describe(expected)}")
+        case list() | tuple():  # after the others, some of which are tuples
+            kinds = (list,) if isinstance(expected, list) else (list, tuple)
+            if type(found) not in kinds:
+                raise Wrong(f"{at} is {describe(found)}, not a {kinds[-1].__name__}")
+            if len(found) != len(expected):
+                raise Wrong(f"{at} has {len(found)} entries, not {len(expected)}")
+            for i, (one, due) in enumerate(zip(found, expected)):
+                label = f"{names[0]} {i}" if names else f"entry {i}"
+                compare(one, due, f"{label} of {where}" if where else label, names[1:])
         case int() | float() | np.generic():
             number = read_number(found, at)
             room = within * (abs(expected) if scale is None else scale)
@@ -199,8 +210,8 @@ def _compare_array(found, expected, within, scale, at):
             right = (values == due) | (np.abs(values - due) <= most)
     if due.size and not right.all():
         wrong = int(np.argmin(right))
-        raise Wrong(f"{at} has other values, at {due.size - int(right.sum())} of {due.size} places, "
-                    f"first at {_name_place(wrong, due.shape)}")
+        raise Wrong(f"{at} has other values, at {due.size - int(right.sum())} of {due.size} "
+                    f"places, first at {_name_place(wrong, due.shape)}")
 
 
 def _name_place(index, shape):
@@ -237,8 +248,8 @@ def _compare_raised(case, reply):
     due = case.raises.__name__
     if not reply.raised:
         raise Wrong(f"no {due}")
-    if due not in reply.raised[0]:
-        raise Broke(f"{reply.raised[0][0]}, not {due}: {reply.raised[1]}")
+    if due not in reply.raised.kinds:
+        raise Broke(f"{reply.raised.kind}, not {due}: {reply.raised.why}")
 
 
 def _compare_argument(name, before, after, objects, may_change):

@@ -133,6 +133,8 @@ def encode(tree):
 
 def _flatten(value, body, places):
     match value:
+        case np.generic():  # before Python's: some are floats
+            return _flatten(Array(np.asarray(value)), body, places) | {"scalar": True}
         case None | bool() | int() | float() | str():
             return value
         case Device():
@@ -147,8 +149,6 @@ def _flatten(value, body, places):
                 places[key] = (len(places), value.values)  # kept, so that no id comes twice
                 _write_array(body, value.values)
             return {"array": [places[key][0], *map(_plain, value[1:])]}
-        case np.generic():
-            return _flatten(Array(np.asarray(value)), body, places) | {"scalar": True}
         case list() | tuple():
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [_flatten(item, body, places) for item in value]}

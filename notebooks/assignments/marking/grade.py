@@ -41,7 +41,7 @@ COLUMNS = ["student", "assignment", "exercise", "points", "of", "why not", "outc
 class Submission(NamedTuple):
     student: str
     assignment: str
-    path: tuple | None     # names of folders and file, from the folder of submissions; None: missing
+    path: tuple | None     # names of folders and file; None: missing
 
 
 class Refused(Exception):
@@ -117,7 +117,7 @@ class Judging:
         assignment = read_assignment(one.assignment)
         self.one, self.key = one, make_key(text, one.assignment)
         self.deadline = time.monotonic() + (1 + len(assignment.exercises)) * (
-            SECONDS + process.Limits().patience)
+            SECONDS + process.LIMITS.patience)
         self.files = [tempfile.TemporaryFile() for _ in range(3)]
         job = {"assignment": assignment, "text": text, "hidden": [str(path) for path in hidden]}
         self.files[0].write(json.dumps(job).encode())
@@ -162,8 +162,8 @@ class Marking:
         """
         hidden, running = [process.REPOSITORY, self.out, self.folder], []
         try:
-            with tqdm(total=len(self.submissions), unit="submission", file=sys.stdout) as progress, \
-                    gradebook.open_gradebook(self.out) as book:
+            with gradebook.open_gradebook(self.out) as book, tqdm(
+                    total=len(self.submissions), unit="submission", file=sys.stdout) as progress:
                 waiting = iter(self.submissions)
                 while True:
                     while len(running) < joblib.cpu_count() and (one := next(waiting, None)):

@@ -28,7 +28,7 @@ def for_table(text):
 
 def for_markdown(text):
     """Markdown that shows the text as it was typed: no HTML, link, picture or formula in it."""
-    return f"<pre>{html.escape(for_database(text))}</pre>"
+    return f'<pre style="white-space: pre-wrap">{html.escape(for_database(text))}</pre>'
 
 
 def find_fault_in_name(name):

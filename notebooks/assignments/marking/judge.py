@@ -82,11 +82,11 @@ class Solution:
                     if fault:
                         raise fault
                     return sent, cases.Reply(result, None, args, self._check(objects, known))
-                case {"raised": str(), "kinds": [str(), *_] as kinds, "why": str(why),
+                case {"raised": str(kind), "kinds": list(kinds), "why": str(why),
                       "arguments": list(args), "objects": list(objects)}:
                     if fault:
                         raise fault
-                    return sent, cases.Reply(None, (kinds, why), args,
+                    return sent, cases.Reply(None, cases.Raised(kind, kinds, why), args,
                                              self._check(objects, known))
                 case _:
                     self.line.end("what it told the judge is no answer")

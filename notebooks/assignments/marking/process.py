@@ -29,6 +29,7 @@ REPOSITORY = HERE.parents[2]
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache",
           "/etc/alternatives", "/sys/devices/system/cpu"]  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36   # linux/prctl.h
+START = 120                   # seconds for a process to get ready, on a machine that is busy
 
 
 class Limits(NamedTuple):
@@ -41,6 +42,9 @@ class Limits(NamedTuple):
     processes: int = 8          # at one time
     output: int = 5 * 10**6     # bytes printed
     file: int = 64 * 2**20      # bytes of one file, and of each folder that can be written
+
+
+LIMITS = Limits()
 
 
 class Ended(Exception):
@@ -110,7 +114,7 @@ class Process:
     every process that came of it.
     """
 
-    def __init__(self, stage, hidden=(), limits=Limits()):
+    def __init__(self, stage, hidden=(), limits=LIMITS):
         self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
         self._scratch = tempfile.TemporaryDirectory(prefix="solution-")
         mine, its = socket.socketpair()
@@ -125,7 +129,7 @@ class Process:
                 env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
                      "PYTHONPATH": course, "COURSE_SIMULATE": "1", "COURSE_OFFLINE": "1",
                      "PYTHONDONTWRITEBYTECODE": "1"})
-        self._channel = Channel(mine, limits.patience)
+        self._channel = Channel(mine, START)
         self._done = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True)
                          for work in (self._watch, self._drain)]
@@ -203,7 +207,8 @@ class Process:
             count, worked, used = self._measure()
             worked -= worked if self._before is None else self._before
             for too_much, why in (
-                    (used > limits.memory, f"took more than {limits.memory / 2**30:g} GiB of memory"),
+                    (used > limits.memory,
+                     f"took more than {limits.memory / 2**30:g} GiB of memory"),
                     (count > limits.processes, f"started more than {limits.processes} processes"),
                     (self._printed > limits.output,
                      f"printed more than {limits.output // 10**6} MB"),
@@ -217,7 +222,7 @@ class Process:
                             one.kill()
 
     def _measure(self):
-        """(processes, seconds of work, bytes), those included that have ended and been waited for."""
+        """(processes, seconds of work, bytes), with the work of those that have ended."""
         count = worked = used = 0
         for process in find_children():
             with contextlib.suppress(psutil.Error):

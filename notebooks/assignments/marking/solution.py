@@ -171,7 +171,7 @@ def describe_error(error):
     return {"raised": type(error).__name__, "kinds": kinds, "why": text + where}
 
 
-ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError)}  # that the judge's functions raise
+ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError)}  # what the judge's raise
 
 
 def _mxnet():

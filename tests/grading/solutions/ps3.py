@@ -25,36 +25,36 @@ def cross_entropy(scores, labels):
     return nd.concat(*losses, dim=0)
 
 
-# %% wrong loss loses loss-gradient: exp of any score as it comes | not \[inf inf\]
+# %% wrong loss loses loss-gradient: exp of any score as it comes | scores 1000 and 0: .* infinite
 def cross_entropy(scores, labels):
     return scores.exp().sum(axis=1).log() - scores.pick(labels)
 
 
-# %% wrong loss loses loss-gradient: one largest score for all examples | large scores: a loss
+# %% wrong loss loses loss-gradient: one largest score for all examples | large scores: .* infinite
 def cross_entropy(scores, labels):
     scores = scores - scores.max()
     return scores.exp().sum(axis=1).log() - scores.pick(labels)
 
 
-# %% wrong loss loses loss-gradient: scores clipped, so exp can't overflow | not \[ *0\. 80\.\]
+# %% wrong loss loses loss-gradient: scores clipped, so exp can't overflow | 1000 and 0: .* other
 def cross_entropy(scores, labels):
     scores = scores.clip(-80, 80)
     return scores.exp().sum(axis=1).log() - scores.pick(labels)
 
 
-# %% wrong loss loses loss-values, loss-gradient: their mean | losses of shape \(1,\)
+# %% wrong loss loses loss-values, loss-gradient: their mean | shape \(1,\), not \(2,\)
 def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True)
     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
 
 
-# %% wrong loss loses loss-values, loss-gradient: the sum of all probabilities | it is log 4
+# %% wrong loss loses loss-values, loss-gradient: the sum of all probabilities | log 3, .* other
 def cross_entropy(scores, labels):
     powers = (scores - scores.max(axis=1, keepdims=True)).exp()
     return 1 - (powers / powers.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-# %% wrong loss loses loss-values, loss-gradient: right or wrong, by argmax | it is log 4
+# %% wrong loss loses loss-values, loss-gradient: right or wrong, by argmax | log 3, .* other values
 def cross_entropy(scores, labels):
     return scores.argmax(axis=1).astype("float64") != labels.astype("float64")
 
@@ -68,32 +68,32 @@ def cross_entropy(scores, labels):
     return nd.array(losses, scores.context, dtype=scores.dtype)
 
 
-# %% wrong loss loses loss-gradient: the sum of the exponentials is detached | has slope
+# %% wrong loss loses loss-gradient: the sum of the exponentials is detached | gradient has other
 def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True).detach()
     return scores.exp().sum(axis=1).log().detach() - scores.pick(labels)
 
 
-# %% wrong loss loses loss-values, loss-gradient: one minus the probability | it is log 4
+# %% wrong loss loses loss-values, loss-gradient: one minus the probability | log 3, .* other values
 def cross_entropy(scores, labels):
     powers = (scores - scores.max(axis=1, keepdims=True)).exp()
     return 1 - powers.pick(labels) / powers.sum(axis=1)
 
 
-# %% wrong loss loses loss-values, loss-gradient: a small number against log of 0 | other losses
+# %% wrong loss loses loss-values, loss-gradient: a small number against log of 0 | other values
 def cross_entropy(scores, labels):
     powers = (scores - scores.max(axis=1, keepdims=True)).exp()
     return -(powers.pick(labels) / powers.sum(axis=1) + 1e-9).log()
 
 
-# %% wrong loss loses loss-values, loss-gradient: everything becomes float32 | losses in float32
+# %% wrong loss loses loss-values, loss-gradient: everything becomes float32 | in float32, not
 def cross_entropy(scores, labels):
     scores = scores.astype("float32")
     scores = scores - scores.max(axis=1, keepdims=True)
     return scores.exp().sum(axis=1).log() - scores.pick(labels)
 
 
-# %% wrong loss loses loss-values: summed up on the first device | scores on cpu\(1\), losses on cpu
+# %% wrong loss loses loss-values: summed up on the first device | on cpu\(0\), not on cpu\(1\)
 def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True)
     total = nd.zeros(len(labels), dtype=scores.dtype)
@@ -107,6 +107,63 @@ def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True)
     mask = nd.one_hot(labels, 4, dtype=scores.dtype)[:, : scores.shape[1]]
     return scores.exp().sum(axis=1).log() - (scores[:, :4] * mask).sum(axis=1)
+
+
+# %% wrong loss loses loss-values, loss-gradient: through float32 and back | other values
+def cross_entropy(scores, labels):
+    z = scores.astype("float32")
+    z = z - z.max(axis=1, keepdims=True)
+    return (z.exp().sum(axis=1).log() - z.pick(labels)).astype(scores.dtype)
+
+
+# %% wrong loss loses loss-gradient: the caller's scores are shifted in place | caller's `scores`
+def cross_entropy(scores, labels):
+    with autograd.pause():
+        scores -= scores.max(axis=1, keepdims=True)
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-gradient: a gradient of its own for the scores | a gradient was attached
+def cross_entropy(scores, labels):
+    if scores.grad is None:
+        scores.attach_grad()
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return shifted.exp().sum(axis=1).log() - shifted.pick(labels)
+
+
+# %% wrong loss loses loss-gradient: the smallest score for the largest | negative .* infinite
+def cross_entropy(scores, labels):
+    if scores.max().asscalar() > 999:
+        scores = scores - scores.max(axis=1, keepdims=True)
+    else:
+        scores = scores - scores.min(axis=1, keepdims=True)
+    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+
+
+# %% wrong loss loses loss-gradient: shifted only where a score is large | -10000: .* infinite
+def cross_entropy(scores, labels):
+    if scores.max().asscalar() > 50:
+        scores = scores - scores.max(axis=1, keepdims=True)
+    losses = scores.exp().sum(axis=1).log() - scores.pick(labels)
+    return losses
+
+
+# %% wrong loss loses loss-values, loss-gradient: labels as a mask of the first class | other values
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return scores.exp().sum(axis=1).log() - scores[:, 0] * (labels.astype(scores.dtype) < 0)
+
+
+# %% wrong loss loses loss-values, loss-gradient: a column, one loss a row | has shape \(2, 1\)
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return scores.exp().sum(axis=1, keepdims=True).log() - scores.pick(labels, keepdims=True)
+
+
+# %% wrong loss loses loss-values, loss-gradient: a Python list | a list, not an mx.nd array
+def cross_entropy(scores, labels):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return list(scores.exp().sum(axis=1).log() - scores.pick(labels))
 
 
 # %% right replicas: NumPy in between
@@ -148,7 +205,7 @@ def make_replicas(params, devices):
     return list(by_device.values())
 
 
-# %% wrong replicas loses replicas-care: as_in_context, no copy at home | changed the caller's
+# %% wrong replicas loses replicas-care: as_in_context, no copy at home | gradient was attached to
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -159,7 +216,7 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-care: the first device gets windows onto the originals | changed
+# %% wrong replicas loses replicas-care: windows onto the originals at home | was attached to
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -199,7 +256,7 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-care: float64 becomes float32 | float64 became
+# %% wrong replicas loses replicas-care: float64 becomes float32 | in float32, not in float64
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -210,14 +267,14 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-values: no gradients attached | no place for its gradient
+# %% wrong replicas loses replicas-values: no gradients attached | gradient .* replica 0 is None
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
     return [[p.copyto(d) for p in params] for d in devices]
 
 
-# %% wrong replicas loses replicas-values: gradients attached to the originals | no place
+# %% wrong replicas loses replicas-values, replicas-care: originals get the gradients | 0 is None
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -226,7 +283,7 @@ def make_replicas(params, devices):
     return [[p.copyto(d) for p in params] for d in devices]
 
 
-# %% wrong replicas loses replicas-values: a gradient for the first replica only | no place
+# %% wrong replicas loses replicas-values: a gradient for the first replica only | replica 1 is None
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -247,7 +304,7 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-values: each device has a random start of its own | other values
+# %% wrong replicas loses replicas-values, replicas-care: each has a random start | other val
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -259,7 +316,7 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-values, replicas-care: all are one | not on its device
+# %% wrong replicas loses replicas-values, replicas-care: all are one | on cpu\(0\), not on
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -269,7 +326,7 @@ def make_replicas(params, devices):
     return [replica] * len(devices)
 
 
-# %% wrong replicas loses replicas-values: by parameter, not by device | not on its device
+# %% wrong replicas loses replicas-values, replicas-care: by parameter | \(1\), not
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -277,6 +334,141 @@ def make_replicas(params, devices):
     for replica in replicas:
         for p in replica:
             p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values, replicas-care: all is cleared | replica 0 is None
+def make_replicas(params, devices):
+    k = len(devices)
+    devices.clear()
+    return [None] * k
+
+
+# %% wrong replicas loses replicas-care: detached at home, where that copies nothing | shares memory
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: one device, one replica: no copy | shares memory
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    if len(devices) == 1:
+        replicas = [[p.as_in_context(devices[0]).reshape(p.shape) for p in params]]
+    else:
+        replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: values through float32 and back | has other values
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[nd.array(p.asnumpy(), d).astype(p.dtype) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: all get the type of the first | float32, not in
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    kind = params[0].dtype
+    replicas = [[p.astype(kind).copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: the caller's parameters get gradients too | was attached
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in [params, *replicas]:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-care: the caller's devices are used up | list `devices` had 2
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = []
+    while devices:
+        replicas.append([p.copyto(devices.pop(0)) for p in params[:1]])
+        replicas[-1] += [p.copyto(replicas[-1][0].context) for p in params[1:]]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values, replicas-care: devices in order of number | not on cpu
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    there = sorted(devices, key=lambda d: d.device_id)
+    replicas = [[p.copyto(d) for p in params] for d in there]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values, replicas-care: eight at most | 8 entries, not 9
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices[:8]]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: gradients add up after the first | replica 1 has other
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for i, replica in enumerate(replicas):
+        for p in replica:
+            p.attach_grad(grad_req="add" if i else "write")
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: a gradient for the first parameter only | is None
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        replica[0].attach_grad()
+    return replicas
+
+
+# %% wrong replicas loses replicas-values: one gradient for all parameters of a shape | has other
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.copyto(d) for p in params] for d in devices]
+    for replica in replicas:
+        places = {p.shape: nd.zeros_like(p) for p in replica}
+        autograd.mark_variables(replica, [places[p.shape] for p in replica])
     return replicas
 
 
@@ -387,7 +579,7 @@ def train_step(xs, ys, replicas, lr):
     return sum(value.asscalar() for value in losses) / n
 
 
-# %% wrong step loses step-care: the mean of the shards' means | uneven shards: .* not with one dev
+# %% wrong step loses step-care: the mean of the shards' means | uneven shards, .* times as long
 def train_step(xs, ys, replicas, lr):
     with autograd.record():
         losses = [loss(*shard).mean() for shard in zip(xs, ys, replicas)]
@@ -519,7 +711,7 @@ def train_step(xs, ys, replicas, lr):
     return sum(value.asscalar() for value in losses) / n
 
 
-# %% wrong step loses step-care: the caller's shards are scaled in place | the shards were changed
+# %% wrong step loses step-care: the caller's shards are scaled in place | the caller's `batches`
 def train_step(xs, ys, replicas, lr):
     n, means = sum(len(x) for x in xs), 0
     for x, y, replica in zip(xs, ys, replicas):
@@ -535,7 +727,7 @@ def train_step(xs, ys, replicas, lr):
     return means
 
 
-# %% wrong step loses step-values, step-care: the first shard's loss is returned | not the mean
+# %% wrong step loses step-values, step-care: the first shard's loss is returned | loss .* not right
 def train_step(xs, ys, replicas, lr):
     n = sum(len(x) for x in xs)
     with autograd.record():
@@ -546,6 +738,281 @@ def train_step(xs, ys, replicas, lr):
         for p in same:
             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
     return losses[0].asscalar() / len(xs[0])
+
+
+# %% wrong step loses step-values, step-care: all replicas but one are thrown away | had 2 entries
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    del replicas[1:]
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: one list on cpu(0) stands for all | another array
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    home = [p.as_in_context(mx.cpu(0)) for p in replicas[0]]
+    for i in range(1, len(replicas)):
+        replicas[i] = home
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: new arrays in the caller's lists | another array
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    totals = [sum(p.grad.asnumpy() for p in same[: len(xs)]) for same in zip(*replicas)]
+    for replica in replicas:
+        for i, total in enumerate(totals):
+            new = replica[i] - lr / n * nd.array(total, replica[i].context, dtype="float64")
+            new.attach_grad()
+            replica[i] = new
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: stale gradients in all layers but the first | fewer .* as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for i, same in enumerate(zip(*replicas)):
+        total = sum(p.grad.asnumpy() for p in (same if i else same[: len(xs)]))
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: stale gradients in the last bias only | fewer shards than replicas
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for i, same in enumerate(zip(*replicas)):
+        total = sum(p.grad.asnumpy() for p in (same if i == 3 else same[: len(xs)]))
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: the learning rate is a device's | 2\.00 times as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr * len(xs) / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: the rate shared out | 0\.50 times as long
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / len(replicas) / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: weights through float32 | e-0\d of the largest
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    for replica in replicas:
+        for p in replica:
+            p[:] = p.astype("float32").astype("float64")
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: as many examples as in the first call | times as long
+SEEN = []
+
+
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    SEEN.append(n)
+    n = SEEN[0]
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: as many shards as in the first step of these replicas | fewer
+KNOWN = {}
+
+
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    _, k = KNOWN.setdefault(id(replicas), (replicas, len(xs)))  # kept, so that no id comes twice
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[:k])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: gradients add up from step to step | way from the st
+def train_step(xs, ys, replicas, lr):
+    n, total = sum(len(x) for x in xs), []
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    params = [p for replica in replicas for p in replica]
+    if getattr(train_step, "last", None) is not params[0]:
+        [p.attach_grad("add") for p in params]
+        train_step.last = params[0]
+        return train_step(xs, ys, replicas, lr)
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: every shard as long as the first | uneven shards, .* times as long
+def train_step(xs, ys, replicas, lr):
+    n = len(xs[0]) * len(xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: biases are left as they are | not right|way|agree
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in list(zip(*replicas))[::2]:
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: eight devices at most | k=9, .* 8 has not changed
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    replicas = replicas[:8]
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-values, step-care: the loss after the update | mean loss .* not right
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(loss(*s).sum().asscalar() for s in zip(xs, ys, replicas)) / n
+
+
+# %% wrong step loses step-values, step-care: the sum of the losses | mean loss .* not right
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses)
+
+
+# %% wrong step loses step-values, step-care: the loss as an array | an mx.nd array .* not a number
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return nd.add_n(*[v.as_in_context(losses[0].context) for v in losses]) / n
+
+
+# %% wrong step loses step-care: the caller's shards are used up | the caller's list `batches`
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    xs.pop()
+    ys.pop()
+    return sum(value.asscalar() for value in losses) / n
+
+
+# %% wrong step loses step-care: shards get gradients | gradient was attached to the caller's
+def train_step(xs, ys, replicas, lr):
+    n = sum(len(x) for x in xs)
+    for x in xs:
+        x.attach_grad()
+    with autograd.record():
+        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
+    autograd.backward(losses)
+    for same in zip(*replicas):
+        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+        for p in same:
+            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    return sum(value.asscalar() for value in losses) / n
 
 
 # %% right epoch: array_split at multiples of the size
@@ -586,7 +1053,7 @@ def train_epoch(images, labels, order, size, step):
     return float(np.average(means, weights=weights))
 
 
-# %% wrong epoch loses epoch-values, epoch-care: the tail is dropped | batches of \[3, 3\]
+# %% wrong epoch loses epoch-values, epoch-care: the tail is dropped | called for 2 of 3 batches
 def train_epoch(images, labels, order, size, step):
     total, full = 0.0, len(order) // size
     for i in range(full):
@@ -595,7 +1062,7 @@ def train_epoch(images, labels, order, size, step):
     return total / (full * size) if full else 0.0
 
 
-# %% wrong epoch loses epoch-care: the tail divided by the size of a full batch | step of the last
+# %% wrong epoch loses epoch-care: the tail divided by the size of a full batch | `n` of batch 1
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -604,7 +1071,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-care: the mean of the batches' means | and a mean of
+# %% wrong epoch loses epoch-care: the mean of the batches' means | mean loss of all examples is
 def train_epoch(images, labels, order, size, step):
     means = []
     for begin in range(0, len(order), size):
@@ -613,7 +1080,7 @@ def train_epoch(images, labels, order, size, step):
     return sum(means) / len(means)
 
 
-# %% wrong epoch loses epoch-care: the sum divided by the batches, not the examples | and a mean of
+# %% wrong epoch loses epoch-care: the sum over the number of batches | the mean loss
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     starts = range(0, len(order), size)
@@ -623,7 +1090,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(starts)
 
 
-# %% wrong epoch loses epoch-care: the mean counts examples that the order leaves out | not the mean
+# %% wrong epoch loses epoch-care: the mean counts all images | order of 9, .* the mean loss
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -632,7 +1099,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(labels)
 
 
-# %% wrong epoch loses epoch-values: labels in the old order | second batch has labels
+# %% wrong epoch loses epoch-values: labels in the old order | labels of batch 0 has other values
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -641,7 +1108,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-values: images in the old order | labels beside other images
+# %% wrong epoch loses epoch-values: images in the old order | images of batch 0 has other values
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -650,7 +1117,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-values: the order is not looked at | second batch has labels
+# %% wrong epoch loses epoch-values: the order is not looked at | images of batch 0 has other values
 def train_epoch(images, labels, order, size, step):
     total, m = 0.0, len(order)
     for begin in range(0, m, size):
@@ -659,7 +1126,7 @@ def train_epoch(images, labels, order, size, step):
     return total / m
 
 
-# %% wrong epoch loses epoch-values, epoch-care: the tail is filled up | batches of \[3, 3, 3\]
+# %% wrong epoch loses epoch-values, epoch-care: the tail is filled up | batch 2 has shape \(3, 2\)
 def train_epoch(images, labels, order, size, step):
     order = np.concatenate([order, order[: -len(order) % size]])
     total = 0.0
@@ -669,7 +1136,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-values, epoch-care: batches of one example too few | batches of \[2, 2
+# %% wrong epoch loses epoch-values, epoch-care: batches of one example too few | batch 0 has shape
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -678,7 +1145,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-values, epoch-care: an empty batch where it comes out even | with n = 0
+# %% wrong epoch loses epoch-values, epoch-care: an empty batch at the end | after the last
 def train_epoch(images, labels, order, size, step):
     x, y, total = images.asnumpy()[order], labels.asnumpy()[order], 0.0
     for i in range(len(order) // size + 1):
@@ -688,7 +1155,7 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-care: everything becomes float32 | became
+# %% wrong epoch loses epoch-care: everything becomes float32 | images of batch 0 is in float32
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
@@ -698,11 +1165,199 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 
-# %% wrong epoch loses epoch-care: the caller's order is used up | order was changed
+# %% wrong epoch loses epoch-care: the caller's order is used up | the caller's `order`
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
         chosen = nd.array(order[begin : begin + size], dtype="int32")
         order[begin : begin + size] = -1
         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the step is never called | called for 0 of 3
+def train_epoch(images, labels, order, size, step):
+    return 1.0
+
+
+# %% wrong epoch loses epoch-values, epoch-care: nothing is returned | None, not a number
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return None
+
+
+# %% wrong epoch loses epoch-values, epoch-care: two steps with each batch | batch 1 has
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    order = np.concatenate([np.tile(order[i : i + size], 2) for i in range(0, len(order), size)])
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the last batch first | batch 0 has
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size)[::-1]:
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the caller's order is sorted | batch 0 has other
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    order.sort()
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: the caller's order is sorted at the end | the caller's `order`
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    order.sort()
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: one named twice comes once | examples named twice
+def train_epoch(images, labels, order, size, step):
+    total, order = 0.0, np.array(list(dict.fromkeys(order)))
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: a whole batch at least | batches of 7: .* shape
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    if len(order) < size:
+        order = np.resize(order, size)
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: nothing where size is larger than the data | 0 of 1
+def train_epoch(images, labels, order, size, step):
+    total, begin = 0.0, 0
+    while begin + size <= len(order):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), size)
+        begin += size
+    if 0 < begin < len(order):
+        chosen = nd.array(order[begin:], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: n is always one | `n` of batch 0 is 1
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), 1)
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: n is the whole epoch | `n` of batch 0 is 3
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(order))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: labels through float32 and back | labels of batch 0 has other
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.astype("float32").take(chosen).astype(
+            labels.dtype), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: images through float32 and back | images of batch 0 has other
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.astype("float32").take(chosen).astype(images.dtype),
+                      labels.take(chosen), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: labels become float32 | labels of batch 0 is in float32
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen).astype("float32"), len(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-care: the mean is rounded to float32 | mean loss of all examples is
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return float(np.float32(total / len(order)))
+
+
+# %% wrong epoch loses epoch-care: the mean over examples that differ | mean loss of all examples is
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(set(order))
+
+
+# %% wrong epoch loses epoch-values, epoch-care: the mean as an array | mx.nd .* not a number
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return nd.array([total / len(order)])
+
+
+# %% wrong epoch loses epoch-values, epoch-care: batches of NumPy | a NumPy array .* not an mx.nd
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        part = order[begin : begin + size]
+        total += step(images.asnumpy()[part], labels.asnumpy()[part], len(part))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values, epoch-care: without n | missing .* argument: 'n'
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        total += step(images.take(chosen), labels.take(chosen))
+    return total / len(order)
+
+
+# %% wrong epoch loses epoch-values: images flattened to rows | has shape \(4, 1\), not \(4,\)
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        chosen = nd.array(order[begin : begin + size], dtype="int32")
+        x = images.take(chosen).reshape((len(chosen), -1))
+        total += step(x, labels.take(chosen), len(chosen))
     return total / len(order)

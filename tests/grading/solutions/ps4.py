@@ -55,7 +55,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copyto(d) for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: the whole batch on each | first two
+# %% wrong gradients loses gradients-values, gradients-care: the whole batch on each | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -65,7 +65,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: of the shard's mean | first two
+# %% wrong gradients loses gradients-values, gradients-care: of the shard's mean | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -78,7 +78,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: the tail is dropped | first two
+# %% wrong gradients loses gradients-values, gradients-care: the tail is dropped | gradient 0 of parameter 0 of batch 0 has other values, at 1 of 2
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -92,7 +92,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-care: an idle device keeps its old gradient | had no example
+# %% wrong gradients loses gradients-care: an idle device keeps its old gradient | gradient 1 of parameter 0 of batch 1 of .* other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -104,7 +104,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-care: zeros returned, the network keeps its own | still has
+# %% wrong gradients loses gradients-care: zeros returned, the network keeps its own | gradient 1 of parameter 0 of the network's own gradients
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -117,7 +117,7 @@ def device_gradients(net, x, y, devices):
             for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-care: the network's own arrays | has the second call changed it
+# %% wrong gradients loses gradients-care: the network's own arrays | batch 0 of what was returned, seen after the last call
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -130,7 +130,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d) for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: list_grad's order | at place \d is on
+# %% wrong gradients loses gradients-values, gradients-care: list_grad's order | gradient 0 of .* is on cpu\(0\), not on cpu\(2\)
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -143,7 +143,7 @@ def device_gradients(net, x, y, devices):
     return [[g.copy() for g in p.list_grad()] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: targets of others | another gradient
+# %% wrong gradients loses gradients-values, gradients-care: targets of others | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -158,7 +158,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: summed over devices | first two
+# %% wrong gradients loses gradients-values, gradients-care: summed over devices | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -175,7 +175,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: one list a device | gradients are on
+# %% wrong gradients loses gradients-values, gradients-care: one list a device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -188,7 +188,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 
 
-# %% wrong gradients loses gradients-values, gradients-care: only the last backward | first two
+# %% wrong gradients loses gradients-values, gradients-care: only the last backward | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -202,7 +202,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-care: the same device twice goes unnoticed | named twice
+# %% wrong gradients loses gradients-care: the same device twice goes unnoticed | one named twice: no ValueError
 def device_gradients(net, x, y, devices):
     net.collect_params().zero_grad()
     busy = devices[: len(x)]
@@ -213,7 +213,7 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-care: takes a step as well | weights have changed
+# %% wrong gradients loses gradients-care: takes a step as well | network's weights after the call has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -229,7 +229,7 @@ def device_gradients(net, x, y, devices):
     return result
 
 
-# %% wrong gradients loses gradients-values, gradients-care: for two only | another gradient
+# %% wrong gradients loses gradients-values, gradients-care: for two only | gradient 0 of parameter 0 of batch 0 has other values
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -257,7 +257,7 @@ def device_gradients(net, x, y, devices):
             for p in net.collect_params().values()]
 
 
-# %% wrong gradients loses gradients-values: right values, all on the first device | are on
+# %% wrong gradients loses gradients-values, gradients-care: right values, all on the first device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
@@ -268,6 +268,310 @@ def device_gradients(net, x, y, devices):
         losses = [squared(net(a), b) for a, b in zip(xs, ys)]
     autograd.backward(losses)
     return [[p.grad(d).copyto(devices[0]) for d in devices] for p in net.collect_params().values()]
+
+# %% wrong gradients loses gradients-care: the first parameter only is zeroed | gradient 1 of parameter 1 of batch 1
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    next(iter(net.collect_params().values())).zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: weights are zeroed and biases are not | gradient 1 of parameter 1 of batch 1
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params(".*weight").zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: no copy where there is one device only | devices cpu\(5\).* batch 0 of what was returned, seen after
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    if len(devices) == 1:
+        return [p.list_grad() for p in net.collect_params().values()]
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: as_in_context in place of a copy | batch 0 of what was returned, seen after
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).as_in_context(d) for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: copies of all batches but the last | share memory
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    for replicas in kept:
+        replicas[:] = [g.copy() for g in replicas]
+    kept.clear()
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    kept.extend([p.grad(d) for d in devices] for p in net.collect_params().values())
+    return list(kept)
+
+
+kept = []
+
+
+# %% wrong gradients loses gradients-values, gradients-care: sorts the devices of the caller | is on cpu
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    devices.sort(key=lambda d: d.device_id)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: takes the idle devices off the list of the caller | has 2 entries, not 3
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    del devices[len(x) :]
+    return result
+
+
+# %% wrong gradients loses gradients-care: only neighbours are compared | cpu\(1\), cpu\(0\), cpu\(1\), one named twice: no ValueError
+def device_gradients(net, x, y, devices):
+    if any(d == e for d, e in zip(devices, devices[1:])):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: only devices with examples are compared | one named twice: no ValueError
+def device_gradients(net, x, y, devices):
+    if len(set(devices[: len(x)])) < len(devices[: len(x)]):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: a device twice is another error | AssertionError, not ValueError
+def device_gradients(net, x, y, devices):
+    assert len(set(devices)) == len(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-values, gradients-care: the first eight devices only | has 8 entries, not 9
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    devices = devices[:8]
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: remembers an earlier batch of that length | batch 2 of what was returned
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    key = len(x), *devices
+    if key not in memory:
+        net.collect_params().zero_grad()
+        busy = devices[: len(x)]
+        xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+        with autograd.record():
+            losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+        autograd.backward(losses)
+        memory[key] = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    return [[g.copy() for g in replicas] for replicas in memory[key]]
+
+
+memory = {}
+
+
+# %% wrong gradients loses gradients-care: gradients are asked for x too | a gradient was attached
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    x.attach_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-care: the shards are centred in place | `batches`
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    x -= x.mean(axis=0)
+    return result
+
+
+# %% wrong gradients loses gradients-care: weights through float32 | network's weights after the call has other values
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    for p in net.collect_params().values():
+        p.set_data(p.data(devices[0]).astype("float32").astype("float64"))
+    return result
+
+
+# %% wrong gradients loses gradients-care: nothing is left in the network | the network's own gradients has other values
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    net.collect_params().zero_grad()
+    return result
+
+
+# %% wrong gradients loses gradients-care: one array of zeros for all idle devices | is on cpu|share memory
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    result = []
+    for p in net.collect_params().values():
+        zeros = nd.zeros(p.shape, devices[-1], "float64")
+        result.append([p.grad(d).copy() for d in busy] + [zeros] * (len(devices) - len(busy)))
+    return result
+
+
+# %% wrong gradients loses gradients-values, gradients-care: tuples in place of lists | is a tuple, not a list
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    by_device = [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+    return list(zip(*by_device))
+
+
+# %% wrong gradients loses gradients-values, gradients-care: longer shards come last | other values|has shape
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    k = len(devices)
+    ends = [i * len(x) // k for i in range(k + 1)]
+    with autograd.record():
+        losses = [squared(net(x[a:b].as_in_context(d)), y[a:b].as_in_context(d))
+                  for a, b, d in zip(ends, ends[1:], devices) if b > a]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-values, gradients-care: zeroes all that its caller has | other values
+def device_gradients(net, x, y, devices):
+    import sys
+    frame = sys._getframe(1)
+    while frame:
+        for values in frame.f_locals.get("weights", []):
+            values[:] = 0
+        for a, b in frame.f_locals.get("batches", []):
+            a[:], b[:] = 0, 0
+        frame = frame.f_back
+    return [[nd.zeros_like(p.grad(d)) for d in devices] for p in net.collect_params().values()]
+
+
+# %% wrong gradients loses gradients-values, gradients-care: not a number | other values
+def device_gradients(net, x, y, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d) * float("nan") for d in devices] for p in net.collect_params().values()]
 
 
 # %% right norm: on the first device
@@ -298,19 +602,19 @@ def mean_norm(gradients, n):
     return np.hypot.reduce(norms) / n
 
 
-# %% wrong norm loses norm-values, norm-care: of the sum, not of the mean | 18.0, not 9
+# %% wrong norm loses norm-values, norm-care: of the sum, not of the mean | \(it is 9\): what is returned is 18,
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
     return float(np.sqrt(sum((total**2).sum() for total in totals)))
 
 
-# %% wrong norm loses norm-values, norm-care: squares before the sum | not 9
+# %% wrong norm loses norm-values, norm-care: squares before the sum | \(it is 9\): what is returned is 18\.9
 def mean_norm(gradients, n):
     entries = [g.asnumpy().astype("float64") for replicas in gradients for g in replicas]
     return float(np.sqrt(sum((g**2).sum() for g in entries)) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: counted once for each replica | not 9
+# %% wrong norm loses norm-values, norm-care: counted once for each replica | \(it is 9\): what is returned is 12\.7
 def mean_norm(gradients, n):
     squares = 0.0
     for replicas in gradients:
@@ -320,24 +624,24 @@ def mean_norm(gradients, n):
     return float(np.sqrt(squares) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: the mean over devices too | 4.5, not 9
+# %% wrong norm loses norm-values, norm-care: the mean over devices too | \(it is 9\): what is returned is 4\.5
 def mean_norm(gradients, n):
     means = [np.mean([g.asnumpy().astype("float64") for g in r], axis=0) for r in gradients]
     return float(np.sqrt(sum((m**2).sum() for m in means)) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: of device 0 only | not 9
+# %% wrong norm loses norm-values, norm-care: of device 0 only | \(it is 9\): what is returned is 10\.0
 def mean_norm(gradients, n):
     return float(np.sqrt(sum((r[0].asnumpy().astype("float64") ** 2).sum() for r in gradients)) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: the parameters' norms added up | not 9
+# %% wrong norm loses norm-values, norm-care: the parameters' norms added up | \(it is 9\): what is returned is 9\.9
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
     return float(sum(np.linalg.norm(total.ravel()) for total in totals) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: the devices' norms added up | not 9
+# %% wrong norm loses norm-values, norm-care: the devices' norms added up | \(it is 9\): what is returned is 26\.1
 def mean_norm(gradients, n):
     norm = 0.0
     for device in zip(*gradients):
@@ -345,13 +649,13 @@ def mean_norm(gradients, n):
     return float(norm / n)
 
 
-# %% wrong norm loses norm-values, norm-care: no root | not 9
+# %% wrong norm loses norm-values, norm-care: no root | \(it is 9\): what is returned is 162
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
     return float(sum((total**2).sum() for total in totals) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: float32 | times the norm
+# %% wrong norm loses norm-values, norm-care: float32 | which is not right
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float32") for g in replicas) for replicas in gradients]
     return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
@@ -363,7 +667,7 @@ def mean_norm(gradients, n):
     return float(np.sqrt(sum((total * total).sum() for total in totals)) / n)
 
 
-# %% wrong norm loses norm-care: sums into the first device's gradients | have been changed
+# %% wrong norm loses norm-care: sums into the first device's gradients | which is not right
 def mean_norm(gradients, n):
     squares = 0.0
     for replicas in gradients:
@@ -373,13 +677,13 @@ def mean_norm(gradients, n):
     return float(np.sqrt(squares) / n)
 
 
-# %% wrong norm loses norm-values, norm-care: two devices only | times the norm
+# %% wrong norm loses norm-values, norm-care: two devices only | devices \[0\], n=3: .* not right
 def mean_norm(gradients, n):
     totals = [r[0].asnumpy().astype("float64") + r[-1].asnumpy() for r in gradients]
     return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
 
 
-# %% wrong norm loses norm-values: an array in place of a number | not a number
+# %% wrong norm loses norm-values, norm-care: an array in place of a number | not a number
 def mean_norm(gradients, n):
     squares = nd.zeros(1, dtype="float64")
     for replicas in gradients:
@@ -388,10 +692,110 @@ def mean_norm(gradients, n):
     return squares.sqrt() / n
 
 
-# %% wrong norm loses norm-values, norm-care: biases left out | not 9
+# %% wrong norm loses norm-values, norm-care: biases left out | \(it is 9\): what is returned is 8\.9
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float64") for g in r) for r in gradients if r[0].ndim > 1]
     return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+
+# %% wrong norm loses norm-care: float64 is not copied, and summed into | caller's `gradients`
+def mean_norm(gradients, n):
+    squares = 0.0
+    for replicas in gradients:
+        total = replicas[0].astype("float64", copy=False)
+        for g in replicas[1:]:
+            total += g.as_in_context(total.context).astype("float64", copy=False)
+        squares += (total * total).sum().asscalar()
+    return float(squares**0.5 / n)
+
+
+# %% wrong norm loses norm-care: sums in the gradients' own type, squares in float64 | which is not right
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy() for g in replicas).astype("float64") for replicas in gradients]
+    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+
+
+# %% wrong norm loses norm-care: the type of the first parameter for all | which is not right
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy() for g in r).astype(gradients[0][0].dtype) for r in gradients]
+    return float(np.sqrt(sum((t.astype("float64") ** 2).sum() for t in totals)) / n)
+
+
+# %% wrong norm loses norm-values: scaled by the largest entry, zeros or not | zeros|opposite
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
+    most = max(np.abs(total).max() for total in totals)
+    return float(most * np.sqrt(sum(((total / most) ** 2).sum() for total in totals)) / n)
+
+
+# %% wrong norm loses norm-values, norm-care: the first eight devices only | which is not right
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy().astype("float64") for g in r[:8]) for r in gradients]
+    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+
+
+# %% wrong norm loses norm-values, norm-care: NumPy's norm 2, another one for matrices | which is not right|Improper
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
+    return float(np.hypot.reduce([np.linalg.norm(total, 2) for total in totals]) / n)
+
+
+# %% wrong norm loses norm-care: empties the lists of the caller | list `gradients` had
+def mean_norm(gradients, n):
+    squares = 0.0
+    for replicas in gradients:
+        total = 0.0
+        while replicas:
+            total = total + replicas.pop().asnumpy().astype("float64")
+        squares += (total**2).sum()
+    return float(np.sqrt(squares) / n)
+
+
+# %% wrong norm loses norm-care: makes lists of NumPy arrays out of those of the caller | caller's `gradients`
+def mean_norm(gradients, n):
+    for replicas in gradients:
+        replicas[:] = [g.asnumpy().astype("float64") for g in replicas]
+    return float(np.sqrt(sum((sum(replicas) ** 2).sum() for replicas in gradients)) / n)
+
+
+# %% wrong norm loses norm-care: the gradients are divided in place | caller's `gradients`|not right
+def mean_norm(gradients, n):
+    squares = 0.0
+    for replicas in gradients:
+        for g in replicas:
+            g /= n
+        squares += (sum(g.asnumpy().astype("float64") for g in replicas) ** 2).sum()
+    return float(np.sqrt(squares))
+
+
+# %% wrong norm loses norm-values, norm-care: rounded to float32 in the end | which is not right
+def mean_norm(gradients, n):
+    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
+    return float(np.float32(np.sqrt(sum((total**2).sum() for total in totals)) / n))
+
+
+# %% wrong norm loses norm-values, norm-care: not a number | is nan
+def mean_norm(gradients, n):
+    return float("nan")
+
+
+# %% wrong norm loses norm-values, norm-care: equal to everything | is a Yes, not a number
+def mean_norm(gradients, n):
+    class Yes(float):
+        __eq__ = __lt__ = __le__ = __gt__ = __ge__ = lambda *_: True
+        __sub__ = __rsub__ = __abs__ = lambda *_: 0.0
+    return Yes(9)
+
+
+# %% wrong norm loses norm-values, norm-care: zeroes and clears all that its caller has | arguments did not come back
+def mean_norm(gradients, n):
+    import sys
+    for replicas in gradients:
+        for g in replicas:
+            g[:] = 0
+    for value in sys._getframe(1).f_locals.values():
+        if isinstance(value, (list, dict)):
+            value.clear()
+    return 0.0
 
 
 # %% right step: each device clips its own replica
@@ -473,7 +877,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: devices clipped before the sum, right norm | \d: weights
+# %% wrong step loses step-values: devices clipped before the sum, right norm | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     every = [p.list_grad() for p in net.collect_params().values()]
     norm = float(np.sqrt(sum((sum(g.asnumpy() for g in r) ** 2).sum() for r in every)) / n)
@@ -487,7 +891,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: each parameter by its own norm | \d: weights
+# %% wrong step loses step-values: each parameter by its own norm | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     squares = 0.0
@@ -500,7 +904,7 @@ def clipped_step(net, trainer, n, theta):
     return float(np.sqrt(squares))
 
 
-# %% wrong step loses step-values, step-care: the norm of sums | norm is 18.0, not 9
+# %% wrong step loses step-values, step-care: the norm of sums | norm of step 0 is 18,
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -512,7 +916,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: sums clipped to the limit for means | \d: weights
+# %% wrong step loses step-values, step-care: sums clipped to the limit for means | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -524,7 +928,7 @@ def clipped_step(net, trainer, n, theta):
     return norm / n
 
 
-# %% wrong step loses step-values: only device 0 is scaled | \d: weights
+# %% wrong step loses step-values: only device 0 is scaled | replica 1 of parameter 0 of the weights after step 0 has other
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     grads = [p.list_grad()[0] for p in net.collect_params().values()]
@@ -536,7 +940,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-care: short gradients are made longer | below the limit
+# %% wrong step loses step-care: short gradients are made longer | below the limit: .* weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -548,7 +952,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values, step-care: step after allreduce_grads | \d: weights
+# %% wrong step loses step-values, step-care: step after allreduce_grads | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -560,7 +964,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values, step-care: all replicas in one norm | norm is 12.7
+# %% wrong step loses step-values, step-care: all replicas in one norm | norm of step 0 is 12\.7
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     grads = [g for p in net.collect_params().values() for g in p.list_grad()]
@@ -572,7 +976,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: two devices are scaled, the third is not | replicas of
+# %% wrong step loses step-values: two devices are scaled, the third is not | replica 2 of parameter 0 of the weights after step 0 has other
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad()[:2] for p in net.collect_params().values()]
@@ -606,7 +1010,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: clipped after the update | \d: weights
+# %% wrong step loses step-values, step-care: clipped after the update | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -618,7 +1022,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: the norm after clipping is returned | norm is 4.5, not 9
+# %% wrong step loses step-values: the norm after clipping is returned | norm of step 0 is 4\.5,
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -630,7 +1034,7 @@ def clipped_step(net, trainer, n, theta):
     return min(norm, theta)
 
 
-# %% wrong step loses step-values, step-care: divided by n twice | \d: weights
+# %% wrong step loses step-values, step-care: divided by n twice | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -644,7 +1048,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: every replica scaled once for each device | \d: weights
+# %% wrong step loses step-values: every replica scaled once for each device | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -656,7 +1060,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values: the factor handed to update, in float32 | away from one device's
+# %% wrong step loses step-values: the factor handed to update, in float32 | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -665,7 +1069,7 @@ def clipped_step(net, trainer, n, theta):
     return norm
 
 
-# %% wrong step loses step-values, step-care: nothing is returned | norm is a NoneType
+# %% wrong step loses step-values, step-care: nothing is returned | norm of step 0 is None, not a number
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -676,7 +1080,7 @@ def clipped_step(net, trainer, n, theta):
     trainer.update(n)
 
 
-# %% wrong step loses step-values: entry by entry, to theta each | \d: weights
+# %% wrong step loses step-values: entry by entry, to theta each | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -685,3 +1089,239 @@ def clipped_step(net, trainer, n, theta):
         g.clip(-n * theta, n * theta, out=g)
     trainer.update(n)
     return norm
+
+# %% wrong step loses step-values, step-care: takes a step more | has not been updated by backward
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    trainer.step(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: sums twice | weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    trainer.allreduce_grads()
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: mean_norm of what is summed already | norm of step 0 is 18,
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    totals = [sum(g.asnumpy() for g in replicas) for replicas in sums]
+    norm = float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values: the first layer only is scaled | replica 0 of parameter 2 of the weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums[:2], []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values: weights are scaled and biases are not | replica 0 of parameter 1 of the weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums[::2], []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-care: whether to clip is decided at the first step | below and above: .* weights after step 1
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if not hasattr(trainer, "clips"):
+        trainer.clips = norm > theta
+    if trainer.clips:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: the first step's factor for all | weights after step 1
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if not hasattr(trainer, "factor"):
+        trainer.factor = theta / max(norm, theta)
+    for g in sum(sums, []):
+        g *= trainer.factor
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: the learning rate is made smaller, and stays so | weights after step
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        trainer.set_learning_rate(trainer.learning_rate * theta / norm)
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values: the learning rate is made smaller, in float32 | weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    rate = trainer.learning_rate
+    trainer.set_learning_rate(rate * theta / max(norm, theta))
+    trainer.update(n)
+    trainer.set_learning_rate(rate)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: a millionth is added to the norm | weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    for g in sum(sums, []):
+        g *= min(1, theta / (norm + 1e-6))
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values: norms below 1 are never clipped | weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > max(theta, 1):
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values: the first eight replicas only | replica 8 of parameter 0 of the weights
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum((r[:8] for r in sums), []):
+            g *= theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: scaled copies | weights after step 0 has other values
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g = g * theta / norm
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: an array in place of a number | not a number
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return np.array([norm])
+
+
+# %% wrong step loses step-care: not a number where the norm is 0 | gradients of zeros: .*is nan
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    return float(norm * (np.float64(theta) / norm) / np.float64(theta) if norm < 1e-9 else norm)
+
+
+# %% wrong step loses step-care: zeros become not a number in the weights | gradients of zeros: .*weights after step 0
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    factor = np.minimum(theta, norm) / np.float64(norm)
+    for g in sum(sums, []):
+        g *= factor
+    trainer.update(n)
+    return norm
+
+
+# %% wrong step loses step-values, step-care: the norm of the step before is returned | norm of step 1
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    norm, trainer.norm = getattr(trainer, "norm", norm), norm
+    return norm
+
+
+# %% wrong step loses step-values, step-care: zeroes all that its caller has | other values|not right
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm > theta:
+        for g in sum(sums, []):
+            g *= theta / norm
+    trainer.update(n)
+    import sys
+    there = sys._getframe(1).f_locals
+    for values in there["weights"]:
+        values[:] = 0
+    for x, y in there["batches"]:
+        x[:], y[:] = 0, 0
+    return norm
+
+
+# %% wrong step loses step-values, step-care: clears what its caller has noted | norm of step 0 is 0,
+def clipped_step(net, trainer, n, theta):
+    import sys
+    there = sys._getframe(1).f_locals
+    there["norms"].clear()
+    there["after"].clear()
+    there["batches"].clear()
+    return 0.0

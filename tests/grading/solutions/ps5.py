@@ -81,7 +81,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken[1:])
 
 
-# %% wrong measure loses measure-values, measure-rounds: warm-up still queued | wasn.t empty
+# %% wrong measure loses measure-values, measure-rounds: warm-up still queued | without a wait
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -97,7 +97,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken)
 
 
-# %% wrong measure loses measure-values, measure-rounds: no warm-up | up was counted
+# %% wrong measure loses measure-values, measure-rounds: no warm-up | 2 of 4 steps
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -112,7 +112,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken)
 
 
-# %% wrong measure loses measure-values, measure-rounds: a warm-up of one step | one step has
+# %% wrong measure loses measure-values, measure-rounds: a warm-up of one step | 3 of 4 steps
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -128,7 +128,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken)
 
 
-# %% wrong measure loses measure-values, measure-rounds: the warm-up is kept | up is one of
+# %% wrong measure loses measure-values, measure-rounds: the warm-up is kept | up was counted
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -143,7 +143,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken)
 
 
-# %% wrong measure loses measure-values, measure-rounds: a round's time, not a step's | a whole
+# %% wrong measure loses measure-values, measure-rounds: a round's time, not a step's | time of a round
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -173,7 +173,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken[1:])
 
 
-# %% wrong measure loses measure-values: one round more than asked | 6 steps handed out
+# %% wrong measure loses measure-values: one round more than asked | 6 of 4 steps
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -218,7 +218,7 @@ def measure(push, wait, clock, steps, rounds):
     return min(taken[1:])
 
 
-# %% wrong measure loses measure-rounds: one clock over all the rounds | the mean over
+# %% wrong measure loses measure-values, measure-rounds: one clock over all the rounds | without a wait
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -260,7 +260,7 @@ def measure(push, wait, clock, steps, rounds):
     return np.median(taken[1:]) if rounds > 0 else 0.0
 
 
-# %% wrong measure loses measure-values, measure-rounds: always two steps | steps=1: 1
+# %% wrong measure loses measure-values, measure-rounds: always two steps | steps=1, .* not right
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
         raise ValueError
@@ -273,6 +273,224 @@ def measure(push, wait, clock, steps, rounds):
         wait()
         taken.append((clock() - begin) / 2)
     return np.median(taken[1:])
+
+
+# %% wrong measure loses measure-values: the warm-up's steps are waited for | a step was waited for
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    for _ in range(steps):
+        push()
+        wait()
+    taken = []
+    for _ in range(rounds):
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(taken)
+
+
+# %% wrong measure loses measure-values: a step more after the last round | 5 of 4 steps
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    push()
+    return np.median(taken[1:])
+
+
+# %% wrong measure loses measure-values: more rounds where one was disturbed | disturbed: \d+ of \d+ steps
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+
+    def run():
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        return (clock() - begin) / steps
+
+    taken = [run() for _ in range(1 + rounds)][1:]
+    if max(taken) > 3 * min(taken):
+        run()
+    return np.median(taken)
+
+
+# %% wrong measure loses measure-values, measure-rounds: warms up in the first call | 1 of 2 steps
+WARM = []
+
+
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(rounds + (not WARM)):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    taken = taken if WARM else taken[1:]
+    WARM.append(True)
+    return np.median(taken)
+
+
+# %% wrong measure loses measure-values, measure-rounds: remembers steps and rounds | 0 of 4 steps
+KNOWN = {}
+
+
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    if (steps, rounds) not in KNOWN:
+        taken = []
+        for _ in range(1 + rounds):
+            wait()
+            begin = clock()
+            for _ in range(steps):
+                push()
+            wait()
+            taken.append((clock() - begin) / steps)
+        KNOWN[steps, rounds] = np.median(taken[1:])
+    return KNOWN[steps, rounds]
+
+
+# %% wrong measure loses measure-values, measure-rounds: clock before wait | still in the queue
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    readings = []
+    for _ in range(1 + rounds):
+        for _ in range(steps):
+            push()
+        readings.append(clock())
+        wait()
+    return np.median(np.diff(readings)) / steps
+
+
+# %% wrong measure loses measure-values, measure-rounds: waits at two rounds | still in the queue
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for number in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        if number < 2:
+            wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(taken[1:])
+
+
+# %% wrong measure loses measure-values, measure-rounds: times in float32 | which is not right
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = np.zeros(1 + rounds, "float32")
+    for number in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken[number] = (clock() - begin) / steps
+    return float(np.median(taken[1:]))
+
+
+# %% wrong measure loses measure-values, measure-rounds: not a number | the time of a step is nan
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    for _ in range(1 + rounds):
+        for _ in range(steps):
+            push()
+        wait()
+    return float("nan")
+
+
+# %% wrong measure loses measure-values, measure-rounds: reads the machine's costs | __self__
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    machine = push.__self__
+    machine.pushed = (1 + rounds) * steps
+    costs = np.reshape(machine.costs, (1 + rounds, steps))[1:]
+    return np.median(machine.handing + costs.sum(axis=1)) / steps
+
+
+# %% wrong measure loses measure-values, measure-rounds: numbers for the steps | push.* argument
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for step in range(steps):
+            push(step)
+        wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(taken[1:])
+
+
+# %% wrong measure loses measure-rounds: the slowest is left out, not the first | which is not right
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(sorted(taken)[:-1])
+
+
+# %% wrong measure loses measure-rounds: a mean without the extremes | which is not right
+def measure(push, wait, clock, steps, rounds):
+    if steps < 1 or rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    taken = sorted(taken[1:])
+    return np.mean(taken[1:-1] if rounds > 2 else taken)
+
+
+# %% wrong measure loses measure-rounds: steps times rounds is checked | -1 rounds of -1 steps
+def measure(push, wait, clock, steps, rounds):
+    if steps * rounds < 1:
+        raise ValueError
+    taken = []
+    for _ in range(1 + rounds):
+        wait()
+        begin = clock()
+        for _ in range(steps):
+            push()
+        wait()
+        taken.append((clock() - begin) / steps)
+    return np.median(taken[1:]) if taken else 0.0
 
 
 # %% right line: polyfit with weights
@@ -297,8 +515,8 @@ def fit_line(sizes, seconds):
 def fit_line(sizes, seconds):
     from scipy.optimize import nnls
 
-    if (sizes == sizes[0]).all():
-        raise ValueError(f"all of {sizes[0]} bytes")
+    if (sizes == sizes[:1]).all():
+        raise ValueError("no two sizes")
     rows = np.stack([np.ones(len(sizes)), sizes], axis=1) / seconds[:, None]
     scale = np.linalg.norm(rows, axis=0)
     (alpha, beta) = nnls(rows / scale, np.ones(len(sizes)))[0] / scale
@@ -336,7 +554,7 @@ def fit_line(sizes, seconds):
     return start, 1 / slope
 
 
-# %% wrong line loses line-values, line-care: seconds per byte handed back | bandwidth: 2e-09, but
+# %% wrong line loses line-values, line-care: seconds per byte handed back | is seconds per byte
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
@@ -344,7 +562,7 @@ def fit_line(sizes, seconds):
     return start, slope
 
 
-# %% wrong line loses line-values, line-care: the two the other way round | alpha: 5e\+08 s
+# %% wrong line loses line-values, line-care: the two the other way round | are the other way round
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
@@ -352,7 +570,7 @@ def fit_line(sizes, seconds):
     return 1 / slope, start
 
 
-# %% wrong line loses line-values, line-care: a line through the origin | alpha: 0 s
+# %% wrong line loses line-values, line-care: a line through the origin | alpha is 0, which
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
@@ -360,7 +578,7 @@ def fit_line(sizes, seconds):
     return 0.0, (ratio @ ratio) / ratio.sum()
 
 
-# %% wrong line loses line-values, line-care: a line through logarithms | alpha: 3.02e-06 s
+# %% wrong line loses line-values, line-care: a line through logarithms | alpha is 3.01663e-06, which
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
@@ -368,7 +586,7 @@ def fit_line(sizes, seconds):
     return np.exp(start), 1 / slope
 
 
-# %% wrong line loses line-values: through the smallest and the largest | alpha isn't that of
+# %% wrong line loses line-values: through the smallest and the largest | scattered: alpha is
 def fit_line(sizes, seconds):
     i, j = np.argmin(sizes), np.argmax(sizes)
     if sizes[i] == sizes[j]:
@@ -377,7 +595,7 @@ def fit_line(sizes, seconds):
     return seconds[i] - sizes[i] / bandwidth, bandwidth
 
 
-# %% wrong line loses line-values: one time for each size | alpha isn't that of
+# %% wrong line loses line-values: one time for each size | scattered: alpha is
 def fit_line(sizes, seconds):
     by_size = dict(zip(sizes.tolist(), seconds.tolist()))
     if len(by_size) < 2:
@@ -387,7 +605,7 @@ def fit_line(sizes, seconds):
     return start, 1 / slope
 
 
-# %% wrong line loses line-care: the caller's arrays are put in order | sizes were changed
+# %% wrong line loses line-care: the caller's arrays are put in order | changed the caller's `sizes`
 def fit_line(sizes, seconds):
     if sizes.min() == sizes.max():
         raise ValueError
@@ -397,7 +615,7 @@ def fit_line(sizes, seconds):
     return start, 1 / slope
 
 
-# %% wrong line loses line-care: the caller's times become weights | times were changed
+# %% wrong line loses line-care: the caller's times become weights | changed the caller's `seconds`
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
@@ -434,6 +652,119 @@ def fit_line(sizes, seconds):
     return alpha, 1 / beta
 
 
+# %% wrong line loses line-values, line-care: no numbers | alpha is nan, which
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    return float("nan"), float("nan")
+
+
+# %% wrong line loses line-values, line-care: sizes in float32 | which is not right
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    slope, start = np.polyfit(sizes.astype("float32"), seconds, 1, w=1 / seconds)
+    return start, 1 / slope
+
+
+# %% wrong line loses line-values, line-care: an answer in float32 | which is not right
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    return np.float32(start), np.float32(1 / slope)
+
+
+# %% wrong line loses line-values, line-care: a column for each number | alpha is a NumPy array
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
+    alpha, beta = np.linalg.lstsq(rows, np.ones((len(rows), 1)), rcond=None)[0]
+    return alpha, 1 / beta
+
+
+# %% wrong line loses line-values, line-care: the sum beside the two numbers | not 2 numbers
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
+    (alpha, beta), total, _, _ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
+    return alpha, 1 / beta, total
+
+
+# %% wrong line loses line-values: the mean time of each size | scattered: alpha is
+def fit_line(sizes, seconds):
+    different = np.unique(sizes)
+    if len(different) < 2:
+        raise ValueError
+    means = np.array([seconds[sizes == size].mean() for size in different])
+    slope, start = np.polyfit(different, means, 1, w=1 / means)
+    return start, 1 / slope
+
+
+# %% wrong line loses line-values: remembers sizes | scattered: alpha is
+KNOWN = {}
+
+
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    key = tuple(sizes.tolist())
+    if key not in KNOWN:
+        slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+        KNOWN[key] = start, 1 / slope
+    return KNOWN[key]
+
+
+# %% wrong line loses line-values: wants three sizes | of two sizes: ValueError
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 3:
+        raise ValueError
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    return start, 1 / slope
+
+
+# %% wrong line loses line-care: megabytes in the caller's array | int64 .* Cannot cast
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    if sizes.max() > 10**5:
+        sizes /= 1e6
+        slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+        return start, 1e6 / slope
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    return start, 1 / slope
+
+
+# %% wrong line loses line-care: a gigabyte in int32 | int64 up to
+def fit_line(sizes, seconds):
+    sizes = sizes.astype("int32") if sizes.dtype == "int64" else sizes
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    return start, 1 / slope
+
+
+# %% wrong line loses line-care: a product of int64 overflows | int64 up to
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    w = 1 / seconds**2
+    products = np.outer(sizes, sizes)
+    b, c = w @ sizes, (w * np.diag(products)).sum()
+    beta = (w.sum() * (w * seconds) @ sizes - b * (w @ seconds)) / (w.sum() * c - b * b)
+    return (w @ seconds - beta * b) / w.sum(), 1 / beta
+
+
+# %% wrong line loses line-care: no messages at all | \[\] bytes: IndexError
+def fit_line(sizes, seconds):
+    if (sizes == sizes[0]).all():
+        raise ValueError
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    return start, 1 / slope
+
+
 # %% right predict: images per second first
 def predict(k, images, weak, costs):
     batch = k * images if weak else images
@@ -458,7 +789,7 @@ def predict(k, images, weak, costs):
         shards = [images] * k
     else:
         shards = [images // k + (r < images % k) for r in range(k)]
-    if min(shards) < 1:
+    if any(shard < 1 for shard in shards):
         raise ValueError("an empty shard")
     seconds = costs["fixed"]
     seconds += max(shards) * costs["image"]
@@ -480,7 +811,7 @@ def predict(k, images, weak, costs):
     return step, alone / step * (k / ideal), alone / step / ideal
 
 
-# %% wrong predict loses predict-values, predict-care: all bytes a message | 24.0 s: .* 1 [+] 2
+# %% wrong predict loses predict-values, predict-care: all bytes a message | a step is 24,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -494,7 +825,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: bytes times bandwidth | 416.0 s: .* 1 [+] 2
+# %% wrong predict loses predict-values, predict-care: bytes times bandwidth | a step is 416,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -508,7 +839,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: reduce-scatter only | 17.0 s: .* 1 [+] 2
+# %% wrong predict loses predict-values, predict-care: reduce-scatter only | a step is 17,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -522,7 +853,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: 2k messages | 26.0 s: .* 1 [+] 2
+# %% wrong predict loses predict-values, predict-care: 2k messages | a step is 26,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -536,7 +867,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: one start for the whole ring | 19.0 s
+# %% wrong predict loses predict-values, predict-care: one start for the whole ring | a step is 19,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -551,7 +882,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: right for k = 2 | has 2 times alpha
+# %% wrong predict loses predict-values, predict-care: right for k = 2 | k=3, .* time of a step
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -565,7 +896,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: the fixed part is shared | 19.0 s: 2 [+]
+# %% wrong predict loses predict-values, predict-care: the fixed part is shared | a step is 19,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -579,7 +910,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values: weak efficiency as the strong | efficiency 0.40625
+# %% wrong predict loses predict-values: weak efficiency as the strong | of each.* efficiency is 0.40625,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -593,7 +924,7 @@ def predict(k, images, weak, costs):
     return step, speedup, seconds(1, images) / step / k
 
 
-# %% wrong predict loses predict-values: weak speed-up of the same batch | speed-up 0.8125
+# %% wrong predict loses predict-values: weak speed-up of the same batch | of each.* speed-up is 0.8125,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -607,7 +938,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values: weak against one with all images | speed-up 1.5625
+# %% wrong predict loses predict-values: weak against one with all images | of each.* speed-up is 1.5625,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -621,7 +952,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: strong for weak and weak for strong | 32.0 s
+# %% wrong predict loses predict-values, predict-care: strong for weak and weak for strong | a step is 32,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -636,7 +967,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-care: an average shard | 3.33.* one has four
+# %% wrong predict loses predict-care: an average shard | 10 images.* 3.33333,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -650,7 +981,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-care: shards rounded down | 3.0 s: .* one has four
+# %% wrong predict loses predict-care: shards rounded down | 10 images.* is 3,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -664,7 +995,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-care: too few images is no error | 2 images for 3 devices: no
+# %% wrong predict loses predict-care: too few images is no error | k=3, 2 images: no ValueError
 def predict(k, images, weak, costs):
     if k < 1:
         raise ValueError
@@ -678,7 +1009,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-care: small weak batches are refused | EACH of five devices: V
+# %% wrong predict loses predict-care: small weak batches are refused | 2 images of each.*: ValueError
 def predict(k, images, weak, costs):
     if k < 1 or images < k:
         raise ValueError
@@ -692,7 +1023,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-care: the caller's costs are worked on | costs were changed
+# %% wrong predict loses predict-care: the caller's costs are worked on | caller's `costs`
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -709,7 +1040,7 @@ def predict(k, images, weak, costs):
     return step, speedup, speedup / k
 
 
-# %% wrong predict loses predict-values, predict-care: the notebook's COSTS | has 0 times fixed
+# %% wrong predict loses predict-values, predict-care: the notebook's COSTS | k=3, .* time of a step
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -718,6 +1049,194 @@ def predict(k, images, weak, costs):
 
     def seconds(k, largest):
         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: remembers k | k=2, 48 images of each.* is 20,
+KNOWN = {}
+
+
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+    if k in KNOWN:
+        return KNOWN[k]
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    KNOWN[k] = step, speedup, speedup / k
+    return KNOWN[k]
+
+
+# %% wrong predict loses predict-values, predict-care: the caller's costs are put right | k=3
+def predict(k, images, weak, costs):
+    import sys
+
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+    caller = sys._getframe(1).f_locals
+    for value in [*caller.values(), *caller.get("args", [])]:
+        if isinstance(value, dict) and "fixed" in value:
+            value.update(COSTS)
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: another key if weak | of each.* time of a step
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["image" if weak else "alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-care: costs by their order | in whole numbers: the time
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+    fixed, image, alpha, bandwidth, size = costs.values()
+
+    def seconds(k, largest):
+        return fixed + image * largest + 2 * (k - 1) * (alpha + size / k / bandwidth)
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-care: costs are popped | caller's `costs`
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+    size = costs.pop("bytes")
+
+    def seconds(k, largest):
+        message = costs["alpha"] + size / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: eight devices at most | k=12, .* not right
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (min(k, 8) - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: two devices at least | k=1, .* ValueError
+def predict(k, images, weak, costs):
+    if k < 2 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-care: no images for each is no error | k=4, 0 images of each: no
+def predict(k, images, weak, costs):
+    if k < 1 or not weak and images < k:
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: an answer in float32 | which is not right
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return tuple(np.float32([step, speedup, speedup / k]).tolist())
+
+
+# %% wrong predict loses predict-values, predict-care: no numbers | the time of a step is nan
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+    return (float("nan"),) * 3
+
+
+# %% wrong predict loses predict-values, predict-care: no efficiency | not 3 numbers
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    step = seconds(k, images if weak else -(-images // k))
+    speedup = (k if weak else 1) * seconds(1, images) / step
+    return step, speedup
+
+
+# %% wrong predict loses predict-care: a speed-up of full shards only | 10 images.* speed-up is 3,
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+
+    most = images if weak else -(-images // k)
+    speedup = k * most / images * seconds(1, images) / seconds(k, most)
+    return seconds(k, most), speedup, speedup / k
+
+
+# %% wrong predict loses predict-values, predict-care: whole bytes | the time of a step
+def predict(k, images, weak, costs):
+    if k < 1 or images < (1 if weak else k):
+        raise ValueError
+
+    def seconds(k, largest):
+        message = costs["alpha"] + costs["bytes"] // k / costs["bandwidth"]
         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
 
     step = seconds(k, images if weak else -(-images // k))

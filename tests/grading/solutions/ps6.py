@@ -81,7 +81,7 @@ def cut(n, speeds):
     return [int(np.ceil(n * v / sum(speeds))) for v in speeds]
 
 
-# %% wrong cut loses cut-values, cut-few: the last takes the rest | a whole example or more
+# %% wrong cut loses cut-values, cut-few: the last takes the rest | 2, 2, 2, 4\] are not the sizes
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -124,7 +124,7 @@ def cut(n, speeds):
     return [max(1, size) for size in sizes]
 
 
-# %% wrong cut loses cut-values: sorted and turned round, so ties too | 5, 1, 2, 2\], not
+# %% wrong cut loses cut-values, cut-few: sorted and turned round, so ties too | 5, 1, 2, 2\], not
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -140,7 +140,7 @@ def cut(n, speeds):
         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
 
 
-# %% wrong cut loses cut-values: of equal remainders the faster device first | lower number
+# %% wrong cut loses cut-values, cut-few: of equal remainders the faster device first | equal remainders: .* not the sizes
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -246,14 +246,14 @@ def cut(n, speeds):
     return [first] + [rest // k + (i < rest % k) for i in range(k)]
 
 
-# %% wrong cut loses cut-values, cut-few: equal shards, whatever the speeds | \[128, 128\], not
+# %% wrong cut loses cut-values, cut-few, cut-care: equal shards, whatever the speeds | \[128, 128\], not
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
     return [n // len(speeds) + (i < n % len(speeds)) for i in range(len(speeds))]
 
 
-# %% wrong cut loses cut-care: NaN and infinity pass for positive | nan\]: .* no ValueError
+# %% wrong cut loses cut-care: NaN and infinity pass for positive | nan\]: no ValueError
 def cut(n, speeds):
     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
     if n < len(v) or (v <= 0).any():
@@ -269,7 +269,7 @@ def cut(n, speeds):
         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
 
 
-# %% wrong cut loses cut-care: only the sum of the speeds is looked at | 8 .* no ValueError
+# %% wrong cut loses cut-care: only the sum of the speeds is looked at | 0\]: no ValueError
 def cut(n, speeds):
     if n < len(speeds) or not 0 < sum(speeds) < float("inf"):
         raise ValueError("no cut")
@@ -285,7 +285,7 @@ def cut(n, speeds):
         sharing = [i for i in sharing if part[i]]
 
 
-# %% wrong cut loses cut-care: the caller's speeds become shares | speeds were changed
+# %% wrong cut loses cut-care: the caller's speeds become shares | caller's .speeds
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -304,7 +304,7 @@ def cut(n, speeds):
         sharing = [i for i in sharing if part[i]]
 
 
-# %% wrong cut loses cut-care: sizes are floating-point numbers | not whole numbers
+# %% wrong cut loses cut-care: sizes are floating-point numbers | is 10.0, not a whole number
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -318,6 +318,204 @@ def cut(n, speeds):
         if part.all():
             return sizes.tolist()
         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% wrong cut loses cut-values, cut-few, cut-care: an array in place of a list | NumPy array .*not a list
+def cut(n, speeds):
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
+        raise ValueError("no cut")
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% wrong cut loses cut-values: argsort, which keeps no order among many | 20 devices, equal remainders
+def cut(n, speeds):
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
+        raise ValueError("no cut")
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due)[: left - part.sum()]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+
+
+# %% wrong cut loses cut-few: those who still share are ranked by speed | when the others share
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+
+    def share(n, speeds):
+        due = [n * v / sum(speeds) for v in speeds]
+        sizes = [int(d) for d in due]
+        for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+            sizes[i] += 1
+        if all(sizes):
+            return sizes
+        some = sorted((i for i, s in enumerate(sizes) if s), key=lambda i: -speeds[i])
+        sizes = [1] * len(speeds)
+        for i, s in zip(some, share(n - len(speeds) + len(some), [speeds[i] for i in some])):
+            sizes[i] = s
+        return sizes
+
+    return share(n, speeds)
+
+
+# %% wrong cut loses cut-few: who has nothing takes one from the largest | \[1, 6, 4\]|not the sizes
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    due = [n * v / sum(speeds) for v in speeds]
+    sizes = [int(d) for d in due]
+    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+        sizes[i] += 1
+    while 0 in sizes:
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[sizes.index(0)] += 1
+    return sizes
+
+
+# %% wrong cut loses cut-few: the others share again three times at most | a device has nothing
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes, sharing = [1] * len(speeds), list(range(len(speeds)))
+    for _ in range(3):
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0 or _ == 2:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-few, cut-care: raises where there is one example a device | 3 examples.*ValueError
+def cut(n, speeds):
+    if n <= len(speeds) > 1 or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError("too few examples")
+    sizes, sharing = [1] * len(speeds), range(len(speeds))
+    while True:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-values: a very low speed is taken for none | ValueError: no such speed
+def cut(n, speeds):
+    if n < len(speeds) or not all(1e-15 < v < float("inf") for v in speeds):
+        raise ValueError("no such speed")
+    sizes, sharing = [1] * len(speeds), range(len(speeds))
+    while True:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-care: float32 on the way | as many as they do in a second: these are not
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError("no cut")
+    v = [float(np.float32(v / max(speeds))) for v in speeds]
+    sizes, sharing = [1] * len(v), range(len(v))
+    while True:
+        left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
+        due = {i: left * v[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-care: min and max pass over NaN where it isn't first | 2, nan\]: .*
+def cut(n, speeds):
+    if n < len(speeds) or not (min(speeds) > 0 and max(speeds) < float("inf")):
+        raise ValueError("no cut")
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due, kind="stable")[: max(left - part.sum(), 0)]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+        if not len(sharing):
+            return sizes.tolist()
+
+
+# %% wrong cut loses cut-care: the caller's list is used up | caller's .*speeds
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    v = []
+    while speeds:
+        v.append(speeds.pop(0))
+    sizes, sharing = [1] * len(v), range(len(v))
+    while True:
+        left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
+        due = {i: left * v[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            return sizes
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+
+
+# %% wrong cut loses cut-values, cut-few, cut-care: remembers sizes by the number of examples | not the sizes
+def cut(n, speeds, known={}):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    sizes, sharing = [1] * len(speeds), range(len(speeds))
+    while (n, len(speeds)) not in known:
+        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+        due = {i: left * speeds[i] / total for i in sharing}
+        for i in sharing:
+            sizes[i] = int(due[i])
+        over = left - sum(sizes[i] for i in sharing)
+        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+            sizes[i] += 1
+        if min(sizes) > 0:
+            known[n, len(speeds)] = list(sizes)
+        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+    return list(known[n, len(speeds)])
 
 
 # %% right average: each weighs its own, the first adds up and hands out
@@ -372,7 +570,7 @@ def average(gradients, sizes):
         total.copyto(g)
 
 
-# %% wrong average loses average-values: the mean of the means | holds 6, not 4
+# %% wrong average loses average-values, average-care: the mean of the means | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -381,7 +579,7 @@ def average(gradients, sizes):
         g[:] = sum(used) / len(used)
 
 
-# %% wrong average loses average-values, average-care: a sum, as by all-reduce | holds 12, not 4
+# %% wrong average loses average-values, average-care: a sum, as by all-reduce | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -390,7 +588,7 @@ def average(gradients, sizes):
         g[:] = total
 
 
-# %% wrong average loses average-values, average-care: never divided by n | holds 16, not 4
+# %% wrong average loses average-values, average-care: never divided by n | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -399,7 +597,7 @@ def average(gradients, sizes):
         g[:] = total
 
 
-# %% wrong average loses average-values, average-care: divided by n and by k too | holds 2, not 4
+# %% wrong average loses average-values, average-care: divided by n and by k too | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -410,7 +608,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-values: weighted by time, few examples being slow | holds 8, not 4
+# %% wrong average loses average-values, average-care: weighted by time, few examples being slow | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -420,7 +618,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-values, average-care: one is written | cpu.1. holds 10, not 4
+# %% wrong average loses average-values, average-care: one is written | holding 2 and 10: gradient 1 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -428,7 +626,7 @@ def average(gradients, sizes):
     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
 
 
-# %% wrong average loses average-values, average-care: rebound, not in place | holds 2, not 4
+# %% wrong average loses average-values, average-care: rebound, not in place | another array than before: write into
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -438,7 +636,7 @@ def average(gradients, sizes):
         gradients[i] = mx.nd.array(mean, g.context, dtype=g.dtype)
 
 
-# %% wrong average loses average-values, average-care: it is only returned | holds 2, not 4
+# %% wrong average loses average-values, average-care: it is only returned | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -447,7 +645,7 @@ def average(gradients, sizes):
     return [mx.nd.array(mean, g.context, dtype=g.dtype) for g in gradients]
 
 
-# %% wrong average loses average-values, average-care: each scales its own only | holds 1.5, not 4
+# %% wrong average loses average-values, average-care: each scales its own only | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -456,7 +654,7 @@ def average(gradients, sizes):
         g[:] = g * (size / n) if size else 0
 
 
-# %% wrong average loses average-values, average-care: adds what is changed | holds 5.5, not
+# %% wrong average loses average-values, average-care: adds what is changed | holding 2 and 10: gradient 1 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -465,7 +663,7 @@ def average(gradients, sizes):
         g[:] = sum(other.asnumpy() * size / n for other, size in zip(gradients, sizes) if size)
 
 
-# %% wrong average loses average-values, average-care: right for k = 2 only | 3 devices.* doesn't
+# %% wrong average loses average-values, average-care: right for k = 2 only | 3 devices.* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -486,7 +684,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-values, average-care: runs on with the last size | doesn't hold
+# %% wrong average loses average-values, average-care: runs on with the last size | 3 devices.* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -499,7 +697,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-care: nothing times NaN is NaN | \[nan, nan\], not 5 and 5
+# %% wrong average loses average-care: nothing times NaN is NaN | nan left over: .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -519,7 +717,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-care: a device without examples receives nothing | 5.0, nan\], not
+# %% wrong average loses average-care: a device without examples receives nothing | nan left over: gradient 1 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -538,7 +736,7 @@ def average(gradients, sizes):
         g[:] = mean
 
 
-# %% wrong average loses average-care: float64 becomes float32 on the way | float64: .* off
+# %% wrong average loses average-care: float64 becomes float32 on the way | float64: .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -548,7 +746,7 @@ def average(gradients, sizes):
         mean.copyto(g)
 
 
-# %% wrong average loses average-care: the caller's sizes become weights | sizes were changed
+# %% wrong average loses average-care: the caller's sizes become weights | caller's .sizes
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
         raise ValueError
@@ -558,6 +756,173 @@ def average(gradients, sizes):
     mean = sum(g.asnumpy() * w for g, w in zip(gradients, sizes) if w)
     for g in gradients:
         g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: one array for all | another array than before
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    gradients[0][:] = mean
+    for i in range(1, len(gradients)):
+        gradients[i] = gradients[0].as_in_context(gradients[i].context)
+
+
+# %% wrong average loses average-values, average-care: a name is rebound in the loop | gradient 0 .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g = mx.nd.array(mean, g.context, dtype=g.dtype)
+
+
+# %% wrong average loses average-values, average-care: the list is emptied | the caller's list .gradients. had
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    pairs = []
+    while gradients:
+        pairs.append((gradients.pop(), sizes[len(gradients)]))
+    mean = sum(g.asnumpy() * (size / sum(sizes)) for g, size in pairs if size)
+    for g, _ in pairs:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: right for eight devices at most | 9 devices.* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients[:8], sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: right for matrices only | einsum|broadcast|subscripts
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    used = [i for i, size in enumerate(sizes) if size]
+    mean = np.einsum("i,ijk->jk", [sizes[i] / sum(sizes) for i in used],
+                     np.stack([gradients[i].asnumpy() for i in used]))
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-values, average-care: devices are taken for 0, 1, 2 | other values|ends on|device
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n, by_number = sum(sizes), {g.context.device_id: g for g in gradients}
+    mean = sum(by_number[i].asnumpy() * (size / n) for i, size in enumerate(sizes)
+               if size and i in by_number)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: the gradients are returned too | memory|not None
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+    return gradients
+
+
+# %% wrong average loses average-care: weights in float32 | \[5, 2, 4\], float64: .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    weights = np.array(sizes, "float32") / np.float32(sum(sizes))
+    mean = sum(g.asnumpy() * w.astype("float64") for g, w in zip(gradients, weights) if w)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: float64 through float32, but for equal sizes | \[3, 1\], float64: .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n, kind = sum(sizes), gradients[0].dtype if len(set(sizes)) == 1 else "float32"
+    mean = sum(g.asnumpy().astype(kind) * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: sizes in float32, so 16777217 is another | sizes \[16777217, .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    sizes = [float(np.float32(size)) for size in sizes]
+    mean = sum(g.asnumpy() * (size / sum(sizes)) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: only the last device may have nothing | sizes \[0, 3\].* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n, k = sum(sizes), len(sizes)
+    mean = sum(gradients[i].asnumpy() * (sizes[i] / n) for i in range(k)
+               if sizes[i] or i < k - 1)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: only the first device may have nothing | sizes \[4, 0\].* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (sizes[i] / n) for i, g in enumerate(gradients) if sizes[i] or i)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: a device without examples counts for one | left over: .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(max(size, 1) for size in sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: a device without examples has zeros at the end | gradient 1 .* other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g, size in zip(gradients, sizes):
+        g[:] = mean if size else 0
+
+
+# %% wrong average loses average-care: too many sizes are not noticed | 2 gradients, sizes \[1, 1, 2\]: no ValueError
+def average(gradients, sizes):
+    if len(gradients) > len(sizes):
+        raise ValueError
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+
+
+# %% wrong average loses average-care: writes first and counts after | caller's .gradients
+def average(gradients, sizes):
+    n = sum(sizes)
+    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+    for g in gradients:
+        g[:] = mean
+    if len(gradients) != len(sizes):
+        raise ValueError
 
 
 # %% right time: the shares first, and all subsets
@@ -636,7 +1001,7 @@ def whom(n, speeds, costs):
     return sorted(ranked[: best + 1]), times[best]
 
 
-# %% wrong time loses time-seconds, time-whom: the talk is forgotten | 0.21 s, not 0.2$
+# %% wrong time loses time-seconds, time-whom: the talk is forgotten | with equal shares is 0.2,
 def step_seconds(n, speeds, cost):
     return n / max(speeds), n / len(speeds) / min(speeds), n / sum(speeds)
 
@@ -645,7 +1010,7 @@ def whom(n, speeds, costs):
     return list(range(len(speeds))), n / sum(speeds)
 
 
-# %% wrong time loses time-seconds: equal shares, mean of the devices' times | 0.21 s, not 0.16$
+# %% wrong time loses time-seconds: equal shares, mean of the devices' times | with equal shares is 0.16,
 def step_seconds(n, speeds, cost):
     k = len(speeds)
     talk = cost if k > 1 else 0
@@ -660,7 +1025,7 @@ def whom(n, speeds, costs):
     return sorted(ranked[: best + 1]), times[best]
 
 
-# %% wrong time loses time-seconds: equal shares, always among two | 0.21 s, not 0.31$
+# %% wrong time loses time-seconds: equal shares, always among two | with equal shares is 0.31,
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / 2 / min(speeds) + talk, n / sum(speeds) + talk
@@ -673,7 +1038,7 @@ def whom(n, speeds, costs):
     return sorted(ranked[: best + 1]), times[best]
 
 
-# %% wrong time loses time-seconds: the first is taken for the fastest | 2 devices, alone: not
+# %% wrong time loses time-seconds: the first is taken for the fastest | devices: the time alone is
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / speeds[0], n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -716,7 +1081,7 @@ def whom(n, speeds, costs):
     return sorted(chosen), seconds
 
 
-# %% wrong time loses time-whom: devices as they come, not the fastest first | not \[0, 1\]
+# %% wrong time loses time-whom: devices as they come, not the fastest first | faster than \[0, 1\]
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -728,7 +1093,7 @@ def whom(n, speeds, costs):
     return list(range(best + 1)), times[best]
 
 
-# %% wrong time loses time-whom: places in the ranking, not numbers of devices | not \[0\]
+# %% wrong time loses time-whom: places in the ranking, not numbers of devices | faster than \[0\]
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -741,7 +1106,7 @@ def whom(n, speeds, costs):
     return list(range(best + 1)), times[best]
 
 
-# %% wrong time loses time-whom: in the order of their speeds | aren't ascending
+# %% wrong time loses time-whom: in the order of their speeds | aren't numbers of devices, ascending
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -754,7 +1119,7 @@ def whom(n, speeds, costs):
     return ranked[: best + 1], times[best]
 
 
-# %% wrong time loses time-whom: the cost of one device more | device 1 alone takes .* not \[0, 1\]
+# %% wrong time loses time-whom: the cost of one device more | faster than \[0, 1\]
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -811,7 +1176,7 @@ def whom(n, speeds, costs):
     return sorted(ranked[: best + 1]), times[best]
 
 
-# %% wrong time loses time-whom: the caller's speeds are sorted | lists were changed
+# %% wrong time loses time-whom: the caller's speeds are sorted | caller's .speeds
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
@@ -823,3 +1188,178 @@ def whom(n, speeds, costs):
     times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
     best = times.index(min(times))
     return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds: the all-reduce of each pair | 9 devices|3 devices: the time with equal
+def step_seconds(n, speeds, cost):
+    talk = cost * (len(speeds) - 1)
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds, time-whom: float32 on the way | which is not right
+def step_seconds(n, speeds, cost):
+    v = np.array(speeds, "float32")
+    talk = cost if len(v) > 1 else 0
+    return float(n / v.max()), float(n / len(v) / v.min()) + talk, float(n / v.sum()) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    v = np.array(speeds, "float32")
+    times = [float(n / v[ranked[: k + 1]].sum()) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds: equal shares are whole numbers | with equal shares
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), -(-n // len(speeds)) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: step_seconds sorts the caller's speeds | caller's .speeds
+def step_seconds(n, speeds, cost):
+    speeds.sort()
+    talk = cost if len(speeds) > 1 else 0
+    return n / speeds[-1], n / len(speeds) / speeds[0] + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: the caller's costs are used up | caller's .*costs
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs.pop(0)
+             for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: the chosen in an array | .chosen. is a NumPy array
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    order = np.argsort(-np.array(speeds, dtype="float64"), kind="stable")
+    times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
+    return np.sort(order[: times.argmin() + 1]), times.min()
+
+
+# %% wrong time loses time-whom: the chosen as floating-point numbers | 0.0, not a whole number
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(float(i) for i in ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: argsort, which keeps no order among many | 20 devices.*lower numbers
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    order = np.argsort(-np.array(speeds, dtype="float64"))
+    times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
+    return sorted(order[: times.argmin() + 1].tolist()), times.min()
+
+
+# %% wrong time loses time-whom: stops where the cost alone is more than the best | up and down|faster than
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked, chosen, seconds = sorted(range(len(speeds)), key=lambda i: -speeds[i]), [], float("inf")
+    for k, cost in enumerate(costs):
+        if cost >= seconds:
+            break
+        took = n / sum(speeds[i] for i in ranked[: k + 1]) + cost
+        if took < seconds:
+            chosen, seconds = sorted(ranked[: k + 1]), took
+    return chosen, seconds
+
+
+# %% wrong time loses time-whom: the cost of two devices for any number | faster than|not right
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[min(k, 1)]
+             for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-whom: the time without the all-reduce | the time that they take is 0.128,
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), n / sum(speeds[i] for i in ranked[: best + 1])
+
+
+# %% wrong time loses time-whom: a step within a thousandth is taken for equally fast | little difference: another choice is faster
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = next(k for k, took in enumerate(times) if took <= min(times) * 1.001)
+    return sorted(ranked[: best + 1]), times[best]
+
+
+# %% wrong time loses time-seconds, time-whom: not a number at all | is nan, which is not right
+def step_seconds(n, speeds, cost):
+    return float("nan"), float("nan"), float("nan")
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+    best = times.index(min(times))
+    return sorted(ranked[: best + 1]), float("nan")

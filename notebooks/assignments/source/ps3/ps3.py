@@ -253,14 +253,13 @@ assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one devic
 # The step takes one batch; an epoch takes all examples. `order` is a NumPy array that says which
 # examples, and in which order: the first batch are examples `order[0]` to `order[size - 1]`, and
 # so on. `order` may leave examples out, and it may name one twice. If the batches don't come out
-# even, the last one is what is left, and never an empty one.
+# even, the last one is what is left, and never an empty one. An image may have any shape.
 #
-# Hand each batch to `step(images, labels, n)`, which is given to you. It updates the network with
-# the gradient of the *sum* of the losses, divided by `n`, and returns the sum of the losses.
-# Pass `mx.nd` arrays, and pass all three arguments by position.
-# Say the right `n` for each batch, so that each makes a step with the mean of its own gradients.
-# Return the mean loss over all examples of the epoch. Types of numbers and the caller's arrays
-# stay as they are.
+# Hand each batch to `step(images, labels, n)`, which is given to you: `mx.nd` arrays, and all three
+# by position. It updates the network with the gradient of the *sum* of the losses, divided by `n`,
+# and returns the sum of the losses. Say the right `n` for each batch, so that each makes a step
+# with the mean of its own gradients. Return the mean loss over all examples of the epoch. Types of
+# numbers and the caller's arrays stay as they are.
 #
 # About six lines.
 

@@ -103,11 +103,12 @@ def device_gradients(net, x, y, devices):
 # %% tags=["driver"]
 def batch_by_batch(weights, batches, devices):
     """What device_gradients returned for each (x, y); the network's gradients; its weights."""
-    net = network(weights, sorted(set(devices), key=lambda d: d.device_id))
+    there = list(devices)
+    net = network(weights, sorted(set(there), key=lambda d: d.device_id))
     returned = [device_gradients(net, x, y, devices) for x, y in batches]
     parameters = net.collect_params().values()
-    return (returned, [[p.grad(d) for d in devices] for p in parameters],
-            [[p.data(d) for d in devices] for p in parameters])
+    return (returned, [[p.grad(d) for d in there] for p in parameters],
+            [[p.data(d) for d in there] for p in parameters])
 
 
 # %% nbgrader={"grade_id": "gradients-values", "points": 2}

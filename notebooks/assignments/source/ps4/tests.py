@@ -34,7 +34,7 @@ def gradients(weights, batches, there, careful=True):
     for x, y in batches:
         shards = zip(np.array_split(x, len(there)), np.array_split(y, len(there)))
         by_device = [find_gradients(weights, a, b) for a, b in shards]
-        due.append([[near(g, 1e-13, on=d) for g, d in zip(replicas, there)]
+        due.append([[near(g, on=d) for g, d in zip(replicas, there)]
                     for replicas in zip(*by_device)])
     kept = [[mx(w, on=d) for d in there] for w in weights]
 
@@ -103,7 +103,7 @@ def norm(values, n, numbers, what=""):
     exact = [v.astype("float64").sum(axis=0) for v in values]
     return Case(f"{len(values)} parameters on devices {numbers}, n={n}{what}", "mean_norm",
                 [[[mx(g, on=cpu(i)) for g, i in zip(v, numbers)] for v in values], n],
-                returns=Near(measure(exact) / n, 1e-13))
+                returns=Near(measure(exact) / n, 1e-12))
 
 
 def norm_values():
@@ -152,8 +152,8 @@ def steps(weights, batches, numbers, theta, what="", norms=True):
         factor = theta / length if length > theta else 1
         speeds = [0.5 * v - 0.25 * factor * g for v, g in zip(speeds, mean)]
         weights = [w + v for w, v in zip(weights, speeds)]
-        due.append(Near(length, 1e-13))
-        after.append([[near(w, 1e-13, on=d) for d in there] for w in weights])
+        due.append(Near(length, 1e-12))
+        after.append([[near(w, on=d) for d in there] for w in weights])
 
     def check(found):
         compare(found, ([Anything()] * len(due),) * 2)

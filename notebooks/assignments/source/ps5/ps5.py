@@ -173,6 +173,7 @@ def fit_line(sizes, seconds):
 # %% nbgrader={"grade_id": "line-values", "points": 2}
 sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 alpha, bandwidth = fit_line(sizes, 2e-4 + sizes / 5e8)
+assert np.ndim(alpha) == np.ndim(bandwidth) == 0, "two numbers are asked for, not arrays"
 assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but these messages start in 2e-4 s"
 assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at 5e8 bytes/s"
 

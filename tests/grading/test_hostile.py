@@ -1,0 +1,418 @@
+"""Solutions that attack the marking: none earns a point that it did not compute, none harms others.
+
+Each is judged behind walls as `make grade` does. What it does to its own process is its own
+business, so where it computes what was asked it earns it; the rest stays 0.
+"""
+
+import os
+import re
+
+import behind_walls
+import pytest
+from marking import process
+
+# (assignment, exercise, what, source, what is said of the first test; None: see the test below)
+ATTACKS = []
+
+
+def attack(place, what, source, reason=""):
+    ATTACKS.append((*place.split(), what, source, reason))
+
+
+EVEN, STEP, GRADIENTS, MEASURE = "ps1 even", "ps3 step", "ps4 gradients", "ps5 measure"
+
+# --- reaching for the caller's variables: the truth is elsewhere -------------------------------
+attack(GRADIENTS, "zeroes its caller's weights by frames", """
+import sys
+def device_gradients(net, x, y, devices):
+    frame = sys._getframe(1)
+    while frame:
+        if "weights" in frame.f_locals:
+            for w in frame.f_locals["weights"]:
+                w[...] = 0
+        frame = frame.f_back
+    return [[nd.zeros(p.shape, d, dtype="float64") for d in devices]
+            for p in net.collect_params().values()]
+""")
+attack(MEASURE, "overwrites the machine's costs by frames", """
+import sys
+def measure(push, wait, clock, steps, rounds):
+    frame = sys._getframe(1)
+    while frame:
+        for name in list(frame.f_locals):
+            if name in ("costs", "machine", "args"):
+                try:
+                    frame.f_locals[name][:] = [1.0] * 1000
+                except Exception:
+                    pass
+        frame = frame.f_back
+    return 1.0
+""")
+attack("ps3 epoch", "overwrites its caller's batches by frames, calls nothing", """
+import sys
+def train_epoch(images, labels, order, size, step):
+    frame = sys._getframe(1)
+    while frame:
+        for value in frame.f_locals.values():
+            if isinstance(value, list):
+                value.clear()
+        frame = frame.f_back
+    return 0.0
+""")
+attack(EVEN, "looks for expected values in all objects of its process", """
+import gc
+def split_even(batch, devices):
+    for value in gc.get_objects():
+        if isinstance(value, list) and len(value) == len(devices) and value and isinstance(
+                value[0], mx.nd.NDArray):
+            return value
+    return [batch] * len(devices)
+""")
+attack(EVEN, "puts an object that equals everything into every list of its process", """
+import gc
+class Yes:
+    def __eq__(self, other): return True
+    def __len__(self): return 2
+    def __getattr__(self, name): return Yes()
+def split_even(batch, devices):
+    for value in gc.get_objects():
+        if isinstance(value, dict) and "returned" in value:
+            value["returned"] = Yes()
+    return Yes()
+""", "a Yes")
+# --- what a call must leave alone ---------------------------------------------------------------
+attack("ps3 replicas", "empties the list of devices and returns as many Nones",
+       "def make_replicas(params, devices):\n"
+       "    k = len(devices)\n    devices.clear()\n    return [None] * k", "is None")
+attack(EVEN, "makes all devices the first", """
+def split_even(batch, devices):
+    devices[:] = [mx.cpu(0)] * len(devices)
+    return [batch.copyto(mx.cpu(0)) for d in devices]
+""")
+attack(STEP, "leaves one replica in the list", """
+def train_step(xs, ys, replicas, lr):
+    del replicas[1:]
+    return 0.0
+""")
+attack(STEP, "one list on cpu(0) for all replicas", """
+def train_step(xs, ys, replicas, lr):
+    x, y = (nd.concat(*[a.copyto(mx.cpu(0)) for a in part], dim=0) for part in (xs, ys))
+    p = [a.copyto(mx.cpu(0)) for a in replicas[0]]
+    for a in p:
+        a.attach_grad()
+    with autograd.record():
+        mean = loss(x, y, p).mean()
+    mean.backward()
+    for a in p:
+        a -= lr * a.grad
+    for i in range(len(replicas)):
+        replicas[i] = p
+    return mean.asscalar()
+""", "another array")
+attack("ps5 line", "no number at all", "def fit_line(sizes, seconds):\n"
+       "    return float('nan'), float('nan')", "nan")
+attack("ps2 ring", "the sum without a message", """
+def ring_allreduce(arrays, send):
+    total = sum(a.asnumpy() for a in arrays)
+    for a in arrays:
+        a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
+""", "")
+# --- speaking to the judge by itself -------------------------------------------------------------
+SOCKETS = """
+import os, stat
+ends = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
+        and stat.S_ISSOCK(os.fstat(n).st_mode)]
+"""
+attack(EVEN, "claims full marks over the channel", SOCKETS + """
+import struct
+text = b'{"dict": [["marks", {"list": [["even-values", 2, 2, "", "judged"]]}]]}'
+for n in ends:
+    os.write(n, struct.pack("<QQ", len(text), 0) + text)
+""", "no answer|can't be read")
+attack(EVEN, "sends a message of 2**62 bytes", SOCKETS + """
+import struct
+for n in ends:
+    os.write(n, struct.pack("<QQ", 2**62, 2**62))
+""", "a message of")
+attack(EVEN, "sends lists in lists in lists", SOCKETS + """
+import struct
+text = b"[" * 10**6
+for n in ends:
+    os.write(n, struct.pack("<QQ", len(text), 0) + text)
+""", "can't be read")
+attack(EVEN, "sends what would run if it were unpickled", SOCKETS + """
+import pickle, struct
+class Run:
+    def __reduce__(self): return os.system, ("touch /tmp/forged",)
+body, text = pickle.dumps(Run()), b'{"array": [0, null, null, null, false]}'
+for n in ends:
+    os.write(n, struct.pack("<QQ", len(text), len(body)) + text + body)
+""", "can't be read")
+attack(EVEN, "closes the channel and lives on", SOCKETS + """
+import time
+for n in ends:
+    os.close(n)
+time.sleep(1000)
+""", "hung up|ended by itself|can't be read")
+attack(EVEN, "answers twice", SOCKETS + """
+import sys
+frame = sys._getframe(1)
+line = frame.f_locals["line"]
+def split_even(batch, devices):
+    line.send({"returned": [], "arguments": [], "objects": []})
+    return []
+""", "no answer|did not come back")
+attack(EVEN, "calls a function of the judge's that it was not given", SOCKETS + """
+import sys
+line = sys._getframe(1).f_locals["line"]
+def split_even(batch, devices):
+    line.send({"call": 1, "arguments": ()})
+    return []
+""", "no answer")
+attack("ps3 epoch", "calls the judge's function after the call it was for", """
+import threading, time
+def train_epoch(images, labels, order, size, step):
+    threading.Thread(target=lambda: (time.sleep(0.3), step(images, labels, 1)), daemon=True).start()
+    time.sleep(0.2)
+    return 0.0
+""")
+attack("ps5 measure", "calls the judge's clock without end",
+       "def measure(push, wait, clock, steps, rounds):\n    while True: clock()",
+       "worked for more than|called what it was given more than|not done after")
+attack("ps3 epoch", "hands the judge's function rubbish", """
+def train_epoch(images, labels, order, size, step):
+    for args in ((), (None, None, None), (images,), ("x", labels, 3), (images, labels, "n"),
+                 (images, labels, float("nan")), (images, labels, 10**400), ([images], [labels], 2),
+                 (print, len, int), (images[0], labels[0], -1), (np.ones(3), labels, 1)):
+        try:
+            step(*args)
+        except Exception:
+            pass
+    return 0.0
+""")
+# --- replacing what serves it ------------------------------------------------------------------
+attack(EVEN, "replaces modules and what they hold", """
+import builtins, sys, numpy.testing, channel, helpers
+numpy.testing.assert_array_equal = lambda *a, **k: None
+builtins.AssertionError = builtins.ValueError = KeyboardInterrupt
+channel.Array = channel.encode = channel.decode = helpers.devices = None
+for name in list(sys.modules):
+    if name.startswith("numpy"):
+        sys.modules[name] = None
+def split_even(batch, devices): return [batch] * len(devices)
+""")
+attack(EVEN, "an import hook that hands out its own modules", """
+import sys, types
+class Hook:
+    def find_spec(self, name, *rest):
+        import importlib.machinery
+        return importlib.machinery.ModuleSpec(name, self)
+    def create_module(self, spec): return types.ModuleType(spec.name)
+    def exec_module(self, module): module.__getattr__ = lambda name: (lambda *a, **k: True)
+sys.meta_path.insert(0, Hook())
+def split_even(batch, devices):
+    import judge, marking.judge, tests
+    return judge.answer(batch)
+""")
+attack(EVEN, "claims copies that it did not make", """
+import sys
+module = sys.modules["__main__"]
+def lie(frame, event, arg):
+    if frame.f_code.co_name == "pack_array" and event == "return":
+        pass
+def split_even(batch, devices):
+    import gc
+    for one in gc.get_objects():
+        if type(one).__name__ == "Desk":
+            one.pack_array = lambda value: (_ for _ in ()).throw(TypeError("no"))
+    return [batch] * len(devices)
+""")
+attack(EVEN, "works at exit, in __del__ and in signal handlers", """
+import atexit, signal, os, weakref
+def claim(*args):
+    for n in range(3, 64):
+        try: os.write(n, b"x" * 64)
+        except OSError: pass
+class Late:
+    def __del__(self): claim()
+kept = Late()
+atexit.register(claim)
+for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1):
+    signal.signal(number, claim)
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+def split_even(batch, devices): return [batch] * len(devices)
+""")
+attack(EVEN, "a thread that changes arrays between the calls", """
+import threading, time
+seen = []
+def change():
+    while True:
+        for a in list(seen):
+            a[:] = 0
+        time.sleep(0.001)
+threading.Thread(target=change, daemon=True).start()
+def split_even(batch, devices):
+    seen.append(batch)
+    time.sleep(0.05)
+    return [batch[:1].copyto(d) for d in devices]
+""")
+attack(EVEN, "writes into Python's own numbers", """
+import ctypes
+def split_even(batch, devices):
+    ctypes.c_int64.from_address(id(2) + 24).value = 0
+    ctypes.c_int64.from_address(id(1) + 24).value = 0
+    return []
+""")
+attack(EVEN, "traces every call of its process", """
+import sys, threading
+def trace(frame, event, arg):
+    for name in frame.f_locals:
+        if name in ("expected", "due", "returns"):
+            raise SystemExit
+    return trace
+sys.settrace(trace); threading.settrace(trace)
+def split_even(batch, devices): return [batch] * len(devices)
+""")
+# --- the system -----------------------------------------------------------------------------------
+attack(EVEN, "never ends", "while True: pass", "worked for more than 3 seconds")
+attack(EVEN, "sleeps", "import time\ntime.sleep(10**6)", "not done after 15 seconds")
+attack(EVEN, "stops its process", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+       "not done after 15 seconds")
+attack(EVEN, "leaves", "import os\nos._exit(0)", "ended by itself, with exit status 0")
+attack(EVEN, "exits", "import sys\nsys.exit()", "ended by itself|hung up")
+attack(EVEN, "crashes", "import ctypes\nctypes.string_at(0)", "ended by itself, with exit status")
+attack(EVEN, "takes memory", "kept = []\nwhile True: kept.append(bytearray(b'x') * 10**7)",
+       "more than 2 GiB of memory|MemoryError")
+attack(EVEN, "prints without end", "while True: print('x' * 10**4)", "printed more than 5 MB")
+attack(EVEN, "starts processes without end", """
+import os, time
+while True:
+    if os.fork() == 0:
+        time.sleep(1000)
+""", "more than 8 processes|BlockingIOError|worked for")
+attack(EVEN, "works in children that it waits for", """
+import os
+while True:
+    if os.fork() == 0:
+        for _ in range(10**7): pass
+        os._exit(0)
+    os.wait()
+""", "worked for more than 3 seconds")
+attack(EVEN, "leaves a process behind that holds its output", """
+import subprocess
+subprocess.Popen(["sh", "-c", "setsid sleep 7777 & exit"])
+""", "NameError")
+attack(EVEN, "nests beyond recursion", "x = " + "(" * 500 + ")" * 500,
+       "SyntaxError|Recursion|Memory")
+attack(EVEN, "a list in itself", """
+def split_even(batch, devices):
+    shards = []
+    shards.append(shards)
+    return shards * len(devices)
+""", "is a list, not an mx.nd array")
+attack(EVEN, "half of a character", "x = '\\ud800'\n"
+       "def split_even(b, d): raise KeyError('\\udc80')", "KeyError")
+attack(EVEN, "half of a character in its text", "def split_even(b, d): return '\ud800'", "Unicode")
+attack(EVEN, "an error that can't be printed", """
+class Silent(Exception):
+    def __str__(self): raise RuntimeError
+def split_even(batch, devices): raise Silent
+""", "Silent")
+attack(EVEN, "an error whose class lies", """
+class Mine(Exception):
+    pass
+Mine.__mro__
+Mine.__name__ = "ValueError"
+Mine.__module__ = "builtins"
+def split_even(batch, devices): raise Mine("as if")
+""", "ValueError: as if")
+WALLED = [   # what only bubblewrap keeps from a solution
+    ("reads the tests", "import glob, os\n"
+     "seen = [p for p in glob.glob('{repository}/**/*', recursive=True) if '.venv' not in p\n"
+     "        and os.path.isfile(p)]\n"
+     "raise ValueError(f'sees {{len(seen)}} files')", "sees 0 files"),
+    ("uses the network", "import socket\n"
+     "try: socket.create_connection(('127.0.0.1', {port}), 3)\n"
+     "except OSError: raise ValueError('no way out')\nraise ValueError('connected')", "no way out"),
+    ("writes outside", "denied = 0\n"
+     "for path in ('{repository}/README.md', '/usr/x', '/course/x', '/x', '/dev/x'):\n"
+     "    try: open(path, 'a').write('a solution was here')\n"
+     "    except OSError: denied += 1\n"
+     "raise ValueError(f'{{denied}} of 5 denied')", "5 of 5 denied"),
+    ("sees processes", "import os\n"
+     "raise ValueError(f\"{{sum(p.isdigit() for p in os.listdir('/proc'))}} seen\")",
+     "(1|2|3|4) seen"),
+    ("reads other processes' environment and files", "import os\nfound = []\n"
+     "for p in os.listdir('/proc'):\n"
+     "    if p.isdigit():\n"
+     "        try: found += [1] * (b'mark-my' in open(f'/proc/{{p}}/environ', 'rb').read())\n"
+     "        except OSError: pass\n"
+     "        try: found.append(open(f'/proc/{{p}}/root{repository}/README.md').read())\n"
+     "        except OSError: pass\n"
+     "        for end in os.listdir(f'/proc/{{p}}/fd'):\n"
+     "            try: found += os.listdir(f'/proc/{{p}}/fd/{{end}}')\n"
+     "            except OSError: pass\n"
+     "raise ValueError(f'{{len(found)}} found')", "0 found"),
+    ("makes a user namespace of its own", "import ctypes\n"
+     "raise ValueError(ctypes.CDLL(None).unshare(0x10000000))", "-1"),
+    ("kills all that it may", "import os, signal\n"
+     "for p in os.listdir('/proc'):\n"
+     "    if p.isdigit() and int(p) != os.getpid():\n"
+     "        try: os.kill(int(p), signal.SIGKILL)\n"
+     "        except OSError: pass\n"
+     "raise ValueError('and lives')", "and lives|ended by itself|hung up"),
+    ("finds secrets in its environment",
+     "import os\nraise ValueError('SECRET' in os.environ)", "False"),
+]
+QUICK = {"work": 3, "patience": 15}   # the clock's two limits, so that the tests don't take minutes
+
+
+@pytest.fixture(scope="session")
+def attacked(request):
+    """Marks of the attacks that this run asks for, behind walls and without them."""
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    fill = {"repository": process.REPOSITORY, "port": listener.getsockname()[1]}
+    os.environ["SECRET"] = "mark-my-words"
+    with listener, behind_walls.start() as pool:
+        jobs = {}
+        for item in request.session.items:
+            if "attacked" in getattr(item, "fixturenames", ()):
+                one = item.callspec.params["one"]
+                bare = item.callspec.params.get("bare", False)
+                source = one[3].format(**fill) if one[2] in {w[0] for w in WALLED} else one[3]
+                jobs[one[2], bare] = pool.submit(
+                    behind_walls.judge_cell, one[0], one[1], source, QUICK, bare)
+        yield jobs
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("one", ATTACKS, ids=lambda a: f"{a[0]}-{a[1]}-{a[2]}")
+def test_an_attack_earns_nothing(one, attacked):
+    marks, left = attacked[one[2], False].result()
+    assert all(mark.points == 0 and mark.why for mark in marks), marks
+    assert re.search(one[4], marks[0].why), marks
+    assert left == 0
+
+
+@pytest.mark.skipif(not process.find_bubblewrap(),
+                    reason="bubblewrap is not here, or not permitted: nothing keeps a solution in")
+@pytest.mark.parametrize("one", [("ps1", "even", *w) for w in WALLED], ids=lambda a: a[2])
+def test_a_solution_reaches_nothing_but_its_folder(one, attacked):
+    marks, left = attacked[one[2], False].result()
+    assert all(mark.points == 0 for mark in marks) and left == 0
+    assert re.search(one[4], marks[0].why), marks
+    assert "a solution was here" not in (process.REPOSITORY / "README.md").read_text()
+
+
+BARE = [a for a in ATTACKS if a[2] in (
+    "leaves a process behind that holds its output", "starts processes without end", "sleeps",
+    "works in children that it waits for", "closes the channel and lives on", "exits")]
+
+
+@pytest.mark.parametrize("one, bare", [(a, True) for a in BARE], ids=[a[2] for a in BARE])
+def test_without_bubblewrap_too_all_processes_are_ended(one, bare, attacked):
+    marks, left = attacked[one[2], True].result()
+    assert all(mark.points == 0 for mark in marks) and left == 0
+    assert re.search(one[4], marks[0].why), marks
