@@ -68,7 +68,8 @@ def imported():
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add(node.module.split(".")[0])
-    ours = {path.stem for path in SOURCES} | {"helpers"}
+    ours = {path.stem for path in SOURCES}
+    ours |= {path.parent.name for path in SOURCES if path.name == "__init__.py"}
     return found - ours - set(sys.stdlib_module_names)
 
 

@@ -60,7 +60,8 @@ def _find_change(source, changed):
     before, after = (ast.unparse(ast.parse(text)).splitlines() for text in (source, changed))
     lines = list(difflib.ndiff(before, after))
     for sign in "+-":
-        if new := [" ".join(line[2:].split()) for line in lines if line[0] == sign]:
+        new = [" ".join(line[2:].split()) for line in lines if line[0] == sign]
+        if new and new != ["pass"]:
             return ("" if sign == "+" else "without ") + " / ".join(new)
     return "the order of lines"
 
@@ -227,6 +228,9 @@ AROUND = {
     "last array changed": "result = inner(*args)\nfor a in flat(args)[-1:]: a += 1",
     "arrays sorted": "result = inner(*args)\n"
                      "for a in flat(args): a[:] = a[::-1].copy()",
+    "dicts changed": "result = inner(*args)\nfor a in args:\n"
+                     "    isinstance(a, dict) and a.update({k: 2 * v for k, v in a.items()})",
+    "dicts emptied": "result = inner(*args)\nfor a in args: isinstance(a, dict) and a.clear()",
     "gradients attached": "result = inner(*args)\n"
                           "for a in flat(args):\n    hasattr(a, 'attach_grad') and a.attach_grad()",
     "an argument returned": "inner(*args)\nresult = args[0]",
@@ -264,9 +268,14 @@ def round32(value):
 '''
 
 
-def wrap(source, functions):
-    """Mutants that call the solution's `functions` and do something wrong around it."""
+def wrap(source, functions, dicts=False):
+    """Mutants that call the solution's `functions` and do something wrong around it.
+
+    dicts: whether some of the arguments are.
+    """
     for name, body in AROUND.items():
+        if name.startswith("dicts") and not dicts:
+            continue
         lines = "\n    ".join(body.splitlines())
         wrapped = "".join(f"""
 def wrap_{function}(inner, keep=[None], calls=[0]):

@@ -42,7 +42,10 @@ class Line:
             solution.serve(solution.channel.Channel(connection), {"__name__": "__main__"})
 
     def send(self, tree):
-        self.channel.send(tree)
+        try:
+            self.channel.send(tree)
+        except OSError:
+            raise process.Ended("its thread ended by itself") from None
 
     def receive(self):
         try:

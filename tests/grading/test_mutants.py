@@ -32,7 +32,7 @@ def make_mutants():
         mutants = mutate.mutate(source)
         if what == "the model answer":
             functions = [node.name for node in ast.parse(source).body]
-            mutants += mutate.wrap(source, functions)
+            mutants += mutate.wrap(source, functions, dicts="costs" in source)
         for change, changed in mutants:
             jobs[f"{name} {exercise} | {what} | {change}"] = name, exercise, changed
     return jobs
@@ -89,7 +89,7 @@ def test_a_mutant_is_another_program_that_runs():
     for expected in ("a[i] -= 1", "a[i] += 2", "a[i] += 0", "range(k - 1)",
                      "range(1, k)", "a[i] = 1", "pass"):
         assert any(expected in text for text in texts), expected
-    around = list(mutate.wrap(source, ["f"]))
+    around = list(mutate.wrap(source, ["f"], dicts=True))
     for mutant in around:
         exec(compile(mutant.source, "<mutant>", "exec"), {})
     assert len(around) == len(mutate.AROUND)

@@ -144,10 +144,10 @@ def find_fault(case, parameters, sent, reply):
 def find_carelessness(case, parameters, sent, reply):
     """Raises Wrong where a call did something that no case allows: it changed an argument that
     isn't named in `changes`, or returned an array that lies in another one's memory."""
+    _compare_memory(reply)
     for name, before, after in zip(parameters, sent, reply.arguments):
         if name not in case.changes:
             _compare_argument(name, before, after, reply.objects, False)
-    _compare_memory(reply)
 
 
 def compare(found, expected, where="", names=()):
@@ -178,7 +178,7 @@ def compare(found, expected, where="", names=()):
             if type(found) not in kinds:
                 raise Wrong(f"{at} is {describe(found)}, not a {kinds[-1].__name__}")
             if len(found) != len(expected):
-                raise Wrong(f"{at} has {len(found)} entries, not {len(expected)}")
+                raise Wrong(f"{at} has {_count(found)}, not {len(expected)}")
             for i, (one, due) in enumerate(zip(found, expected)):
                 label = f"{names[0]} {i}" if names else f"entry {i}"
                 compare(one, due, f"{label} of {where}" if where else label, names[1:])
@@ -212,6 +212,10 @@ def _compare_array(found, expected, within, scale, at):
         wrong = int(np.argmin(right))
         raise Wrong(f"{at} has other values, at {due.size - int(right.sum())} of {due.size} "
                     f"places, first at {_name_place(wrong, due.shape)}")
+
+
+def _count(items):
+    return f"{len(items)} {'entry' if len(items) == 1 else 'entries'}"
 
 
 def _name_place(index, shape):
@@ -275,9 +279,9 @@ def _compare_argument(name, before, after, objects, may_change):
                     raise Wrong(f"a gradient was attached to the caller's `{name}`")
         case list() | tuple():
             if type(after) is not type(before) or len(after) != len(before):
-                raise Wrong(f"the caller's list `{name}` had {len(before)} entries and is now "
-                            f"{describe(after)}" + (f" of {len(after)}" if hasattr(
-                                after, "__len__") and not isinstance(after, Array) else ""))
+                now = f" of {_count(after)}" if type(after) in (list, tuple, dict) else ""
+                raise Wrong(f"the caller's list `{name}` had {_count(before)} and is now "
+                            f"{describe(after)}{now}")
             for one, other in zip(before, after):
                 _compare_argument(name, one, other, objects, may_change)
         case dict():

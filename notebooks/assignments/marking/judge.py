@@ -11,6 +11,7 @@ failed, which is no fault of the student's.
 """
 
 import json
+import re
 import resource
 import sys
 import tempfile
@@ -69,14 +70,19 @@ class Solution:
         fault = None
         for _ in range(CALLS):
             match self.line.receive():
-                case {"call": int(number), "arguments": tuple(args)} if number in functions:
+                case {"call": int(number), "arguments": tuple(args), "named": dict(named)} if (
+                        number in functions and all(isinstance(key, str) for key in named)):
                     try:
-                        answer = {"returned": functions[number](*args)}
-                    except (cases.Wrong, TypeError) as error:
-                        if not isinstance(error, cases.Wrong) and not _is_about_call(error):
-                            raise
-                        fault = fault or cases.Wrong(str(error))
+                        answer = {"returned": functions[number](*args, **named)}
+                    except cases.Wrong as error:
+                        fault = fault or error
                         answer = {"raised": "ValueError", "why": str(error)}
+                    except TypeError as error:
+                        if error.__traceback__.tb_next:   # not of other arguments than it has
+                            raise
+                        why = re.sub(r"\S*<locals>\.", "", str(error))
+                        fault = fault or cases.Wrong(why)
+                        answer = {"raised": "TypeError", "why": why}
                     self.line.send(answer)
                 case {"returned": result, "arguments": list(args), "objects": list(objects)}:
                     if fault:
@@ -124,11 +130,6 @@ class Solution:
         if callable(value):
             return Function(next(n for n, work in functions.items() if work is value))
         return value
-
-
-def _is_about_call(error):
-    """Whether a TypeError came of calling a function with other arguments than it has."""
-    return error.__traceback__.tb_next is None
 
 
 def judge_exercise(assignment, exercise, answer, tests, line):

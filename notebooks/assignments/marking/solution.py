@@ -107,9 +107,10 @@ class Desk:
 
     def stub(self, number):
         """A function that lets the judge's function of that number do the work."""
-        def call_back(*args):
+        def call_back(*args, **named):
             with self.turn:
-                self.line.send({"call": number, "arguments": self.pack(args)})
+                self.line.send({"call": number, "arguments": self.pack(args),
+                                "named": self.pack(named)})
                 reply = self.line.receive()
             if "raised" in reply:
                 raise ERRORS[reply["raised"]](reply["why"])

@@ -98,7 +98,7 @@ def tree_allreduce(arrays, send):
             send(arrays[i], arrays[i + gap])
 
 
-# %% wrong tree loses tree-values, tree-rounds: no partner, no part | device 0 of 3 does not have the sum
+# %% wrong tree loses tree-values, tree-rounds: no partner, no part | device 0 of 3 does not
 def tree_allreduce(arrays, send):
     active, levels = list(arrays), []
     while len(active) > 1:
@@ -112,7 +112,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-values, tree-rounds: for two devices only | device 0 of 3 does not have the sum
+# %% wrong tree loses tree-values, tree-rounds: for two devices only | device 0 of 3 does not
 def tree_allreduce(arrays, send):
     if len(arrays) > 1:
         arrays[0] += send(arrays[1], arrays[0].context)
@@ -147,7 +147,7 @@ def tree_allreduce(arrays, send):
         send(arrays[(i - 1) // 2], arrays[i])
 
 
-# %% wrong tree loses tree-rounds: neighbours add without a message | isn't the sum of its own and all that
+# %% wrong tree loses tree-rounds: neighbours add without a message | isn't the sum of its own and all
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -160,7 +160,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: all exchange with all partners, a butterfly | isn't the sum of its own and all
+# %% wrong tree loses tree-rounds: all exchange with all partners, a butterfly | isn't the sum of its own
 def tree_allreduce(arrays, send):
     k, gap = len(arrays), 1
     whole = 1 << (k.bit_length() - 1)
@@ -175,7 +175,7 @@ def tree_allreduce(arrays, send):
         send(arrays[i - whole], arrays[i])
 
 
-# %% wrong tree loses tree-values: new arrays in the list | holds another array than before: write into
+# %% wrong tree loses tree-values: new arrays in the list | another array than before: write into
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -198,7 +198,7 @@ def tree_allreduce(arrays, send):
     arrays[:] = active * len(arrays)
 
 
-# %% wrong tree loses tree-values, tree-rounds: added on the way down too | device 1 of 2 does not have the sum
+# %% wrong tree loses tree-values, tree-rounds: added on the way down too | device 1 of 2 does not
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -211,7 +211,7 @@ def tree_allreduce(arrays, send):
             right += send(left, right.context)
 
 
-# %% wrong tree loses tree-values, tree-rounds: down in the order of up | device 3 of 4 does not have the sum
+# %% wrong tree loses tree-values, tree-rounds: down in the order of up | device 3 of 4 does not
 def tree_allreduce(arrays, send):
     pairs, gap = [], 1
     while gap < len(arrays):
@@ -263,7 +263,7 @@ def tree_allreduce(arrays, send):
             right = send(left, right.context)
 
 
-# %% wrong tree loses tree-values, tree-rounds: gaps of 1, 2 and 4 only, so for k up to 8 | device . of 9 does not have the sum
+# %% wrong tree loses tree-values, tree-rounds: for eight devices at most | device 0 of 9 does not
 def tree_allreduce(arrays, send):
     for gap in (1, 2, 4):
         for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
@@ -273,14 +273,14 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: sums read in everybody's memory, and nothing sent | 0 messages, not 6
+# %% wrong tree loses tree-rounds: memory read, nothing sent | 0 messages, not 6
 def tree_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     for a in arrays:
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
 
 
-# %% wrong tree loses tree-rounds: what is sent is added from the other's memory | messages changed .*isn't the sum of its own and all
+# %% wrong tree loses tree-rounds: messages sent, but memory added | changed on .*isn't the sum
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -294,7 +294,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: on the way down the sum is read in memory, not in the message | messages changed .*read in another device's memory
+# %% wrong tree loses tree-rounds: messages sent down, but memory read | read in another device's
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -308,7 +308,7 @@ def tree_allreduce(arrays, send):
             right[:] = left.as_in_context(right.context)
 
 
-# %% wrong tree loses tree-rounds: the messages of a tree, between copies, and sums read in memory | messages changed .*read in another device's memory
+# %% wrong tree loses tree-rounds: messages between copies | it was read in another device's memory
 def tree_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     copies = [a.copy() for a in arrays]
@@ -325,7 +325,7 @@ def tree_allreduce(arrays, send):
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
 
 
-# %% wrong tree loses tree-rounds: one more round of messages down | more than 2 messages
+# %% wrong tree loses tree-rounds: one more round of messages down | more than 6 messages
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -354,7 +354,7 @@ def tree_allreduce(arrays, send):
         send(arrays[0], arrays[0].context)
 
 
-# %% wrong tree loses tree-rounds: arrays are sent row by row | a message of . entries, where arrays have 6
+# %% wrong tree loses tree-rounds: sent row by row | a message of 1 entries, where arrays have 12
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -383,7 +383,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: float32 arrays are sent in float64 | in float64, where arrays are in float32
+# %% wrong tree loses tree-rounds: float32 is sent in float64 | in float64, where .* in float32
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -396,7 +396,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-values: arrays are taken out of the list | list `arrays` had 2 entries and is now
+# %% wrong tree loses tree-values: arrays leave the list | list `arrays` had 2 entries and is now
 def tree_allreduce(arrays, send):
     ways = []
     while len(arrays) > 1:
@@ -423,7 +423,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-values, tree-rounds: it tries all devices until send takes one | is not one of
+# %% wrong tree loses tree-values, tree-rounds: all devices are tried | is not one of
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -443,7 +443,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-values, tree-rounds: NumPy arrays are sent | send: a NumPy array of shape .3,. is not an mx.nd array
+# %% wrong tree loses tree-values, tree-rounds: NumPy arrays are sent | a NumPy array of .* is not
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -456,7 +456,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-values, tree-rounds: pairs are kept from the first call | device . of . (still has|does not have)
+# %% wrong tree loses tree-values, tree-rounds: pairs of the first call | device 0 of 3 does not
 kept = []
 
 
@@ -689,7 +689,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values: new arrays in the list | holds another array than before: write into
+# %% wrong ring loses ring-values: new arrays in the list | another array than before: write into
 def ring_allreduce(arrays, send):
     k, n, shape = len(arrays), arrays[0].size, arrays[0].shape
     ends = [n * c // k for c in range(k + 1)]
@@ -769,7 +769,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-bytes: zeros fill up the chunks and are sent along | .5,.*isn't the sum of its own
+# %% wrong ring loses ring-bytes: zeros fill up the chunks and are sent along | .5,.*isn't the sum
 def ring_allreduce(arrays, send):
     k, n, shape = len(arrays), arrays[0].size, arrays[0].shape
     size = -(-n // k)
@@ -848,7 +848,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values, ring-bytes: the ends of the first call's chunks are kept | of 3 |of . does not
+# %% wrong ring loses ring-values, ring-bytes: ends of the first call | device 0 of 2 does not
 def ring_allreduce(arrays, send, ends=[]):
     k, n = len(arrays), arrays[0].size
     if len(ends) < k + 1:
@@ -865,7 +865,7 @@ def ring_allreduce(arrays, send, ends=[]):
                 send(here, there)
 
 
-# %% wrong ring loses ring-bytes: what is sent is added from the other's memory | isn't the sum of its own
+# %% wrong ring loses ring-bytes: messages sent, but memory added | changed on .*isn't the sum
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -882,7 +882,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-bytes: sums are sent on, but read in memory | messages changed .*read in another device's memory
+# %% wrong ring loses ring-bytes: sums sent on, but memory read | changed on .*isn't the sum
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -899,7 +899,7 @@ def ring_allreduce(arrays, send):
                 there[:] = here.as_in_context(there.context)
 
 
-# %% wrong ring loses ring-bytes: the messages of a ring, between copies, and sums read in memory | messages changed .*read in another device's memory
+# %% wrong ring loses ring-bytes: messages between copies | it was read in another device's memory
 def ring_allreduce(arrays, send):
     total, given = sum(a.asnumpy() for a in arrays), list(arrays)
     arrays = [a.copy() for a in arrays]
@@ -919,14 +919,14 @@ def ring_allreduce(arrays, send):
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
 
 
-# %% wrong ring loses ring-bytes: sums read in everybody's memory, and nothing sent | 0 messages, not 24
+# %% wrong ring loses ring-bytes: memory read, nothing sent | 0 messages, not 24
 def ring_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     for a in arrays:
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
 
 
-# %% wrong ring loses ring-bytes: all chunks set out from device 0, one after another | two chunks in one step
+# %% wrong ring loses ring-bytes: all chunks set out from device 0 | two chunks in one step
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -993,7 +993,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values, ring-bytes: fewer entries than devices are left as they are | still has what it had
+# %% wrong ring loses ring-values, ring-bytes: fewer entries than k are left | still has what it had
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -1025,7 +1025,7 @@ def ring_allreduce(arrays, send):
             there[:] = there + come if step < k - 1 else come
 
 
-# %% wrong ring loses ring-values: arrays are moved out of the list | list `arrays` had . entries and is now
+# %% wrong ring loses ring-values: arrays leave the list | list `arrays` had . entries and is now
 def ring_allreduce(arrays, send):
     given = arrays
     arrays = list(given)
@@ -1044,7 +1044,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values, ring-bytes: for eight devices at most | device . of 9 |9 devices
+# %% wrong ring loses ring-values, ring-bytes: for eight devices at most | device 0 of 9 does not
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -1060,7 +1060,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values: sums round to whole numbers | lost digits|does not have the sum
+# %% wrong ring loses ring-values: sums round to whole numbers | device 0 of 1 does not have the sum
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -1078,7 +1078,7 @@ def ring_allreduce(arrays, send):
         a[:] = a.round()
 
 
-# %% wrong ring loses ring-values, ring-bytes: what crosses is in int32 | does not have the sum|still has
+# %% wrong ring loses ring-values, ring-bytes: messages in int32 | device 0 of 2 does not
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -1206,7 +1206,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-values, busiest-care: k messages for first | first, k=2, 80 bytes: .* is 160
+# %% wrong busiest loses busiest-values, busiest-care: k messages for first | first, k=2, .* is 160
 def busiest(scheme, k, size):
     if scheme == "first":
         return k * size
@@ -1217,7 +1217,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-values, busiest-care: right for k=2 | first, k=4
+# %% wrong busiest loses busiest-values, busiest-care: right for k=2 | tree, k=4, 80 bytes: .* is 80
 def busiest(scheme, k, size):
     if scheme not in ("first", "tree", "ring"):
         raise ValueError(scheme)
@@ -1257,7 +1257,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-care: whatever isn't first or tree is a ring | scheme 'star', k=2: no ValueError
+# %% wrong busiest loses busiest-care: whatever isn't first or tree is a ring | 'star', k=2: no ValueError
 def busiest(scheme, k, size):
     if scheme == "first":
         return (k - 1) * size
@@ -1299,7 +1299,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-care: one device has no bytes, whatever the scheme | scheme 'star', k=1: no ValueError
+# %% wrong busiest loses busiest-care: no bytes for one device, in any scheme | 'star', k=1: no ValueError
 def busiest(scheme, k, size):
     if k == 1:
         return 0
@@ -1312,7 +1312,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-care: schemes by their first letter | scheme 'treering', k=2: no ValueError
+# %% wrong busiest loses busiest-care: schemes by their first letter | 'treering', k=2: no ValueError
 def busiest(scheme, k, size):
     scheme = {"f": "first", "t": "tree", "r": "ring"}.get(scheme[:1])
     if scheme == "first":
@@ -1324,7 +1324,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-care: large letters for small ones | scheme 'Ring', k=2: no ValueError
+# %% wrong busiest loses busiest-care: large letters for small ones | 'Ring', k=2: no ValueError
 def busiest(scheme, k, size):
     scheme = scheme.lower()
     if scheme == "first":
@@ -1409,7 +1409,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-care: worked out in float32 | is .*, which is not right
+# %% wrong busiest loses busiest-care: worked out in float32 | first, k=3, 50331651 bytes
 def busiest(scheme, k, size):
     counts = {"first": k - 1, "tree": (k - 1).bit_length(), "ring": 2 * (k - 1) / k}
     if scheme not in counts:
@@ -1417,7 +1417,7 @@ def busiest(scheme, k, size):
     return int(round(float(np.float32(counts[scheme]) * np.float32(size))))
 
 
-# %% wrong busiest loses busiest-values, busiest-care: worked out in int32 | which is not right
+# %% wrong busiest loses busiest-values, busiest-care: worked out in int32 | first, k=1024, 3145728 bytes
 def busiest(scheme, k, size):
     size, k = np.array([size], "int32"), int(k)
     if scheme == "first":
@@ -1440,7 +1440,7 @@ def busiest(scheme, k, size):
     raise ValueError(scheme)
 
 
-# %% wrong busiest loses busiest-values, busiest-care: the ring's chunks rounded down for other k | ring, k=4,
+# %% wrong busiest loses busiest-values, busiest-care: k chunks in the ring | ring, k=4,
 def busiest(scheme, k, size):
     if scheme == "first":
         return (k - 1) * size

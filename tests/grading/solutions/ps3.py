@@ -205,7 +205,7 @@ def make_replicas(params, devices):
     return list(by_device.values())
 
 
-# %% wrong replicas loses replicas-care: as_in_context, no copy at home | gradient was attached to
+# %% wrong replicas loses replicas-care: as_in_context, no copy at home | shares memory with one
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
@@ -216,7 +216,7 @@ def make_replicas(params, devices):
     return replicas
 
 
-# %% wrong replicas loses replicas-care: windows onto the originals at home | was attached to
+# %% wrong replicas loses replicas-care: windows onto the originals at home | shares memory with one
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")

@@ -224,7 +224,7 @@ def cut(n, speeds):
     return result
 
 
-# %% wrong cut loses cut-values, cut-few: one each first, the rest in proportion | 4, 2, 2, 2\], not
+# %% wrong cut loses cut-values, cut-few, cut-care: one each first, the rest in proportion | 4, 2, 2, 2\], not
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
@@ -235,7 +235,7 @@ def cut(n, speeds):
     return sizes
 
 
-# %% wrong cut loses cut-values, cut-few: right for two devices only | 22, 39, 39\], not
+# %% wrong cut loses cut-values, cut-few, cut-care: right for two devices only | 22, 39, 39\], not
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError

@@ -255,8 +255,8 @@ assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one devic
 # so on. `order` may leave examples out, and it may name one twice. If the batches don't come out
 # even, the last one is what is left, and never an empty one. An image may have any shape.
 #
-# Hand each batch to `step(images, labels, n)`, which is given to you: `mx.nd` arrays, and all three
-# by position. It updates the network with the gradient of the *sum* of the losses, divided by `n`,
+# Hand each batch to `step(images, labels, n)`, which is given to you, with `mx.nd` arrays. It
+# updates the network with the gradient of the *sum* of the losses, divided by `n`,
 # and returns the sum of the losses. Say the right `n` for each batch, so that each makes a step
 # with the mean of its own gradients. Return the mean loss over all examples of the epoch. Types of
 # numbers and the caller's arrays stay as they are.
@@ -285,7 +285,7 @@ def run_epoch(images, labels, order, size, weight, lr):
     """Your epoch: the loss it returns, the weight after it, and all (images, labels, n) seen."""
     weight, seen = weight.copy(), []
 
-    def step(images, labels, n, /):
+    def step(images, labels, n):
         if n == 0:
             raise ValueError("a step with n = 0")
         x, y = images.asnumpy(), labels.asnumpy()

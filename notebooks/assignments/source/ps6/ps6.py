@@ -113,7 +113,7 @@ for n, speeds in ((2, [1, 1, 1]), (8, [1, 0])):
 # the others. At least one size is above 0.
 #
 # Raise `ValueError`, and write nothing, where there isn't one size for each gradient. `sizes` stays
-# as it is, float64 gradients are to be exact to float64, and nothing is returned.
+# as it is, and float64 gradients are to be exact to float64. The function returns nothing.
 #
 # About five lines.
 
@@ -166,10 +166,10 @@ else:
 # `whom(n, speeds, costs)` decides which devices should train, with shares in proportion. Now the
 # time of the all-reduce was measured for each number of devices: among $k$ it takes `costs[k-1]`
 # seconds, and `costs[0]` is 0. Expect nothing else of these: they may grow with $k$, stay the same,
-# or go up and down. Return a tuple or list of two: the numbers of the chosen devices, a list of
-# integers, ascending, and the seconds that their step takes. If several choices are equally fast,
-# take the one with the fewest devices; if some of these devices are equally fast, those with the
-# lower numbers. Both functions leave their lists as they are.
+# or go up and down. Return two things, in a tuple or list: the numbers of the chosen devices, as an
+# ascending list of integers, and the seconds that their step takes. If several choices are equally
+# fast, take the one with the fewest devices; if some of these devices are equally fast, those with
+# the lower numbers. Both functions leave their lists as they are.
 #
 # About four lines each.
 

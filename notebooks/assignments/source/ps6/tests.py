@@ -55,9 +55,12 @@ def cut_values():
                       (37, [3, 1, 2, 1, 1]), (12, [0.5, 0.25, 0.75]), (11, [1e-20, 3e-20, 7e-20]),
                       (23, [2e200, 1e200])):
         yield cut(n, speeds)
+    # Remainders of different speeds are equal where n and the sum, the largest and the smallest
+    # speed are powers of two: in whatever order a solution multiplies, nothing is rounded.
     for n, speeds in ((10, [1, 1, 1, 1]), (11, [2, 2, 2]), (31, [7] * 9), (50, [3.5] * 20),
-                      (17, [1, 3, 3, 1]), (30, [5, 1, 5, 5]), (8, [3, 5, 8]), (8, [8, 5, 3]),
-                      (16, [2, 2, 3, 5, 8, 8, 2, 2]), (16, [2, 2, 8, 8, 5, 3, 2, 2]),
+                      (17, [1, 3, 3, 1]), (30, [5, 1, 5, 5]), (16, [4, 5, 7, 16]),
+                      (16, [16, 7, 5, 4]), (16, [2, 2, 3, 5, 8, 8, 2, 2]),
+                      (16, [2, 2, 8, 8, 5, 3, 2, 2]),
                       (64, [3, 5] * 8 + [8] * 4 + [2] * 16)):
         yield cut(n, speeds, ", equal remainders")
     rng = np.random.default_rng(61)
@@ -75,7 +78,7 @@ def cut_few():
                       (24, [1, 17, 72, 2, 9]), (6, [10, 1, 1, 10]), (9, [5] * 9),
                       (16, [1, 15] * 6)):
         yield cut(n, speeds, ", very different speeds" if len(set(speeds)) > 1 else "")
-    for n, speeds in ((9, [1 / 16, 3, 5, 8]), (9, [5, 1 / 16, 8, 3]),
+    for n, speeds in ((17, [1 / 16, 4, 5, 7, 16]), (17, [7, 1 / 16, 16, 5, 4]),
                       (17, [2, 2, 3, 5, 8, 8, 2, 2, 1 / 16])):
         yield cut(n, speeds, ", equal remainders when the others share")
     rng = np.random.default_rng(62)
@@ -115,7 +118,7 @@ def cut_care():
     for n, speeds in ((60, [100, 300, 200]), (7, [5]), (10, [3, 1, 1, 1]), (10, [1.5, 2.25]),
                       (3, [90, 5, 5]), (9, [2] * 9), (24, [1, 17, 72, 2, 9])):
         yield whole(n, speeds)
-    for speeds in ([BIG + 1, BIG - 1], [BIG - 1, BIG + 1], [2 * BIG + 1, BIG, BIG - 1]):
+    for speeds in ([BIG + 1, BIG - 1], [BIG - 1, BIG + 1], [5 * BIG + 3, 2 * BIG + 1, BIG + 7]):
         yield whole(sum(speeds), speeds, speeds, ", as many as they do in a second")
 
 
