@@ -8,6 +8,7 @@ a tenth of the time of a real one.
 import contextlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -24,9 +25,10 @@ import helpers  # noqa: F401, E402  before mxnet, which reads its settings once
 import mxnet  # noqa: F401, E402  once for all forks
 import solution  # noqa: E402
 from marking import assignment, judge, process  # noqa: E402
-from marking.channel import Channel  # noqa: E402
+from marking.channel import Channel, Unreadable  # noqa: E402
 
-SECONDS = 30   # for one solution: far more than any right one takes
+WORK = 8       # seconds of work for one solution: far more than any right one takes
+SECONDS = 120  # by the clock: other programs may be at work too
 
 
 class Line:
@@ -52,6 +54,8 @@ class Line:
             return self.channel.receive()
         except EOFError:
             raise process.Ended("its thread ended by itself") from None
+        except Unreadable as error:
+            raise process.Ended(str(error)) from None
 
     def end(self, why):
         raise process.Ended(why)
@@ -107,6 +111,7 @@ def _fork(job):
     quiet = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(quiet, standard)
+    resource.setrlimit(resource.RLIMIT_CPU, (WORK, WORK))
     try:
         with os.fdopen(write, "w") as stream:
             json.dump(judge_near(*job), stream)

@@ -148,6 +148,9 @@ def find_carelessness(case, parameters, sent, reply):
     for name, before, after in zip(parameters, sent, reply.arguments):
         if name not in case.changes:
             _compare_argument(name, before, after, reply.objects, False)
+        for one in _collect(before):
+            if reply.objects[one.identity].gradient != one.gradient:
+                raise Wrong(f"a gradient was attached to the caller's `{name}`")
 
 
 def compare(found, expected, where="", names=()):
@@ -167,7 +170,7 @@ def compare(found, expected, where="", names=()):
             _compare_array(found, expected, within, scale, at)
         case Whole():
             if not isinstance(found, (int, np.integer)) or isinstance(found, bool):
-                raise Wrong(f"{at} is {describe(found)}, not a whole number")
+                raise Wrong(f"{at} is {describe(found)}, not an int")
             if int(found) != expected.value:
                 raise Wrong(f"{at} is {read_number(found, at):.15g}, which is not right")
         case bool() | None | str() | Device():
@@ -275,8 +278,6 @@ def _compare_argument(name, before, after, objects, may_change):
                     (now.values != now.values) & (before.values != before.values))
                 if not same.all():
                     raise changed
-                if now.gradient != before.gradient:
-                    raise Wrong(f"a gradient was attached to the caller's `{name}`")
         case list() | tuple():
             if type(after) is not type(before) or len(after) != len(before):
                 now = f" of {_count(after)}" if type(after) in (list, tuple, dict) else ""
@@ -299,22 +300,25 @@ def _compare_argument(name, before, after, objects, may_change):
                 raise changed
 
 
+def _collect(value):
+    """All arrays in a tree."""
+    if isinstance(value, Array):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [array for item in value for array in _collect(item)] if isinstance(
+        value, (list, tuple)) else []
+
+
 def _compare_memory(reply):
     """Raises Wrong where an array that was returned lies in another one's memory."""
-    def collect(value):
-        if isinstance(value, Array):
-            return [value] if value.memory and value.values.size else []
-        if isinstance(value, dict):
-            value = list(value.values())
-        return [a for item in value for a in collect(item)] if isinstance(
-            value, (list, tuple)) else []
-
     def meet(one, other):
-        return one.memory[0] < other.memory[1] and other.memory[0] < one.memory[1]
+        return (one.memory and other.memory and one.memory[0] < other.memory[1]
+                and other.memory[0] < one.memory[1])
 
-    returned = collect(reply.returned)
+    returned = [array for array in _collect(reply.returned) if array.values.size]
     for place, one in enumerate(returned):
-        if any(meet(one, other) for other in collect(reply.objects)):
+        if any(meet(one, other) for other in _collect(reply.objects)):
             raise Wrong("an array that is returned shares memory with one that was passed in: "
                         "writing into one changes the other")
         if any(meet(one, other) for other in returned[:place]):

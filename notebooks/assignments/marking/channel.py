@@ -220,8 +220,11 @@ def _build(tree, arrays, depth):
     raise Unreadable("no such value")
 
 
+def is_device(kind, number):
+    return kind in ("cpu", "gpu") and type(number) is int and 0 <= number < 64
+
+
 def _read_device(device):
-    kind, number = device
-    if kind not in ("cpu", "gpu") or type(number) is not int or not 0 <= number < 64:
+    if not is_device(*device):
         raise Unreadable("no such device")
-    return Device(kind, number)
+    return Device(*device)
