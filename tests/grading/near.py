@@ -6,6 +6,7 @@ a tenth of the time of a real one.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -111,6 +112,7 @@ def _fork(job):
     quiet = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(quiet, standard)
+    faulthandler.disable()   # a mutant may crash
     resource.setrlimit(resource.RLIMIT_CPU, (WORK, WORK))
     try:
         with os.fdopen(write, "w") as stream:

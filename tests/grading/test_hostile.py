@@ -289,7 +289,7 @@ import os, time
 while True:
     if os.fork() == 0:
         time.sleep(1000)
-""", "more than 8 processes|BlockingIOError|worked for")
+""", "more than 8 processes|BlockingIOError|worked for|GiB of memory")
 attack(EVEN, "works in children that it waits for", """
 import os
 while True:

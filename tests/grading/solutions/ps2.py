@@ -147,7 +147,7 @@ def tree_allreduce(arrays, send):
         send(arrays[(i - 1) // 2], arrays[i])
 
 
-# %% wrong tree loses tree-rounds: neighbours add without a message | isn't the sum of its own and all
+# %% wrong tree loses tree-values, tree-rounds: neighbours add without a message | nothing was sent to
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -273,7 +273,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: memory read, nothing sent | 0 messages, not 6
+# %% wrong tree loses tree-values, tree-rounds: memory read, nothing sent | nothing was sent to
 def tree_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     for a in arrays:
@@ -708,7 +708,7 @@ def ring_allreduce(arrays, send):
         arrays[i] = flat[i].reshape(shape)
 
 
-# %% wrong ring loses ring-bytes: sums are handed on without messages | 12 messages, not 24
+# %% wrong ring loses ring-values, ring-bytes: sums are handed on without messages | nothing was sent to
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -919,7 +919,7 @@ def ring_allreduce(arrays, send):
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
 
 
-# %% wrong ring loses ring-bytes: memory read, nothing sent | 0 messages, not 24
+# %% wrong ring loses ring-values, ring-bytes: memory read, nothing sent | nothing was sent to
 def ring_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     for a in arrays:

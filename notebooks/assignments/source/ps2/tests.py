@@ -22,10 +22,11 @@ class Post:
     """
 
     def __init__(self, arrays, there):
-        self.arrays, self.there = arrays, there
+        self.arrays, self.there, self.silent = arrays, there, set(there)
 
     def note(self, array, end):
         self.read(array, end)
+        self.silent.discard(end)
         return Array(array.values, end)
 
     def read(self, array, end):
@@ -185,9 +186,14 @@ def see_sums(arrays, there):
 def sums(run, arrays, there=None):
     """A case whose arrays must become the sum."""
     there = there or place(len(arrays))
-    return Case(name(arrays), run,
-                [[mx(a, on=d) for a, d in zip(arrays, there)], Post(arrays, there).note],
-                returns=[], changes={"arrays": see_sums(arrays, there)})
+    post, see = Post(arrays, there), see_sums(arrays, there)
+
+    def check(after):
+        see(after)
+        if post.silent and len(arrays) > 1:
+            raise Wrong(f"the sum is there, but nothing was sent to {min(post.silent)}")
+    return Case(name(arrays), run, [[mx(a, on=d) for a, d in zip(arrays, there)], post.note],
+                returns=[], changes={"arrays": check})
 
 
 def messages(run, watch, what):
