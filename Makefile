@@ -18,6 +18,7 @@ endif
 override SUBMISSIONS := $(value SUBMISSIONS)
 override OUT := $(value OUT)
 export SUBMISSIONS OUT
+assignments grade: export PYTHONPATH := $(CURDIR)/notebooks/assignments
 
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
@@ -47,12 +48,11 @@ notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
 	$(BIN)/python notebooks/src/build.py $(CH)
 
 assignments: setup  ## make the student versions of the assignments, in build/assignments/release
-	PYTHONPATH="$(CURDIR)/notebooks/assignments" $(BIN)/python -m marking release
+	$(BIN)/python -m marking release
 
 grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback in folder-marks
 	@: $(if $(SUBMISSIONS),,$(error name the folder: make grade SUBMISSIONS=folder))
-	@PYTHONPATH="$(CURDIR)/notebooks/assignments" $(BIN)/python -m marking grade \
-	    "$$SUBMISSIONS" $${OUT:+"$$OUT"}
+	@$(BIN)/python -m marking grade "$$SUBMISSIONS" $${OUT:+"$$OUT"}
 
 test-grading: setup  ## test the marking: right, wrong and hostile solutions
 	$(BIN)/python -m pytest tests/grading $(ARGS)

@@ -24,7 +24,7 @@ def npy(array, **options):
 
 
 @pytest.mark.parametrize("tree", [
-    [1, 2.5, None, True, "é\ud800"], (1, (2, [])), {"a": Device("cpu", 3), (1, 2): float("inf")},
+    [1, 2.5, None, True, "é\ud800"], (1, (2, [])), {"a": Device("cpu", 3), "b": float("inf")},
     Function(4), Other("generator"), 10**400, [], {}])
 def test_values_arrive_as_they_were(tree):
     assert over(tree) == tree
@@ -49,7 +49,7 @@ def test_one_array_twice_is_sent_once():
     assert len(channel.encode([array, array])[1]) < 9000
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, Array(np.array([object()])),
+@pytest.mark.parametrize("value", [object(), {1, 2}, {1: 2}, 1j, Array(np.array([object()])),
                                    Array(np.array(["text"])), [lambda: 0]])
 def test_nothing_else_can_be_sent(value):
     with pytest.raises(TypeError):
@@ -68,6 +68,7 @@ def header(text):
     (b"{not json", b""), (b"", b""), (b"\xff", b""), (b"[1]", b""), (b"[" * 100_000, b""),
     (b'{"list": ' * 60 + b"1" + b"}" * 60, b""), (b'{"call": [1]}', b""), (b"{}", b""),
     (b'{"list": 1}', b""), (b'{"dict": [[{"list": []}, 1]]}', b""), (b'{"dict": [[1]]}', b""),
+    (b'{"dict": [[1, 1]]}', b""), (b"1", ONE * 10_001),
     (b'{"device": ["cpu", -1]}', b""), (b'{"device": ["tpu", 0]}', b""), (b'{"device": 3}', b""),
     (b'{"device": ["cpu", true]}', b""), (b"1" * 5000, b""), (b'{"other": 3}', b""),
     (b'{"array": [0, null, null, null, false]}', b""),

@@ -190,6 +190,36 @@ def train_epoch(images, labels, order, size, step):
             pass
     return 0.0
 """)
+attack("ps3 epoch", "a keyword of 150,000 characters for the judge's function", """
+def train_epoch(images, labels, order, size, step):
+    step(images, labels, **{"x" * 150000: 1})
+""")
+attack("ps3 epoch", "asks the judge for more than fits into a message", """
+import sys
+frame = sys._getframe(1)
+line = frame.f_locals["line"]
+def train_epoch(images, labels, order, size, step):
+    line.send({"call": 1, "arguments": (), "named": {"é" * 10**6: 1, "😀" * 10**5: 2}})
+    return 0.0
+""")
+attack(EVEN, "keys that collide", SOCKETS + """
+import struct
+text = b'{"dict":[' + b",".join(b"[%d,1]" % (i * (2**61 - 1)) for i in range(1, 100001)) + b']}'
+for n in ends:
+    os.write(n, struct.pack("<QQ", len(text), 0) + text)
+""", "can't be read")
+attack(EVEN, "a reason of many megabytes", """
+def split_even(batch, devices):
+    raise KeyError("😀" + "ab " * 10**7)
+""", "KeyError")
+attack(EVEN, "three thousand arrays that nobody asked for", """
+def split_even(batch, devices):
+    return [np.zeros(1) for _ in range(3000)]
+""", "3000 entries")
+attack("ps6 average", "three thousand arrays where nothing is to be returned, after no work", """
+def average(gradients, sizes):
+    return [np.zeros(1) for _ in range(3000)]
+""")
 # --- replacing what serves it ------------------------------------------------------------------
 attack(EVEN, "replaces modules and what they hold", """
 import builtins, sys, numpy.testing, channel, helpers
@@ -298,6 +328,23 @@ while True:
         os._exit(0)
     os.wait()
 """, "worked for more than 3 seconds")
+attack(EVEN, "starts threads without end", """
+import threading, time
+threading.stack_size(32768)
+while True:
+    threading.Thread(target=time.sleep, args=[1000], daemon=True).start()
+""", "more than 512 threads|can't start new thread")
+attack(EVEN, "works in children that nobody waits for", """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(5 * 10**6): pass
+        os._exit(0)
+    try: os.waitpid(pid, 0)
+    except ChildProcessError: pass
+""", "worked for more than 3 seconds")
 attack(EVEN, "leaves a process behind that holds its output", """
 import subprocess
 subprocess.Popen(["sh", "-c", "setsid sleep 7777 & exit"])
@@ -353,6 +400,15 @@ WALLED = [   # what only bubblewrap keeps from a solution
      "            try: found += os.listdir(f'/proc/{{p}}/fd/{{end}}')\n"
      "            except OSError: pass\n"
      "raise ValueError(f'{{len(found)}} found')", "0 found"),
+    ("changes the kernel's settings", "import os\nopened = 0\n"
+     "for name in ('fs/dir-notify-enable', 'kernel/core_pattern', 'vm/overcommit_memory'):\n"
+     "    try: os.close(os.open('/proc/sys/' + name, os.O_WRONLY)); opened += 1\n"
+     "    except OSError: pass\n"
+     "raise ValueError(f'{{opened}} opened')", "0 opened"),
+    ("takes memory that is no process's", "import ctypes, os\ntaken = 0\n"
+     "try: os.memfd_create('x'); taken += 1\nexcept OSError: pass\n"
+     "taken += ctypes.CDLL(None).shmget(0, 4096, 0o1600) >= 0\n"
+     "raise ValueError(f'{{taken}} taken')", "0 taken"),
     ("makes a user namespace of its own", "import ctypes\n"
      "raise ValueError(ctypes.CDLL(None).unshare(0x10000000))", "-1"),
     ("kills all that it may", "import os, signal\n"

@@ -205,12 +205,11 @@ def _compare_array(found, expected, within, scale, at):
         raise Wrong(f"{at} has shape {values.shape}, not {due.shape}")
     if values.dtype != due.dtype:
         raise Wrong(f"{at} is in {values.dtype}, not in {due.dtype}")
-    if not within:
-        right = (values == due) | ((values != values) & (due != due))
-    elif due.size:
-        most = within * (np.abs(due).max() if scale is None else scale)
+    right = (values == due) | ((values != values) & (due != due))
+    if within and due.size:
+        most = within * (np.nanmax(np.abs(due)) if scale is None else scale)
         with np.errstate(invalid="ignore", over="ignore"):
-            right = (values == due) | (np.abs(values - due) <= most)
+            right |= np.abs(values - due) <= most
     if due.size and not right.all():
         wrong = int(np.argmin(right))
         raise Wrong(f"{at} has other values, at {due.size - int(right.sum())} of {due.size} "
@@ -312,14 +311,14 @@ def _collect(value):
 
 def _compare_memory(reply):
     """Raises Wrong where an array that was returned lies in another one's memory."""
-    def meet(one, other):
-        return (one.memory and other.memory and one.memory[0] < other.memory[1]
-                and other.memory[0] < one.memory[1])
-
-    returned = [array for array in _collect(reply.returned) if array.values.size]
-    for place, one in enumerate(returned):
-        if any(meet(one, other) for other in _collect(reply.objects)):
+    found = [(*array.memory, returned)
+             for returned, tree in ((True, reply.returned), (False, reply.objects))
+             for array in _collect(tree) if array.memory and array.values.size]
+    reach = {True: -1, False: -1}   # where the arrays so far end, of each kind
+    for begin, end, returned in sorted(found):
+        if begin < reach[True] and returned:
+            raise Wrong("two of the arrays that are returned share memory")
+        if begin < reach[not returned]:
             raise Wrong("an array that is returned shares memory with one that was passed in: "
                         "writing into one changes the other")
-        if any(meet(one, other) for other in returned[:place]):
-            raise Wrong("two of the arrays that are returned share memory")
+        reach[returned] = max(reach[returned], end)

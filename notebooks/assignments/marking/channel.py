@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 LARGEST = 64 * 2**20   # bytes of one message
+LONGEST = 4 * 2**20    # bytes of its text
+MOST = 10_000          # arrays in it
 DEEPEST = 20           # lists in lists
 _LENGTHS = struct.Struct("<QQ")
 
@@ -73,18 +75,19 @@ class Channel:
     def send(self, tree):
         """Raises TypeError where the tree can't cross, OSError where nobody listens, Late."""
         text, body = encode(tree)
-        if len(text) + len(body) > LARGEST:
-            raise TypeError(f"more than {LARGEST // 2**20} MiB")
+        if len(text) + len(body) > LARGEST or len(text) > LONGEST:
+            raise TypeError("more than fits into a message")
         with self._clock():
             self.socket.sendall(_LENGTHS.pack(len(text), len(body)) + text + body)
 
     def receive(self):
         """The next tree. Raises EOFError where there will be none, Unreadable, Late."""
         lengths = _LENGTHS.unpack(self._take(_LENGTHS.size))
-        if sum(lengths) > LARGEST:
+        if sum(lengths) > LARGEST or lengths[0] > LONGEST:
             raise Unreadable(f"a message of {sum(lengths):,} bytes")
         text, body = (self._take(count) for count in lengths)
-        return decode(text, body)
+        with self._clock():   # who sends much has its reading on its own time
+            return decode(text, body)
 
     def close(self):
         self.socket.close()
@@ -153,8 +156,9 @@ def _flatten(value, body, places):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [_flatten(item, body, places) for item in value]}
         case dict():
-            return {"dict": [[_flatten(k, body, places), _flatten(v, body, places)]
-                             for k, v in value.items()]}
+            if not all(isinstance(key, str) for key in value):
+                raise TypeError("keys other than text can't be sent")
+            return {"dict": [[k, _flatten(v, body, places)] for k, v in value.items()]}
     raise TypeError(f"a {type(value).__name__} can't be sent")
 
 
@@ -180,6 +184,8 @@ def _read_arrays(body):
     """All arrays in `body`, read-only. Each is checked before memory is taken for it."""
     arrays, stream = [], io.BytesIO(body)
     while stream.tell() < len(body):
+        if len(arrays) == MOST:
+            raise Unreadable("too many arrays")
         if np.lib.format.read_magic(stream) != (1, 0):
             raise Unreadable("another version of NumPy's format")
         shape, columns_first, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -216,8 +222,15 @@ def _build(tree, arrays, depth):
         case {"tuple": list(items)}:
             return tuple(_build(item, arrays, depth + 1) for item in items)
         case {"dict": list(items)}:
-            return {_build(k, arrays, depth + 1): _build(v, arrays, depth + 1) for k, v in items}
+            # Keys of text only: others can be chosen so that a dict of them takes for ever.
+            return {_read_key(k): _build(v, arrays, depth + 1) for k, v in items}
     raise Unreadable("no such value")
+
+
+def _read_key(key):
+    if not isinstance(key, str):
+        raise Unreadable("a key that is no text")
+    return key
 
 
 def is_device(kind, number):

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -26,14 +27,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import joblib
-from sqlalchemy.exc import OperationalError
 from tqdm import tqdm
 
 from marking import gradebook, harmless, judge, process
 from marking.assignment import SOURCES, list_names, read_assignment
 
 LARGEST = 20 * 2**20   # bytes of a submission
-SECONDS = 60           # for the judge itself and for each exercise, beyond the solutions' own time
 TO_BE_READ = "to be read"
 COLUMNS = ["student", "assignment", "exercise", "points", "of", "why not", "outcome"]
 
@@ -55,12 +54,15 @@ def find_submissions(folder):
     """
     if (folder / "submitted").is_dir():  # nbgrader's course folder
         folder = folder / "submitted"
+    folder = folder.resolve()            # it may be a link: it is the teacher's
     found, unusable = [], {}
     for student in sorted(os.listdir(folder)):
         kind = os.lstat(folder / student).st_mode
         if student.startswith(".") or not (stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
             continue
         why = "it is a link" if stat.S_ISLNK(kind) else harmless.find_fault_in_name(student)
+        if not why and not os.access(folder / student, os.R_OK | os.X_OK):
+            why = "there is no permission to read it"
         if why:
             unusable[student] = why
         for name in list_names():
@@ -74,7 +76,7 @@ def find_submissions(folder):
 def read_submission(folder, path):
     """The text of a submission: of a regular file, reached through no link, and not too large.
 
-    Raises Refused.
+    Raises Refused, and OSError where the file is there and this machine can't read it.
     """
     with contextlib.ExitStack() as opened:
         def step(name, flags, place):
@@ -95,7 +97,9 @@ def read_submission(folder, path):
                 if len(content) > LARGEST:
                     raise Refused(f"the file is larger than {LARGEST // 2**20} MiB")
         except OSError as error:
-            raise Refused(f"the file can't be read: {error.strerror}") from error
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise Refused(f"not a regular file: {error.strerror}") from error
+            raise
     return content.decode("utf-8", "replace")
 
 
@@ -113,11 +117,11 @@ def make_key(text, name):
 class Judging:
     """A judge's process at work on one submission."""
 
-    def __init__(self, one, text, hidden):
+    def __init__(self, one, text, hidden, scratch):
         assignment = read_assignment(one.assignment)
         self.one, self.key = one, make_key(text, one.assignment)
         self.deadline = time.monotonic() + (1 + len(assignment.exercises)) * (
-            SECONDS + process.LIMITS.patience)
+            judge.TIME + process.START)
         self.files = [tempfile.TemporaryFile() for _ in range(3)]
         job = {"assignment": assignment, "text": text, "hidden": [str(path) for path in hidden]}
         self.files[0].write(json.dumps(job).encode())
@@ -125,7 +129,8 @@ class Judging:
         path = os.pathsep.join([str(Path(__file__).parents[1]), str(process.REPOSITORY)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "marking.judge"], start_new_session=True, stdin=self.files[0],
-            stdout=self.files[1], stderr=self.files[2], env={**os.environ, "PYTHONPATH": path})
+            stdout=self.files[1], stderr=self.files[2],
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch})
 
     def read_report(self):
         """The report, None while there is none. Raises RuntimeError where there will be none."""
@@ -162,15 +167,17 @@ class Marking:
         """
         hidden, running = [process.REPOSITORY, self.out, self.folder], []
         try:
-            with gradebook.open_gradebook(self.out) as book, tqdm(
-                    total=len(self.submissions), unit="submission", file=sys.stdout) as progress:
+            with (tempfile.TemporaryDirectory(prefix="marking-", ignore_cleanup_errors=True)
+                  as scratch, gradebook.open_gradebook(self.out) as book, tqdm(
+                    total=len(self.submissions), unit="submission", file=sys.stdout) as progress):
                 waiting = iter(self.submissions)
                 while True:
                     while len(running) < joblib.cpu_count() and (one := next(waiting, None)):
-                        progress.set_postfix_str(f"{one.student}, {one.assignment}")
+                        progress.set_postfix_str(
+                            f"{harmless.for_terminal(one.student)}, {one.assignment}")
                         report, text = self.look_up(one)
                         if report is None:
-                            running.append(Judging(one, text, hidden))
+                            running.append(Judging(one, text, hidden, scratch))
                         else:
                             self.finish(book, one, report)
                             progress.update()
@@ -183,8 +190,10 @@ class Marking:
                             self.finish(book, judging.one, report)
                             progress.update()
         finally:
-            process.end_children()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)   # a second Ctrl-C must not cost the table
             self.write_table()
+            process.end_children()
 
     def look_up(self, one):
         """(report, None) of a submission that needs no judge, or that was judged before; else
@@ -199,7 +208,9 @@ class Marking:
             text = read_submission(self.folder, one.path)
         except Refused as error:
             return {"answers": {}, "marks": judge.refuse(assignment, str(error))}, None
-        with contextlib.suppress(OSError, ValueError):
+        except OSError as error:
+            return give_up(one, f"the file can't be read: {error.strerror}"), None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             report = json.loads(self.find_report(one).read_text())
             if report.pop("key") == make_key(text, one.assignment):
                 self.again += 1
@@ -226,6 +237,8 @@ class Marking:
         words = {key: (None, "") for key, _, _ in read_assignment(one.assignment).words}
         if one.student not in self.unusable:
             gradebook.record(book, self.out, one.student, one.assignment, report)
+            report = {**report, "marks": gradebook.read_changes(
+                book, one.student, one.assignment, report["marks"])}
             words = gradebook.read_words(book, one.student, one.assignment)
             gradebook.write_feedback(self.out, one.student, one.assignment, report, words)
         self.rows[one] = make_rows(one, report, words)
@@ -307,32 +320,41 @@ def shorten(text, most=100):
 def mark(folder, out):
     """Mark `folder` into `out`. Returns the exit status: 0, or 1 where something was not judged.
 
-    Raises SystemExit with a sentence where it can't start or go on.
+    Raises KeyboardInterrupt, and SystemExit with a sentence where it can't start or go on.
     """
-    if not folder.is_dir():
-        raise SystemExit(f"SUBMISSIONS={folder}: no such folder")
-    warnings.filterwarnings("ignore", module="nbgrader")  # how it fills its tables
-    marking = Marking(folder, out)
+    try:
+        if not folder.is_dir():
+            raise SystemExit(f"SUBMISSIONS={folder}: no such folder")
+        marking = Marking(folder, out)
+    except OSError as error:
+        raise SystemExit(f"SUBMISSIONS={folder}: it can't be read: {error.strerror}") from None
     if not marking.submissions:
-        raise SystemExit(f"{folder}: no submissions; needs STUDENT/ps1.ipynb or "
+        raise SystemExit(f"{marking.folder}: no submissions; needs STUDENT/ps1.ipynb or "
                          "STUDENT/ps1/ps1.ipynb")
+    if out.resolve().is_relative_to(marking.folder):
+        raise SystemExit(f"OUT={out}: inside the folder of submissions; choose another one")
+    if set(str(out)) & set("?%#"):
+        raise SystemExit(f"OUT={out}: nbgrader can't use a path with ?, % or #; choose another one")
+    warnings.filterwarnings("ignore", module="nbgrader")  # how it fills its tables
+    sys.stdout.reconfigure(errors="backslashreplace")
     for student, why in marking.unusable.items():
         print(f"Rename the folder {harmless.for_terminal(student)!r}: {why}", file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)
     process.adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
+        gradebook.try_gradebook(out)
         gradebook.release(out, sorted({one.assignment for one in marking.submissions}))
         marking.run()
     except KeyboardInterrupt:
-        print(f"\nStopped: {len(marking.rows)} of {len(marking.submissions)} submissions are in "
-              f"{out}/marks.csv. The same command goes on from there.")
-        return 130
+        if marking.rows:
+            print(f"\nStopped: {len(marking.rows)} of {len(marking.submissions)} submissions are "
+                  f"in {out}/marks.csv. The same command goes on from there.")
+        raise
     except FileExistsError as error:
         raise SystemExit(str(error)) from None
-    except (OSError, OperationalError) as error:
+    except (OSError, gradebook.Unusable) as error:
         raise SystemExit(explain(error, out)) from None
     complete = marking.show()
     if marking.again:
@@ -343,13 +365,16 @@ def mark(folder, out):
 
 def explain(error, out):
     """A sentence on why marks can't be kept, then what the system said."""
-    text = str(error)
+    text, code = str(error), getattr(error, "errno", None)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(out if out.exists() else out.parent).free < 2**20:
+            code = errno.ENOSPC
     if "locked" in text:
         why = "the gradebook is in use by another program, Formgrader perhaps: close it"
-    elif "full" in text or getattr(error, "errno", None) == errno.ENOSPC:
-        why = "there is no space left on the disk"
-    elif "readonly" in text or getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
-        why = "there is no permission to write there"
+    elif "is full" in text or code == errno.ENOSPC:
+        why = "there is no space left on the disk: make some"
+    elif "readonly" in text or code in (errno.EACCES, errno.EROFS, errno.EPERM):
+        why = "there is no permission to write there: choose another folder (OUT=folder)"
     else:
-        why = "the marks can't be kept"
-    return f"{out}: {why}, then give the same command again ({text.splitlines()[0]})"
+        why = "the marks can't be kept there"
+    return f"{out}: {why}, then give the same command again ({judge.shorten(text)})"

@@ -4,9 +4,11 @@ nbgrader takes solutions out of the notebooks, keeps the points, and has a page,
 which a teacher reads answers in words. The feedback is our own: one page, with nothing to fetch.
 """
 
+import contextlib
 import logging
 import os
 import shutil
+import sqlite3
 import sys
 import zipfile
 from pathlib import Path
@@ -17,8 +19,9 @@ from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from mdit_py_plugins.dollarmath import dollarmath_plugin
-from nbgrader.api import Gradebook
+from nbgrader.api import Gradebook, InvalidEntry
 from nbgrader.apps import NbGraderAPI
+from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from marking import harmless, judge
@@ -35,6 +38,10 @@ c.CourseDirectory.root = {root!r}
 c.CourseDirectory.course_id = {course!r}
 c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader warns
 """
+
+
+class Unusable(Exception):
+    """nbgrader can't keep what it is given; the text is what it said."""
 
 
 def start_nbgrader(root):
@@ -55,7 +62,8 @@ def start_nbgrader(root):
 def release(root, names):
     """Write the student versions of the assignments `names` to `root`/release.
 
-    Raises FileExistsError where `root` has assignments that this didn't put there: they are kept.
+    Raises FileExistsError where `root` has assignments that this didn't put there: they are kept;
+    Unusable.
     """
     config = root / "nbgrader_config.py"
     ours = config.exists() and config.read_text().startswith(OURS)
@@ -74,7 +82,7 @@ def release(root, names):
         nbformat.write(make_notebook(name), source / f"{name}.ipynb")
         outcome = tool.generate_assignment(name)
         if not outcome["success"]:
-            raise RuntimeError(f"nbgrader could not make {name}:\n{outcome['log']}")
+            raise Unusable(f"nbgrader could not make {name}: {outcome['log'].strip()}")
 
 
 def pack(root, name):
@@ -85,13 +93,36 @@ def pack(root, name):
     return root / f"{name}.zip"
 
 
+@contextlib.contextmanager
 def open_gradebook(root):
-    return Gradebook(f"sqlite:///{root}/gradebook.db", COURSE)
+    """nbgrader's gradebook. Raises Unusable where it can't be read or written."""
+    try:
+        with Gradebook(f"sqlite:///{root}/gradebook.db", COURSE) as book:
+            yield book
+    except (SQLAlchemyError, InvalidEntry) as error:
+        raise Unusable(str(error)) from error
+
+
+def try_gradebook(root):
+    """Raises Unusable where there is a gradebook that can't be written now."""
+    path = root / "gradebook.db"
+    if path.exists():
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=5)) as database:
+                database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise Unusable(str(error)) from error
 
 
 def record(book, root, student, name, report):
-    """Put a report into the gradebook, and write the notebook that Formgrader shows."""
+    """Put a report into the gradebook, and write the notebook that Formgrader shows.
+
+    A person's points for an answer are dropped where another answer has taken its place.
+    """
     marks = {mark.exercise: mark for mark in report["marks"]}
+    path = root / "autograded" / student / name / f"{name}.ipynb"
+    before = {cell.metadata.get("nbgrader", {}).get("grade_id"): cell.source
+              for cell in (nbformat.read(path, 4).cells if path.exists() else ())}
     content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
     book.update_or_create_student(student)
     book.update_or_create_submission(name, student)
@@ -112,11 +143,24 @@ def record(book, root, student, name, report):
             grade.auto_score, grade.needs_manual_grade = mark.points, False
             cell.outputs = [nbformat.v4.new_output("stream", text=describe_mark(mark) + "\n")]
         else:
+            if before.get(key, cell.source) != cell.source:
+                grade.manual_score = None
             grade.needs_manual_grade = grade.manual_score is None and bool(report["answers"])
     book.db.commit()
-    folder = root / "autograded" / student / name
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(content, folder / f"{name}.ipynb")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(content, path)
+
+
+def read_changes(book, student, name, marks):
+    """`marks`, with the points that a person gave in place of the judge's."""
+    changed = []
+    for mark in marks:
+        score = book.find_grade(mark.exercise, name, name, student).manual_score
+        if score is not None:
+            why = f"points by your teacher. {mark.why}".strip()
+            mark = mark._replace(points=score, why=why, outcome=judge.JUDGED)
+        changed.append(mark)
+    return changed
 
 
 def read_words(book, student, name):

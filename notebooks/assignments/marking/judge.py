@@ -11,10 +11,10 @@ failed, which is no fault of the student's.
 """
 
 import json
-import re
 import resource
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from marking.channel import Array, Function
 
 MEMORY = 2 * 2**30    # bytes of addresses for the judge itself
 CALLS = 100_000       # most calls of the judge's functions in one case
+TIME = 240            # seconds by the clock for an exercise, the judge's own work included
+WORDS = 300           # most characters of a reason
 JUDGED, STOPPED, NOT_JUDGED = "judged", "stopped", "not judged"
 HANDED_OUT = ["__init__.py", "engine.py", "gpu.py", "device.py"]  # of helpers/, for students
 
@@ -44,7 +46,7 @@ class Solution:
     """
 
     def __init__(self, line, given, answer):
-        self.line, self.numbers = line, 0
+        self.line, self.numbers, self.deadline = line, 0, float("inf")
         try:
             self._expect("started")
             line.send([given, answer])
@@ -53,6 +55,7 @@ class Solution:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
                                f"{line.describe_output()}") from error
         line.start_clock()
+        self.deadline = time.monotonic() + TIME
         self.failed = None
         try:
             self._expect("ready")
@@ -69,6 +72,8 @@ class Solution:
         self.line.send([case.function, [self._name(value, functions) for value in sent]])
         fault = None
         for _ in range(CALLS):
+            if time.monotonic() > self.deadline:
+                self.line.end(f"it kept the judge busy for more than {TIME} seconds")
             match self.line.receive():
                 case {"call": int(number), "arguments": tuple(args), "named": dict(named)} if (
                         number in functions and all(isinstance(key, str) for key in named)):
@@ -80,10 +85,13 @@ class Solution:
                     except TypeError as error:
                         if error.__traceback__.tb_next:   # not of other arguments than it has
                             raise
-                        why = re.sub(r"\S*<locals>\.", "", str(error))
+                        why = str(error)[:WORDS].rpartition("<locals>.")[2]
                         fault = fault or cases.Wrong(why)
                         answer = {"raised": "TypeError", "why": why}
-                    self.line.send(answer)
+                    try:
+                        self.line.send(answer)
+                    except TypeError:
+                        self.line.end("it asked for more than fits into a message")
                 case {"returned": result, "arguments": list(args), "objects": list(objects)}:
                     if fault:
                         raise fault
@@ -92,8 +100,8 @@ class Solution:
                       "arguments": list(args), "objects": list(objects)}:
                     if fault:
                         raise fault
-                    return sent, cases.Reply(None, cases.Raised(kind, kinds, why), args,
-                                             self._check(objects, known))
+                    error = cases.Raised(kind[:WORDS], kinds, why[:WORDS])
+                    return sent, cases.Reply(None, error, args, self._check(objects, known))
                 case _:
                     self.line.end("what it told the judge is no answer")
         self.line.end(f"it called what it was given more than {CALLS:,} times")
@@ -175,21 +183,27 @@ def run_test(test, generate, parameters, solution, careless, last):
     except Exception as error:
         return Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
     return Mark(test.grade_id, 0 if why else test.points, test.points,
-                " ".join(why.split())[:300], outcome)
+                shorten(why), outcome)
+
+
+def shorten(why):
+    """A reason in one line and of a length that can be read: it may be a student's text."""
+    return " ".join(why[:2 * WORDS].split())[:WORDS]
 
 
 def describe_fault(error):
     """What is said where the marking failed: the error, and where."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"[:300]
+    return shorten(f"{type(error).__name__}: {error}") + (
+        f" ({Path(place.filename).name}:{place.lineno})")
 
 
 class Refused(Exception):
     """A submission that can't be read; nothing in it counts."""
 
 
-def read_answers(text):
-    """{grade_id: source} of the cells that students fill in, from a notebook's text.
+def read_answers(text, names):
+    """{grade_id: source} of the cells `names`, which students fill in, from a notebook's text.
 
     Nothing else of a submission is looked at: not its tests, not its other cells, not its
     outputs. Raises Refused where it is no notebook.
@@ -202,12 +216,12 @@ def read_answers(text):
         found = {}
         for cell in content["cells"]:
             meta = cell.get("metadata", {}).get("nbgrader", {})
-            if meta.get("solution") and isinstance(meta.get("grade_id"), str):
+            if meta.get("solution") and meta.get("grade_id") in names:
                 source = cell["source"]
                 source = source if isinstance(source, str) else "".join(source)
                 found.setdefault(meta["grade_id"], []).append(source)
     except Exception as error:  # whatever is wrong with it
-        raise Refused(f"not a notebook: {type(error).__name__}: {error}"[:200]) from error
+        raise Refused(shorten(f"not a notebook: {type(error).__name__}: {error}")) from error
     doubled = [name for name, sources in found.items() if len(set(sources)) > 1]
     if doubled:
         raise Refused(f"there are two different solution cells {doubled[0]!r}; leave one")
@@ -226,8 +240,9 @@ def judge_submission(assignment, text, hidden):
 
     hidden: folders that its solutions must not see.
     """
+    names = [one.name for one in assignment.exercises] + [key for key, *_ in assignment.words]
     try:
-        answers = read_answers(text)
+        answers = read_answers(text, names)
     except Refused as error:
         return {"answers": {}, "marks": refuse(assignment, str(error))}
     tests, marks = load_tests(assignment.name), []
@@ -249,6 +264,7 @@ def judge_answer(assignment, exercise, answer, tests, stage, hidden):
 
 
 def main():
+    process.end_with_parent()
     process.adopt_orphans()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))

@@ -10,8 +10,10 @@ import ctypes
 import functools
 import os
 import shutil
+import platform
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ REPOSITORY = HERE.parents[2]
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache",
           "/etc/alternatives", "/sys/devices/system/cpu"]  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36   # linux/prctl.h
+PR_SET_PDEATHSIG = 1
 START = 120                   # seconds for a process to get ready, on a machine that is busy
 
 
@@ -40,6 +43,7 @@ class Limits(NamedTuple):
     memory: int = 2 * 2**30     # bytes
     space: int = 8 * 2**30      # bytes of addresses, for one process
     processes: int = 8          # at one time
+    threads: int = 512          # at one time; MXNet has some for each device
     output: int = 5 * 10**6     # bytes printed
     file: int = 64 * 2**20      # bytes of one file, and of each folder that can be written
 
@@ -69,7 +73,7 @@ def build_walls(stage, hidden, limits):
 
     stage: what the process gets as /course. hidden: folders that stay empty, wherever they lie.
     """
-    python = {Path(sys.prefix), Path(sys.base_prefix).resolve(),
+    python = {Path(sys.prefix), Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(),
               Path(sys.executable).resolve().parents[1]}
     command = [*find_bubblewrap(), "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                "--proc", "/proc", "--dev", "/dev"]
@@ -89,7 +93,7 @@ def build_walls(stage, hidden, limits):
         elif path.exists():
             command += ["--ro-bind", str(path), str(path)]
     command += ["--ro-bind", str(stage), "/course", "--chdir", "/tmp"]
-    for path in (*hidden, "/dev", "/"):
+    for path in (*hidden, "/proc", "/dev", "/"):  # /proc/sys is the kernel's, and root may write
         command += ["--remount-ro", str(path)]
     return command
 
@@ -107,6 +111,27 @@ def make_stage(folder, helpers):
     return folder
 
 
+def forbid_memory():
+    """A file with a seccomp filter against memory that belongs to no process: memfd, System V.
+
+    A program in the kernel's language for packets (linux/filter.h): load the architecture and the
+    number of the system call, compare, allow or answer EPERM. None on another machine.
+    """
+    if platform.machine() != "x86_64":
+        return None
+    allow, deny, kill = 0x7FFF0000, 0x00050001, 0x80000000
+    calls = [319, 447, 29]   # memfd_create, memfd_secret, shmget
+    step = struct.Struct("<HBBI").pack
+    program = [step(0x20, 0, 0, 4), step(0x15, 1, 0, 0xC000003E), step(0x06, 0, 0, kill),
+               step(0x20, 0, 0, 0), step(0x35, len(calls) + 1, 0, 0x40000000)]  # another ABI
+    program += [step(0x15, len(calls) - place, 0, call) for place, call in enumerate(calls)]
+    program += [step(0x06, 0, 0, allow), step(0x06, 0, 0, deny)]
+    file = tempfile.TemporaryFile()
+    file.write(b"".join(program))
+    file.seek(0)
+    return file
+
+
 class Process:
     """One solution's process. What goes wrong with it is told once, and the same ever after.
 
@@ -119,12 +144,19 @@ class Process:
         self._scratch = tempfile.TemporaryDirectory(prefix="solution-")
         mine, its = socket.socketpair()
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
+        self._own = 2 if walls else 0    # processes of bubblewrap's
+        self._seen = {}                  # seconds of work of every process there ever was
+        passed, forbidden = [its], forbid_memory() if walls else None
+        if forbidden:
+            passed.append(forbidden)
+            walls += ["--seccomp", str(forbidden.fileno())]
         course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch.name)
-        with its:
+        with its, forbidden or contextlib.nullcontext():
             self._process = subprocess.Popen(
                 [*walls, sys.executable, f"{course}/solution.py",
                  *map(str, [its.fileno(), limits.file, limits.space])],
-                pass_fds=[its.fileno()], cwd=self._scratch.name, start_new_session=True,
+                pass_fds=[file.fileno() for file in passed], cwd=self._scratch.name,
+                start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
                      "PYTHONPATH": course, "COURSE_SIMULATE": "1", "COURSE_OFFLINE": "1",
@@ -149,7 +181,7 @@ class Process:
     def start_clock(self):
         """From now on it is the solution that works: all before was getting ready."""
         self._channel.left = self.limits.patience
-        self._before = self._measure()[1]
+        self._before = self._measure()[2]
 
     def end(self, why):
         """End it for the reason `why`, which `Ended` then has; raises that."""
@@ -204,12 +236,13 @@ class Process:
     def _watch(self):
         limits = self.limits
         while not self._done.wait(0.05):
-            count, worked, used = self._measure()
+            count, threads, worked, used = self._measure()
             worked -= worked if self._before is None else self._before
             for too_much, why in (
                     (used > limits.memory,
                      f"took more than {limits.memory / 2**30:g} GiB of memory"),
                     (count > limits.processes, f"started more than {limits.processes} processes"),
+                    (threads > limits.threads, f"started more than {limits.threads} threads"),
                     (self._printed > limits.output,
                      f"printed more than {limits.output // 10**6} MB"),
                     (worked > limits.work, f"worked for more than {limits.work:g} seconds")):
@@ -222,15 +255,18 @@ class Process:
                             one.kill()
 
     def _measure(self):
-        """(processes, seconds of work, bytes), with the work of those that have ended."""
-        count = worked = used = 0
+        """(processes, threads, seconds of work, bytes), with the work of those that have ended."""
+        count, threads, worked, used = -self._own, 0, 0, 0
         for process in find_children():
             with contextlib.suppress(psutil.Error):
                 with process.oneshot():
-                    worked += sum(process.cpu_times()[:4])
+                    times = process.cpu_times()
+                    worked += sum(times[:4])    # its own, and that of children it waited for
+                    self._seen[process.pid] = sum(times[:2])
                     used += process.memory_info().rss
+                    threads += process.num_threads()
                 count += 1
-        return count, worked, used
+        return count, threads, max(worked, sum(self._seen.values())), used
 
     def _drain(self):
         with contextlib.suppress(ValueError, OSError):
@@ -242,6 +278,11 @@ class Process:
 def adopt_orphans():
     """From now on a process whose parent ends becomes this one's child, and can be found."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent():
+    """From now on this process is ended when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def find_children():

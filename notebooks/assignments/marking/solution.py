@@ -93,7 +93,7 @@ class Desk:
             case tuple():
                 return tuple(self.unpack(item) for item in value)
             case dict():
-                return {self.unpack(k): self.unpack(v) for k, v in value.items()}
+                return {key: self.unpack(item) for key, item in value.items()}
         return value
 
     def make(self, array):
@@ -133,10 +133,8 @@ class Desk:
         if type(value) in (list, tuple):
             return type(value)(self.pack(item, depth + 1) for item in value)
         if type(value) is dict:
-            try:
-                return {self.pack(k, depth + 1): self.pack(v, depth + 1) for k, v in value.items()}
-            except TypeError:  # arrays as keys
-                pass
+            if all(type(key) is str for key in value):
+                return {key: self.pack(item, depth + 1) for key, item in value.items()}
         return Other(type(value).__name__)
 
     def pack_array(self, value):
