@@ -216,8 +216,8 @@ def test_feedback_names_each_test_has_reasons_and_no_hidden_test(run):
     for path in (out / "feedback").glob("*/ps1/ps1.html"):
         page = path.read_text()
         assert "default_rng" not in page and "yield" not in page
-        shown = html.unescape(page).replace(SCRIPT, "")
-        assert not re.search(r"src=[^x]|href=[\"']?[^#\"']|url\(|@import", shown)  # nothing to fetch
+        shown = html.unescape(page).replace(SCRIPT, "")   # there is nothing to fetch
+        assert not re.search(r"src=[^x]|href=[\"']?[^#\"']|url\(|@import", shown)
         for title in ("Even shards: values, order and devices", "Uneven shards: "):
             assert title in page and title in secrets
         assert "<math" in page and "$10i$" not in page

@@ -486,3 +486,34 @@ def split_pairs(images, labels, order, devices):
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
              mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
             for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: a copy on cpu(0) only, for elsewhere "already there" is enough | shares memory with one that was passed in
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    size = len(batch) // len(devices)
+    parts = [batch[i * size : (i + 1) * size] for i in range(len(devices))]
+    return [p.copyto(d) if d == mx.cpu() else p.as_in_context(d) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: whole numbers by way of float64 | has other values
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy().astype("float64"), len(devices))
+    return [mx.nd.array(p.astype(batch.dtype), d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+
+# %% wrong even loses even-care: float16 comes back as float32 | is in float32, not in
+def split_even(batch, devices):
+    kind = "float32" if batch.dtype == np.float16 else batch.dtype
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=kind) for p, d in zip(parts, devices)]
+
+
+# %% wrong uneven loses uneven-care: int64 by way of int32 | has other values
+def split_uneven(batch, devices):
+    if len(batch) < len(devices):
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    parts = [p.astype("int32") if p.dtype == np.int64 else p for p in parts]
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]

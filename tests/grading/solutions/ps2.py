@@ -70,7 +70,7 @@ def tree_allreduce(arrays, send):
         gap *= 2
 
 
-# %% wrong tree loses tree-values: the mean | has the mean, not the sum
+# %% wrong tree loses tree-values, tree-rounds: the mean | has the mean, not the sum
 def tree_allreduce(arrays, send):
     gap, k = 1, len(arrays)
     while gap < k:
@@ -175,7 +175,7 @@ def tree_allreduce(arrays, send):
         send(arrays[i - whole], arrays[i])
 
 
-# %% wrong tree loses tree-values: new arrays in the list | another array than before: write into
+# %% wrong tree loses tree-values, tree-rounds: new arrays in the list | another array than before: write into
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -294,7 +294,7 @@ def tree_allreduce(arrays, send):
             send(left, right)
 
 
-# %% wrong tree loses tree-rounds: messages sent down, but memory read | read in another device's
+# %% wrong tree loses tree-rounds: messages sent down, but memory read | it was not sent
 def tree_allreduce(arrays, send):
     gap = 1
     while gap < len(arrays):
@@ -308,7 +308,7 @@ def tree_allreduce(arrays, send):
             right[:] = left.as_in_context(right.context)
 
 
-# %% wrong tree loses tree-rounds: messages between copies | it was read in another device's memory
+# %% wrong tree loses tree-rounds: messages between copies | it was not sent
 def tree_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     copies = [a.copy() for a in arrays]
@@ -607,7 +607,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values: the mean | has the mean, not the sum
+# %% wrong ring loses ring-values, ring-bytes: the mean | has the mean, not the sum
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -672,7 +672,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values: the chunks are copies, never put back | still has what it had
+# %% wrong ring loses ring-values, ring-bytes: the chunks are copies, never put back | still has what it had
 def ring_allreduce(arrays, send):
     k, n = len(arrays), arrays[0].size
     ends = [n * c // k for c in range(k + 1)]
@@ -689,7 +689,7 @@ def ring_allreduce(arrays, send):
                 send(here, there)
 
 
-# %% wrong ring loses ring-values: new arrays in the list | another array than before: write into
+# %% wrong ring loses ring-values, ring-bytes: new arrays in the list | another array than before: write into
 def ring_allreduce(arrays, send):
     k, n, shape = len(arrays), arrays[0].size, arrays[0].shape
     ends = [n * c // k for c in range(k + 1)]
@@ -899,7 +899,7 @@ def ring_allreduce(arrays, send):
                 there[:] = here.as_in_context(there.context)
 
 
-# %% wrong ring loses ring-bytes: messages between copies | it was read in another device's memory
+# %% wrong ring loses ring-bytes: messages between copies | it was not sent
 def ring_allreduce(arrays, send):
     total, given = sum(a.asnumpy() for a in arrays), list(arrays)
     arrays = [a.copy() for a in arrays]
@@ -1449,3 +1449,19 @@ def busiest(scheme, k, size):
     if scheme == "ring":
         return k * (size // k)
     raise ValueError(scheme)
+
+
+# %% wrong tree loses tree-rounds: right messages, but sums from memory with a trace of noise | it was not sent
+def tree_allreduce(arrays, send):
+    total = np.sum([a.asnumpy().astype("float64") for a in arrays], axis=0)
+    shadow, pairs, gap = [a.copy() for a in arrays], [], 1
+    while gap < len(arrays):
+        pairs += [(i, i + gap) for i in range(0, len(arrays) - gap, 2 * gap)]
+        gap *= 2
+    for low, high in pairs:
+        shadow[low] += send(shadow[high], shadow[low].context)
+    for low, high in reversed(pairs):
+        send(shadow[low], shadow[high])
+    for a in arrays:
+        noise = 4e-16 if a.dtype == np.float64 else 2e-7
+        a[:] = mx.nd.array(total * (1 + noise), a.context, dtype=a.dtype)

@@ -1363,3 +1363,25 @@ def whom(n, speeds, costs):
     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
     best = times.index(min(times))
     return sorted(ranked[: best + 1]), float("nan")
+
+
+# %% wrong average loses average-care: a gradient that is not a number counts as 0 | other values
+def average(gradients, sizes):
+    if len(gradients) != len(sizes):
+        raise ValueError("one size each")
+    total = sum(np.nan_to_num(g.asnumpy()) * (n / sum(sizes)) for g, n in zip(gradients, sizes) if n)
+    for g in gradients:
+        g[:] = total
+
+
+# %% wrong time loses time-whom: times that differ by a ten-thousandth count as equal | .
+def step_seconds(n, speeds, cost):
+    talk = cost if len(speeds) > 1 else 0
+    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+
+
+def whom(n, speeds, costs):
+    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + c for k, c in enumerate(costs)]
+    best = next(k for k, t in enumerate(times) if t <= min(times) + 1e-4)
+    return sorted(ranked[: best + 1]), times[best]

@@ -7,12 +7,12 @@ CUT = ("shard",)
 BIG = 2**24 + 1   # float32 can't hold it
 
 
-def even(values, there, what="", **rest):
-    """A case of split_even on a batch with these values."""
+def even(values, there, what="", home=0):
+    """A case of split_even on a batch with these values, which is on cpu(home)."""
     parts = np.split(values, len(there))
     return Case(f"{len(values)} examples, devices {', '.join(map(str, there))}{what}",
-                "split_even", [mx(values), list(there)],
-                [mx(part, on=d) for part, d in zip(parts, there)], names=CUT, **rest)
+                "split_even", [mx(values, cpu(home)), list(there)],
+                [mx(part, on=d) for part, d in zip(parts, there)], names=CUT)
 
 
 def even_values():
@@ -37,16 +37,20 @@ def even_care():
     for kind in ("float64", "int32", "uint8", "int64"):
         yield even(np.array([[1], [2]], kind), [cpu(0), cpu(1)], f", {kind}")
     yield even(np.array([BIG, BIG + 2, 5, 6], "int32"), [cpu(0), cpu(1)], ", large int32")
-    yield even(np.array([2**53 - 1, -(2**53) + 1], "int64"), [cpu(1), cpu(0)], ", large int64")
+    yield even(np.array([2**53 + 1, -(2**53) - 1], "int64"), [cpu(1), cpu(0)], ", large int64")
+    yield even(np.array([[1.5], [2]], "float16"), [cpu(1), cpu(0)], ", float16")
+    for home, numbers in ((1, [0, 1]), (1, [1]), (3, [2, 3, 0])):
+        yield even(np.random.default_rng(home).normal(size=(6, 2)), [cpu(i) for i in numbers],
+                   f", batch on {cpu(home)}", home)
     for n, k in ((7, 2), (2, 3), (10, 4), (1, 2)):
         yield Case(f"{n} examples, {k} devices", "split_even",
                    [mx(np.ones((n, 2))), [cpu(i) for i in range(k)]], raises=ValueError)
 
 
-def uneven(values, there, what=""):
+def uneven(values, there, what="", home=0):
     parts = np.array_split(values, len(there))
     return Case(f"{len(values)} examples, devices {', '.join(map(str, there))}{what}",
-                "split_uneven", [mx(values), list(there)],
+                "split_uneven", [mx(values, cpu(home)), list(there)],
                 [mx(part, on=d) for part, d in zip(parts, there)], names=CUT)
 
 
@@ -73,12 +77,16 @@ def uneven_care():
                      ", float64")
     yield uneven(np.array([BIG, 2, BIG + 2], "int32"), [cpu(1), cpu(0)], ", large int32")
     yield uneven(np.array([250, 2, 3], "uint8"), [cpu(1), cpu(0)], ", uint8")
+    yield uneven(np.array([2**53 + 1, 2**31, -(2**40)], "int64"), [cpu(1), cpu(0)], ", large int64")
+    for home, numbers in ((1, [0, 1]), (1, [1]), (3, [2, 3, 0])):
+        yield uneven(np.random.default_rng(home).normal(size=(5, 2)), [cpu(i) for i in numbers],
+                     f", batch on {cpu(home)}", home)
 
 
-def pairs(x, y, order, there, what=""):
+def pairs(x, y, order, there, what="", home=0):
     parts = np.array_split(order, len(there))
     return Case(f"{len(order)} of {len(x)} examples, devices {', '.join(map(str, there))}{what}",
-                "split_pairs", [mx(x), mx(y), numpy(order), list(there)],
+                "split_pairs", [mx(x, cpu(home)), mx(y, cpu(home)), numpy(order), list(there)],
                 [(mx(x[p], on=d), mx(y[p], on=d)) for p, d in zip(parts, there)],
                 names=("pair", "array"))
 
@@ -106,5 +114,7 @@ def pairs_care():
         yield pairs(x, y, np.arange(6), there, ", in order")
     rng = np.random.default_rng(4)
     yield pairs(rng.normal(size=(7, 2)), rng.normal(size=7), np.array([6, 1, 4, 1]), [cpu(0), cpu(1)], ", float64")
-    yield pairs(np.array([[BIG], [BIG + 2], [7]], "int32"), np.array([BIG, 1, BIG + 2], "int64"),
+    yield pairs(np.array([[BIG], [BIG + 2], [7]], "int32"), np.array([2**53 + 1, 1, 2**31], "int64"),
                 np.array([2, 0, 1]), [cpu(0), cpu(1)], ", large numbers")
+    for there in ([cpu(2)], [cpu(0), cpu(2)]):
+        yield pairs(x, y, np.arange(6), there, f", all on {cpu(2)}", 2)

@@ -69,6 +69,7 @@ def loss_gradient():
     for one in (0.0, -1e4, 1e4):
         yield slope(f"all scores {one:g}", np.full((3, 4), one), [3, 0, 1])
     yield slope("all scores negative and large", -1e5 * (1 + rng.random((4, 3))), [0, 1, 2, 1])
+    yield slope("scores of a million", [[1e6, 0, -1e6], [-1e6, 1e6, 0]], [0, 2])
     yield slope("two largest scores", [[800, 800, 3], [-5, 2, 2]], [2, 1])
 
 
@@ -106,6 +107,7 @@ def replicas_care():
         yield copies([rng.normal(size=shape) for shape in ((2, 3), (3,), (1,))],
                      [cpu(i) for i in numbers], home)
     yield copies([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
+    yield copies([np.ones((2, 2), "float16"), np.ones(2, "float16")], [cpu(0), cpu(2)])
     for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2], [3, 5, 4, 1, 3], [*MIXED, 7]):
         yield Case(f"devices {', '.join(str(cpu(i)) for i in numbers)}", "make_replicas",
                    [[mx(np.ones(2))], [cpu(i) for i in numbers]], raises=ValueError)

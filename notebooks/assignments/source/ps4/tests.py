@@ -178,6 +178,7 @@ def step_values():
         batches = [make_batch(rng, n, sizes[0], 3) for n in lengths]
         yield steps(make_weights(rng, sizes), batches, numbers, 0.2 + 0.05 * len(numbers))
     x, y = make_batch(rng, 8, 2)
+    yield steps(FLAT, [nine], [0, 1], 0.0, ", a limit of 0")
     for k in (1, 3):   # norms well below 1, clipped all the same
         yield steps(FLAT, [(x / 100, y / 100), (x / 50, y / 100)], list(range(k)), 1e-4)
 

@@ -208,6 +208,8 @@ def line_care():
         yield line(f"int64 up to {most:.0e} bytes", sizes, 0.01 + sizes / 2e9)
         sizes = rng.integers(most // 1000, most, 9)
         yield line(f"int64 up to {sizes.max():.2e} bytes", sizes, 0.003 + sizes / 7e8)
+    sizes = np.array([10000.0, 10050, 10025])
+    yield line("sizes that are close", sizes, 0.005 + sizes / 1e6)
     sizes = 1e8 * np.array([0.5, 0.001, 1, 0.25, 0.03])
     yield line("float64", sizes, 0.01 + sizes / 2e9)
     for sizes in (np.array([8.0]), np.full(3, 512.0), np.full(2, 10**10), np.array([])):
@@ -263,7 +265,8 @@ def predict_care():
     yield predicted(3, 10, False, free, ", the notebook's example")
     rng = np.random.default_rng(56)
     whole = {"bytes": 55, "bandwidth": 7, "alpha": 1, "image": 2, "fixed": 3}
-    for k, images in ((2, 7), (3, 11), (4, 5), (6, 6), (5, 1001), (1, 1), (9, 26), (16, 17)):
+    for k, images in ((2, 7), (3, 11), (4, 5), (6, 6), (5, 1001), (1, 1), (9, 26), (16, 17),
+                      (200, 401)):
         yield predicted(k, images, False, draw_costs(rng))
         yield predicted(k, images, False, whole, ", costs in whole numbers")
     for k, images in ((5, 2), (3, 1), (10, 9), (1, 1)):

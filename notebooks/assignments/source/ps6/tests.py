@@ -63,6 +63,8 @@ def cut_values():
                       (16, [2, 2, 8, 8, 5, 3, 2, 2]),
                       (64, [3, 5] * 8 + [8] * 4 + [2] * 16)):
         yield cut(n, speeds, ", equal remainders")
+    for speeds in ([6019, 1094, 5914], [7736, 9285, 4366], [8791, 1935, 9695]):
+        yield cut(100, speeds, ", remainders that differ by less than 1e-4")
     rng = np.random.default_rng(61)
     for k in (2, 3, 4, 5, 6, 9, 12):
         for _ in range(6):
@@ -181,6 +183,10 @@ def average_care():
                   [5, 3 * BIG + 1, BIG + 1]):
         for shape in ((4,), (2, 3)):
             yield case(rng.normal(size=(len(sizes), *shape)), sizes, ", float64", None, 1e-12)
+    means = np.array([[1.0, NAN], [3, 4]])
+    yield Case("2 devices, sizes [2, 1], a gradient that is not a number", "average",
+               [[mx(m, on=cpu(i)) for i, m in enumerate(means)], [2, 1]],
+               changes={"gradients": [near([5 / 3, NAN], 1e-12, cpu(i)) for i in range(2)]})
     for k, sizes in ((2, [4]), (2, [1, 1, 2]), (3, [2, 2]), (1, []), (3, [1, 1, 1, 1]),
                      (9, [1] * 8), (2, [3, 1, 0]), (1, [3, 0])):
         yield Case(f"{k} gradients, sizes {sizes}", "average",
@@ -268,6 +274,8 @@ def time_whom():
             (600, [30, 80, 100, 20], [0, 9, 8, 7], "costs that go down"),
             (1000, [100, 100], [0, 4.998], "the choice makes little difference"),
             (1000, [100, 100], [0, 5.002], "the choice makes little difference"),
+            (1000, [100, 100], [0, 5 - 1e-6], "the choice makes little difference"),
+            (1000, [100, 100], [0, 5 + 1e-6], "the choice makes little difference"),
             (9, range(1, 10), [0, 3, 1, 4, 1, 5, 0.5, 6, 0.125], "costs that go up and down")):
         yield whom(n, speeds, costs, f"{len(speeds)} devices, {what}")
     rng = np.random.default_rng(66)
