@@ -68,6 +68,8 @@ def find_submissions(folder):
         for name in list_names():
             paths = [(student, f"{name}.ipynb"), (student, name, f"{name}.ipynb")]
             there = [path for path in paths if os.path.lexists(folder.joinpath(*path))]
+            if len(there) > 1:
+                unusable[student] = f"it has two of {name}, {name}.ipynb and {name}/{name}.ipynb"
             found.append(Submission(student, name, there[0] if there else None))
     handed_in = {one.assignment for one in found if one.path}
     return folder, [one for one in found if one.assignment in handed_in], unusable
@@ -338,7 +340,8 @@ def mark(folder, out):
     warnings.filterwarnings("ignore", module="nbgrader")  # how it fills its tables
     sys.stdout.reconfigure(errors="backslashreplace")
     for student, why in marking.unusable.items():
-        print(f"Rename the folder {harmless.for_terminal(student)!r}: {why}", file=sys.stderr)
+        print(f"The folder '{harmless.for_terminal(student)}' can't be used: {why}",
+              file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)

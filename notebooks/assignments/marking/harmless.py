@@ -17,7 +17,7 @@ def for_terminal(text):
     """One line without control characters: no colours, no moves, no titles, nothing written
     backwards."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode()
-                   for c in for_database(text))
+                   for c in str(text))
 
 
 def for_table(text):
