@@ -235,9 +235,10 @@ class Marking:
         return self.out / "reports" / one.student / f"{one.assignment}.json"
 
     def finish(self, book, one, report):
-        """Put a report where it belongs: gradebook, feedback, table."""
+        """Put a report where it belongs: gradebook, feedback, table. What could not be judged
+        changes nothing in the first two."""
         words = {key: (None, "") for key, _, _ in read_assignment(one.assignment).words}
-        if one.student not in self.unusable:
+        if any(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
             gradebook.record(book, self.out, one.student, one.assignment, report)
             report = {**report, "marks": gradebook.read_changes(
                 book, one.student, one.assignment, report["marks"])}

@@ -143,7 +143,7 @@ def record(book, root, student, name, report):
             grade.auto_score, grade.needs_manual_grade = mark.points, False
             cell.outputs = [nbformat.v4.new_output("stream", text=describe_mark(mark) + "\n")]
         else:
-            if before.get(key, cell.source) != cell.source:
+            if key in before and report["answers"].get(key) and before[key] != cell.source:
                 grade.manual_score = None
             grade.needs_manual_grade = grade.manual_score is None and bool(report["answers"])
     book.db.commit()
