@@ -384,8 +384,8 @@ WALLED = [   # what only bubblewrap keeps from a solution
     ("writes outside", "denied = 0\n"
      "for path in ('{repository}/README.md', '/usr/x', '/course/x', '/x', '/dev/x'):\n"
      "    try: open(path, 'a').write('a solution was here')\n"
-     "    except OSError: denied += 1\n"
-     "raise ValueError(f'{{denied}} of 5 denied')", "5 of 5 denied"),
+     "    except OSError: denied += 'README' not in path   # below its own /tmp it may be there\n"
+     "raise ValueError(f'{{denied}} of 4 denied')", "4 of 4 denied"),
     ("sees processes", "import os\n"
      "raise ValueError(f\"{{sum(p.isdigit() for p in os.listdir('/proc'))}} seen\")",
      "(1|2|3|4) seen"),
