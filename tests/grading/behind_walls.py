@@ -24,7 +24,7 @@ def judge_cell(name, exercise, answer, limits=None, bare=False):
         process.Process.__init__.__defaults__ = ((), process.Limits(**limits))
     with tempfile.TemporaryDirectory() as folder:
         stage = process.make_stage(Path(folder), judge.HANDED_OUT)
-        marks = judge.judge_answer(read, one, answer, assignment.load_tests(name), stage,
+        marks = judge.judge_answer(read, one, [answer], assignment.load_tests(name), stage,
                                    [process.REPOSITORY])
     return marks, len(process.find_children())
 

@@ -110,6 +110,11 @@ def run(tmp_path_factory):
         "def split_even(batch, devices): raise KeyError('\\x1b[31m<b>\\r=1+1')"))
     put(folder, "surrogate", make_source(why="half of a \ud800 character \x00 \x1b[31m",
                                          even="x = '\ud800'"))
+    put(folder, "reason", make_source(even="def split_even(batch, devices):\n"
+                                      "    raise ValueError(chr(0xd800) + chr(0x202e) + chr(0))"))
+    put(folder, "long", make_source(even="#" + "x" * judge.LONGEST, why='"' * 10**7))
+    put(folder, "cut-in-two", make_source())
+    (folder / "cut-in-two/ps1 (1).ipynb").touch()
     put(folder, FORMULA.replace('"', "'").replace("/", "."), make_source())
     # Files that are none, and folders that can't be used.
     os.symlink("../model/ps1.ipynb", put(folder, "link", "").parent / "ps2.ipynb")
@@ -157,8 +162,8 @@ def test_an_untouched_student_version_earns_nothing(run):
 
 @pytest.mark.parametrize("student, why", [
     ("not-json", "not a notebook"), ("a-list", "not a notebook"), ("nested", "not a notebook"),
-    ("missing", "not handed in"), ("two-solution-cells", "two different solution cells 'even'"),
-    ("link", "ps1.ipynb is a link"), ("linked-folder", "ps1 is a link"),
+    ("missing", "not handed in"), ("link", "ps1.ipynb is a link"),
+    ("linked-folder", "ps1 is a link"),
     ("zero", "ps1.ipynb is a link"), ("pipe", "not a regular file"),
     ("directory", "not a regular file"), ("large", "larger than 20 MiB")])
 def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
@@ -169,8 +174,10 @@ def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
 
 
 @pytest.mark.parametrize("student, why", [
+    ("two-solution-cells", "two different solution cells 'even'"),
     ("renamed", "split_even is not defined"), ("no-solution-cell", "'even' is missing"),
-    ("wrong", "has 1 entry, not 2"), ("script", "KeyError"), ("surrogate", "Unicode")])
+    ("wrong", "has 1 entry, not 2"), ("script", "KeyError"), ("surrogate", "Unicode"),
+    ("reason", "ValueError: ?"), ("long", "more than 1,000,000 characters")])
 def test_one_exercise_lost(run, student, why):
     assert points(run[0], student) == without_first()
     assert why in run[0][student]["even-values"]["why not"]
@@ -206,6 +213,14 @@ def test_nothing_that_is_shown_or_stored_can_do_anything(run):
             assert tag not in text                   # and nothing of it is HTML
     assert answer.startswith("<pre ") and answer.count("<") == 2
     assert "�" in (out / "feedback/surrogate/ps1/ps1.html").read_text()
+
+
+def test_notebooks_that_are_not_read_are_named(run):
+    assert "Not read: cut-in-two/ps1 (1).ipynb" in run[1].stderr
+
+
+def test_a_long_answer_is_shown_in_part(run):
+    assert (run[2] / "feedback/long/ps1/ps1.html").stat().st_size < 2 * 10**6
 
 
 def test_words_wait_for_a_reader(run):
@@ -309,11 +324,23 @@ def test_an_answer_that_has_changed_is_to_be_read_again(tmp_path):
     assert (rows["why"]["points"], rows["why"]["outcome"]) == ("2", "read")
     assert (rows["even-care"]["points"], rows["even-care"]["why not"]) == (
         "0.5", "points by your teacher.")
+    os.rename(folder / "ada/ps1.ipynb", tmp_path / "away")     # for one run it isn't there,
+    put(folder, "bob", make_source())
+    run_make(link, f"OUT={out}")
+    with open(out / "autograded/bob/ps1/ps1.ipynb", "r+") as file:
+        file.truncate(1000)
+    os.rename(tmp_path / "away", folder / "ada/ps1.ipynb")     # and comes back as it was
+    assert run_make(link, f"OUT={out}").returncode == 0
+    rows = read_rows(out)["ada"]
+    assert (rows["why"]["points"], rows["even-care"]["points"]) == ("2", "0.5")
     put(folder, "ada", make_source(why="second"))
     run_make(link, f"OUT={out}")
     rows = read_rows(out)["ada"]
     assert (rows["why"]["points"], rows["why"]["outcome"]) == ("", "to be read")
     assert rows["even-care"]["points"] == "0.5"
+    put(folder, "ada", make_source(why="second", even="def split_even(batch, devices): pass"))
+    run_make(link, f"OUT={out}")
+    assert read_rows(out)["ada"]["even-care"]["points"] == "0"
     # Another program, such as Formgrader, is writing.
     with contextlib.closing(sqlite3.connect(out / "gradebook.db")) as database:
         database.execute("BEGIN EXCLUSIVE")

@@ -29,11 +29,12 @@ class Test(NamedTuple):
 
 
 class Exercise(NamedTuple):
-    """One solution cell: its grade_id, heading, model answer and tests."""
+    """One solution cell: its grade_id, heading, model answer, the functions in it, and tests."""
 
     name: str
     title: str
     answer: str
+    functions: list
     tests: list
 
 
@@ -88,7 +89,8 @@ def read_assignment(name):
         if "given" in tags or "driver" in tags:
             given.append(cell.source)
         if meta.get("solution"):
-            exercises.append(Exercise(meta["grade_id"], heading, cell.source, []))
+            names = [node.name for node in _find_functions(cell.source)]
+            exercises.append(Exercise(meta["grade_id"], heading, cell.source, names, []))
         elif "points" in meta:
             exercises[-1].tests.append(
                 Test(meta["grade_id"], meta["points"], titles[meta["grade_id"]]))

@@ -67,12 +67,32 @@ def find_submissions(folder):
             unusable[student] = why
         for name in list_names():
             paths = [(student, f"{name}.ipynb"), (student, name, f"{name}.ipynb")]
-            there = [path for path in paths if os.path.lexists(folder.joinpath(*path))]
+            there = [path for path in paths if is_there(folder.joinpath(*path))]
             if len(there) > 1:
                 unusable[student] = f"it has two of {name}, {name}.ipynb and {name}/{name}.ipynb"
             found.append(Submission(student, name, there[0] if there else None))
     handed_in = {one.assignment for one in found if one.path}
     return folder, [one for one in found if one.assignment in handed_in], unusable
+
+
+def is_there(path):
+    """Whether there is something, be it a link to nothing or in a folder that can't be read."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def find_unread(folder, submissions):
+    """Notebooks in the students' folders that have no assignment's name, and so aren't read."""
+    read = {folder.joinpath(*one.path) for one in submissions if one.path}
+    found = {path for student in {one.student for one in submissions}
+             for pattern in ("*.ipynb", "*/*.ipynb", "*/*/*.ipynb")
+             for path in (folder / student).glob(pattern)}
+    return sorted(path for path in found - read if ".ipynb_checkpoints" not in path.parts)
 
 
 def read_submission(folder, path):
@@ -168,10 +188,10 @@ class Marking:
         Whatever ends this, marks.csv says what is done, and no process is left.
         """
         hidden, running = [process.REPOSITORY, self.out, self.folder], []
+        scratch = tempfile.mkdtemp(prefix="marking-")
         try:
-            with (tempfile.TemporaryDirectory(prefix="marking-", ignore_cleanup_errors=True)
-                  as scratch, gradebook.open_gradebook(self.out) as book, tqdm(
-                    total=len(self.submissions), unit="submission", file=sys.stdout) as progress):
+            with gradebook.open_gradebook(self.out) as book, tqdm(
+                    total=len(self.submissions), unit="submission", file=sys.stdout) as progress:
                 waiting = iter(self.submissions)
                 while True:
                     while len(running) < joblib.cpu_count() and (one := next(waiting, None)):
@@ -196,6 +216,7 @@ class Marking:
                 signal.signal(number, signal.SIG_IGN)   # a second Ctrl-C must not cost the table
             self.write_table()
             process.end_children()
+            process.remove_folder(scratch)
 
     def look_up(self, one):
         """(report, None) of a submission that needs no judge, or that was judged before; else
@@ -235,6 +256,15 @@ class Marking:
         return self.out / "reports" / one.student / f"{one.assignment}.json"
 
     def finish(self, book, one, report):
+        """Put a report where it belongs. What goes wrong with one submission ends no other."""
+        try:
+            self.file(book, one, report)
+        except (OSError, gradebook.Unusable, *gradebook.FAULTS):
+            raise
+        except Exception as error:
+            self.rows[one] = make_rows(one, give_up(one, judge.describe_fault(error)), {})
+
+    def file(self, book, one, report):
         """Put a report where it belongs: gradebook, feedback, table. What could not be judged
         changes nothing in the first two."""
         words = {key: (None, "") for key, _, _ in read_assignment(one.assignment).words}
@@ -301,9 +331,10 @@ def make_rows(one, report, words):
     for key, of, _ in read_assignment(one.assignment).words:
         score = words.get(key, (None, ""))[0]
         why, outcome = ("", "read") if score is not None else (TO_BE_READ, TO_BE_READ)
-        if score is None and not report["answers"]:  # there is nothing to read
-            first = report["marks"][0]
-            score, why, outcome = first.points, first.why, first.outcome
+        if score is None and not report["answers"].get(key, "").strip():
+            score, why, outcome = 0, "no answer", judge.JUDGED
+            if all(mark.outcome == judge.NOT_JUDGED for mark in report["marks"]):
+                score, why, outcome = None, report["marks"][0].why, judge.NOT_JUDGED
         rows.append([one.student, one.assignment, key, "" if score is None else f"{score:g}",
                      f"{of:g}", why, outcome])
     return rows
@@ -343,6 +374,9 @@ def mark(folder, out):
     for student, why in marking.unusable.items():
         print(f"The folder '{harmless.for_terminal(student)}' can't be used: {why}",
               file=sys.stderr)
+    for path in find_unread(marking.folder, marking.submissions):
+        print(f"Not read: {harmless.for_terminal(path.relative_to(marking.folder))}, which is not "
+              "STUDENT/psN.ipynb or STUDENT/psN/psN.ipynb", file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)

@@ -40,6 +40,9 @@ c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader wa
 """
 
 
+FAULTS = SQLAlchemyError, InvalidEntry
+
+
 class Unusable(Exception):
     """nbgrader can't keep what it is given; the text is what it said."""
 
@@ -99,7 +102,7 @@ def open_gradebook(root):
     try:
         with Gradebook(f"sqlite:///{root}/gradebook.db", COURSE) as book:
             yield book
-    except (SQLAlchemyError, InvalidEntry) as error:
+    except FAULTS as error:
         raise Unusable(str(error)) from error
 
 
@@ -117,12 +120,16 @@ def try_gradebook(root):
 def record(book, root, student, name, report):
     """Put a report into the gradebook, and write the notebook that Formgrader shows.
 
-    A person's points for an answer are dropped where another answer has taken its place.
+    A person's points are dropped where another answer has taken the place of the one they were
+    for. Where nothing was handed in now, that notebook stays as it was.
     """
     marks = {mark.exercise: mark for mark in report["marks"]}
     path = root / "autograded" / student / name / f"{name}.ipynb"
-    before = {cell.metadata.get("nbgrader", {}).get("grade_id"): cell.source
-              for cell in (nbformat.read(path, 4).cells if path.exists() else ())}
+    before = read_cells(path)
+    changed = {key for key, answer in report["answers"].items()
+               if answer and before.get(key, answer) not in (answer, harmless.for_database(answer))}
+    for exercise in read_assignment(name).exercises:
+        changed |= {t.grade_id for t in exercise.tests if exercise.name in changed}
     content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
     book.update_or_create_student(student)
     book.update_or_create_submission(name, student)
@@ -131,6 +138,7 @@ def record(book, root, student, name, report):
         key = meta.get("grade_id")
         if meta.get("solution"):
             answer = report["answers"].get(key, "")
+            cell.metadata["answer"] = harmless.for_database(answer)
             cell.source = (harmless.for_markdown if cell.cell_type == "markdown"
                            else harmless.for_database)(answer)
         elif cell.cell_type == "markdown":
@@ -138,24 +146,43 @@ def record(book, root, student, name, report):
         if not meta.get("grade"):
             continue
         grade = book.find_grade(key, name, name, student)
+        if key in changed:
+            grade.manual_score = grade.extra_credit = None
         if key in marks:
             mark = marks[key]
-            grade.auto_score, grade.needs_manual_grade = mark.points, False
+            if mark.outcome != judge.NOT_JUDGED:
+                grade.auto_score, grade.needs_manual_grade = mark.points, False
             cell.outputs = [nbformat.v4.new_output("stream", text=describe_mark(mark) + "\n")]
         else:
-            if key in before and report["answers"].get(key) and before[key] != cell.source:
-                grade.manual_score = None
-            grade.needs_manual_grade = grade.manual_score is None and bool(report["answers"])
+            grade.needs_manual_grade = grade.manual_score is None and bool(
+                report["answers"].get(key, "").strip())
     book.db.commit()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(content, path)
+    if report["answers"] or not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")   # whole or not at all
+        nbformat.write(content, part)
+        part.replace(path)
+
+
+def read_cells(path):
+    """{grade_id: answer} of a notebook that `record` wrote; nothing where there is none."""
+    try:
+        return {cell.metadata["nbgrader"]["grade_id"]: cell.metadata["answer"]
+                for cell in nbformat.read(path, 4).cells if "answer" in cell.metadata}
+    except Exception:  # none, or one that was cut off
+        return {}
+
+
+def read_score(grade):
+    """A person's points, those for more than was asked included; None where there are none."""
+    return None if grade.manual_score is None else grade.manual_score + (grade.extra_credit or 0)
 
 
 def read_changes(book, student, name, marks):
     """`marks`, with the points that a person gave in place of the judge's."""
     changed = []
     for mark in marks:
-        score = book.find_grade(mark.exercise, name, name, student).manual_score
+        score = read_score(book.find_grade(mark.exercise, name, name, student))
         if score is not None:
             why = f"points by your teacher. {mark.why}".strip()
             mark = mark._replace(points=score, why=why, outcome=judge.JUDGED)
@@ -169,7 +196,7 @@ def read_words(book, student, name):
     for key, _, _ in read_assignment(name).words:
         grade = book.find_grade(key, name, name, student)
         comment = book.find_comment(key, name, name, student)
-        found[key] = grade.manual_score, comment.comment or ""
+        found[key] = read_score(grade), comment.comment or ""
     return found
 
 
@@ -210,6 +237,7 @@ def write_feedback(root, student, name, report, words):
             "key": key, "code": cell.cell_type == "code", "answer": answer,
             "test": bool(meta.get("grade")) and answer is None,
             "text": cell.source if cell.cell_type == "code" else Markup(render_text(cell.source))})
+    answered = {key for key, answer in report["answers"].items() if answer.strip()}
     rows = [(e.title, t.grade_id, t.title, marks[t.grade_id], describe_mark(marks[t.grade_id]))
             for e in read.exercises for t in e.tests]
     counted = [m for m in marks.values() if m.outcome != judge.NOT_JUDGED]
@@ -218,12 +246,12 @@ def write_feedback(root, student, name, report, words):
         name=name, student=student, rows=rows, cells=cells, marks=marks,
         titles={key: title for _, key, title, *_ in rows}, describe=describe_mark,
         not_judged=len(counted) < len(marks),
-        words=[(key, title, of, *words[key]) for key, of, title in read.words],
+        words=[(key, title, of, *words[key], key in answered) for key, of, title in read.words],
         points=sum(m.points for m in counted) + sum(read_points),
         of=sum(m.of for m in counted) + sum(
             of for key, of, _ in read.words if words[key][0] is not None),
-        unread=sum(of for key, of, _ in read.words if words[key][0] is None),
-        handed_in=bool(report["answers"]))
+        unread=sum(of for key, of, _ in read.words
+                   if words[key][0] is None and key in answered))
     path = root / "feedback" / student / name / f"{name}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")

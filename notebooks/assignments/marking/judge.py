@@ -26,6 +26,8 @@ from marking.channel import Array, Function
 MEMORY = 2 * 2**30    # bytes of addresses for the judge itself
 CALLS = 100_000       # most calls of the judge's functions in one case
 TIME = 240            # seconds by the clock for an exercise, the judge's own work included
+LONGEST = 10**6       # characters of a solution cell
+SHOWN = 10**5         # characters of an answer in the feedback
 WORDS = 300           # most characters of a reason
 JUDGED, STOPPED, NOT_JUDGED = "judged", "stopped", "not judged"
 HANDED_OUT = ["__init__.py", "engine.py", "gpu.py", "device.py"]  # of helpers/, for students
@@ -45,11 +47,11 @@ class Solution:
     Raises RuntimeError where the process doesn't come up, which is no student's fault.
     """
 
-    def __init__(self, line, given, answer):
+    def __init__(self, line, given, answer, names):
         self.line, self.numbers, self.deadline = line, 0, float("inf")
         try:
             self._expect("started")
-            line.send([given, answer])
+            line.send([given, answer, names])
             self._expect("given")
         except process.Ended as error:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
@@ -146,7 +148,7 @@ def judge_exercise(assignment, exercise, answer, tests, line):
     tests: from `load_tests`. line: a `process.Process`, or what speaks as it does.
     """
     try:
-        solution = Solution(line, assignment.given, answer)
+        solution = Solution(line, assignment.given, answer, exercise.functions)
     except Exception as error:
         return [Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
                 for test in exercise.tests]
@@ -180,6 +182,8 @@ def run_test(test, generate, parameters, solution, careless, last):
             why = careless[0]
     except process.Ended as error:
         outcome, why = STOPPED, f"stopped: {error}"
+    except MemoryError:
+        outcome, why = STOPPED, "stopped: what came back is more than the judge can hold"
     except Exception as error:
         return Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
     return Mark(test.grade_id, 0 if why else test.points, test.points,
@@ -187,8 +191,10 @@ def run_test(test, generate, parameters, solution, careless, last):
 
 
 def shorten(why):
-    """A reason in one line and of a length that can be read: it may be a student's text."""
-    return " ".join(why[:2 * WORDS].split())[:WORDS]
+    """A reason in one line, of a length that can be read and of characters that can be shown: it
+    may be a student's text."""
+    text = why[:2 * WORDS].encode("utf-8", "replace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:WORDS]
 
 
 def describe_fault(error):
@@ -203,7 +209,8 @@ class Refused(Exception):
 
 
 def read_answers(text, names):
-    """{grade_id: source} of the cells `names`, which students fill in, from a notebook's text.
+    """{grade_id: [source, ...]} of the cells `names`, which students fill in, from a notebook's
+    text: more than one where there are several, all different.
 
     Nothing else of a submission is looked at: not its tests, not its other cells, not its
     outputs. Raises Refused where it is no notebook.
@@ -219,13 +226,11 @@ def read_answers(text, names):
             if meta.get("solution") and meta.get("grade_id") in names:
                 source = cell["source"]
                 source = source if isinstance(source, str) else "".join(source)
-                found.setdefault(meta["grade_id"], []).append(source)
+                if source not in found.setdefault(meta["grade_id"], []):
+                    found[meta["grade_id"]].append(source)
     except Exception as error:  # whatever is wrong with it
         raise Refused(shorten(f"not a notebook: {type(error).__name__}: {error}")) from error
-    doubled = [name for name, sources in found.items() if len(set(sources)) > 1]
-    if doubled:
-        raise Refused(f"there are two different solution cells {doubled[0]!r}; leave one")
-    return {name: sources[0] for name, sources in found.items()}
+    return found
 
 
 def refuse(assignment, why, outcome=JUDGED):
@@ -249,16 +254,24 @@ def judge_submission(assignment, text, hidden):
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         stage = process.make_stage(Path(folder), HANDED_OUT)
         for exercise in assignment.exercises:
-            marks += judge_answer(assignment, exercise, answers.get(exercise.name), tests,
+            marks += judge_answer(assignment, exercise, answers.get(exercise.name, []), tests,
                                   stage, hidden)
-    return {"answers": answers, "marks": marks}
+    shown = {name: "\n\n".join(sources)[:SHOWN] for name, sources in answers.items()}
+    return {"answers": shown, "marks": marks}
 
 
-def judge_answer(assignment, exercise, answer, tests, stage, hidden):
-    """Marks for one solution cell, behind walls; None where there is no such cell."""
-    if answer is None:
+def judge_answer(assignment, exercise, sources, tests, stage, hidden):
+    """Marks for one solution cell, behind walls. sources: of all cells that claim to be it."""
+    why = ""
+    if not sources:
         why = f"the solution cell {exercise.name!r} is missing"
+    elif len(sources) > 1:
+        why = f"there are two different solution cells {exercise.name!r}; leave one"
+    elif len(sources[0]) > LONGEST:
+        why = f"the solution cell has more than {LONGEST:,} characters"
+    if why:
         return [Mark(t.grade_id, 0, t.points, why, JUDGED) for t in exercise.tests]
+    (answer,) = sources
     with process.Process(stage, hidden) as line:
         return judge_exercise(assignment, exercise, answer, tests, line)
 
@@ -270,7 +283,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     job = json.load(sys.stdin)
     name, given, parameters, exercises, words = job["assignment"]
-    exercises = [Exercise(*e[:3], [Test(*t) for t in e[3]]) for e in exercises]
+    exercises = [Exercise(*e[:4], [Test(*t) for t in e[4]]) for e in exercises]
     assignment = Assignment(name, given, parameters, exercises, words)
     report = judge_submission(assignment, job["text"], job["hidden"])
     process.end_children()

@@ -141,7 +141,7 @@ class Process:
 
     def __init__(self, stage, hidden=(), limits=LIMITS):
         self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
-        self._scratch = tempfile.TemporaryDirectory(prefix="solution-")
+        self._scratch = tempfile.mkdtemp(prefix="solution-")
         mine, its = socket.socketpair()
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
         self._own = 2 if walls else 0    # processes of bubblewrap's
@@ -150,12 +150,12 @@ class Process:
         if forbidden:
             passed.append(forbidden)
             walls += ["--seccomp", str(forbidden.fileno())]
-        course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch.name)
+        course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch)
         with its, forbidden or contextlib.nullcontext():
             self._process = subprocess.Popen(
                 [*walls, sys.executable, f"{course}/solution.py",
                  *map(str, [its.fileno(), limits.file, limits.space])],
-                pass_fds=[file.fileno() for file in passed], cwd=self._scratch.name,
+                pass_fds=[file.fileno() for file in passed], cwd=self._scratch,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
@@ -200,7 +200,7 @@ class Process:
         self._channel.close()
         if not self._threads[-1].is_alive():
             self._process.stdout.close()
-        self._scratch.cleanup()
+        remove_folder(self._scratch)
 
     def __enter__(self):
         return self
@@ -273,6 +273,11 @@ class Process:
             while piece := self._process.stdout.read1(2**16):
                 self._printed += len(piece)
                 self._tail = (self._tail + piece)[-2000:]
+
+
+def remove_folder(path):
+    """Remove a folder, however deep a solution has made it: Python's own way is recursive."""
+    subprocess.run(["rm", "-rf", path], stderr=subprocess.DEVNULL)
 
 
 def adopt_orphans():

@@ -13,7 +13,6 @@ It may do with it what it likes, and all that the judge will believe are values.
 """
 
 import ctypes
-import inspect
 import os
 import resource
 import socket
@@ -31,21 +30,23 @@ from channel import Array, Device, Function, Other
 def serve(line, namespace):
     """Answer the judge at the other end of `line`, until it hangs up, which raises EOFError.
 
-    The solution is run in `namespace`, after the assignment's own cells.
+    The solution is run in `namespace`, with all that the assignment's own cells define. They have
+    a namespace of their own, which gets from the solution only the functions that were asked for:
+    no name that either side chooses is in the other's way.
     """
     line.send("started")
-    given, answer = line.receive()
+    given, answer, names = line.receive()
+    course = {"__name__": "course"}
     for number, cell in enumerate(given):
-        exec(compile(cell, f"<given cell {number + 1}>", "exec"), namespace)
-    functions = {name: value for name, value in namespace.items()
-                 if inspect.isfunction(value) or inspect.isclass(value)}
+        exec(compile(cell, f"<given cell {number + 1}>", "exec"), course)
+    namespace.update({name: value for name, value in course.items() if name[:2] != "__"})
     line.send("given")
     failed = None
     try:
         exec(compile(answer, "<solution>", "exec"), namespace)
     except Exception as error:
         failed = error
-    namespace.update(functions)  # what is given stays given, also under a solution's own names
+    course.update({name: namespace[name] for name in names if name in namespace})
     line.send("ready")
     while True:
         name, args = line.receive()
@@ -54,9 +55,9 @@ def serve(line, namespace):
         try:
             if failed:
                 raise failed
-            if name not in namespace:
+            if name not in course:
                 raise NameError(f"{name} is not defined")
-            reply = {"returned": desk.pack(namespace[name](*args))}
+            reply = {"returned": desk.pack(course[name](*args))}
         except Exception as error:
             reply = describe_error(error)
         reply["arguments"] = desk.pack(args)
