@@ -112,7 +112,7 @@ def run(tmp_path_factory):
                                          even="x = '\ud800'"))
     put(folder, "reason", make_source(even="def split_even(batch, devices):\n"
                                       "    raise ValueError(chr(0xd800) + chr(0x202e) + chr(0))"))
-    put(folder, "long", make_source(even="#" + "x" * judge.LONGEST, why='"' * 10**7))
+    put(folder, "long", make_source(even="#" + "x" * judge.LONGEST, why='"' * 10**6))
     put(folder, "cut-in-two", make_source())
     (folder / "cut-in-two/ps1 (1).ipynb").touch()
     put(folder, FORMULA.replace('"', "'").replace("/", "."), make_source())

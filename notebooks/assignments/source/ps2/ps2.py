@@ -14,6 +14,9 @@
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other sizes and other devices, when it is marked.
+#
+# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
+# from cells that only show something.
 
 # %% tags=["given"]
 from helpers import devices

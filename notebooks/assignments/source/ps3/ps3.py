@@ -15,6 +15,9 @@
 # read. Each exercise is judged alone, so none needs the solution of another. Each is tested in
 # the open, so that you can see how you are doing, and again, on other values, other sizes and
 # other numbers of devices, when it is marked.
+#
+# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
+# from cells that only show something.
 
 # %% tags=["given"]
 from helpers import devices

@@ -14,6 +14,9 @@
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again, on
 # other values, other sizes and other numbers of devices, when it is marked.
 #
+# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
+# from cells that only show something.
+#
 # No real clock is read here. Times come from formulas and from a machine that is simulated, so
 # the right answer is known, and it is the same on every computer.
 
