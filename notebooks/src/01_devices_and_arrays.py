@@ -716,14 +716,16 @@ print(f"predicted {predicted * 1e6:.0f} µs, of which latency {latency / predict
 #    and returns the sum on the first one's device. The inputs must be as they were before. What is
 #    wrong with starting from `result = arrays[0]` and going on with `result += …`?
 #
-# Each solution's code is folded away: try first, then open the cell.
+# The answers are folded: try first, then open them.
 
 # %% [markdown]
-# **Solution 1.** Write to the candidate, and look at `a`. Three change it: the array that was
+# ### Answer 1
+#
+# Write to the candidate, and look at `a`. Three change it: the array that was
 # already there, the slice and the reshaped array, which are all windows on the same memory. The
 # array on the other device, `copyto` and `copy` are copies.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 views = {
     "as_in_context, same device": lambda a: a.as_in_context(two[0]),
     "as_in_context, other device": lambda a: a.as_in_context(two[1]),
@@ -741,12 +743,14 @@ for name, view in views.items():
 assert shared == ["as_in_context, same device", "slice", "reshape"], "three share a's memory"
 
 # %% [markdown]
-# **Solution 2.** With the moved array, since to autograd that one is where everything began: the
+# ### Answer 2
+#
+# With the moved array, since to autograd that one is where everything began: the
 # move wasn't recorded. It needs an `attach_grad` of its own, or `backward` raises. The original's
 # gradient stays 0, without a word. Just so, in data parallelism, each replica gets a gradient of
 # its own, and bringing them together is up to you.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 w = nd.array([1, 2], ctx=two[0])
 w.attach_grad()
 moved = w.as_in_context(two[1])
@@ -758,13 +762,15 @@ assert moved.grad.asnumpy().tolist() == [2, 4], "the derivative of the sum of w�
 assert w.grad.asnumpy().tolist() == [0, 0], "the move was not recorded: no gradient comes back"
 
 # %% [markdown]
-# **Solution 3.** One array pays the latency once, eight pay it eight times; the time for the bytes
+# ### Answer 3
+#
+# One array pays the latency once, eight pay it eight times; the time for the bytes
 # is the same. Hence 102 µs against 452 µs, as the cell prints. Half the bandwidth is reached at
 # $L \cdot B$, here 500 KB, nearly all of LeNet. This is why libraries for distributed training pack
 # many small gradients into large buckets. (On MXNet's queues, eight copies sent without waiting in
 # between overlap a part of their latencies. Try it.)
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 L, B = 50e-6, 10e9  # seconds, bytes per second
 one_array = L + 4 * parameters / B
 eight_arrays = len(shapes) * L + 4 * parameters / B
@@ -775,12 +781,14 @@ assert round(eight_arrays * 1e6) == 452, "eight latencies, and the same bytes"
 assert np.isclose(L * B / (L + L * B / B), B / 2), "at L·B bytes, bytes per second are B/2"
 
 # %% [markdown]
-# **Solution 4.** `result = arrays[0]` gives the first array a second name, and `+=` then writes to
+# ### Answer 4
+#
+# `result = arrays[0]` gives the first array a second name, and `+=` then writes to
 # it: the caller's array has become the sum. Starting from a copy avoids that. `as_in_context`
 # is enough for the others, since they are only read. In chapter 03 the overwriting is what we
 # want, and we will say so.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def total(arrays):
     result = arrays[0].copyto(arrays[0].context)
     for array in arrays[1:]:

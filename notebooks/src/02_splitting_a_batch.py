@@ -365,13 +365,15 @@ show(fig, alt="Two rows of eight handwritten digits, a row a device, each digit 
 #    devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. Which property should
 #    the sizes of *any* shares have?
 #
-# Each solution below is folded: try first, then open the cell.
+# The answers are folded: try first, then open them.
 
 # %% [markdown]
-# **Solution 1.** Move every shard to the device, then join along the first axis. Order matters; the
+# ### Answer 1
+#
+# Move every shard to the device, then join along the first axis. Order matters; the
 # device list gave it.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def gather(shards, device):
     return nd.concat(*[shard.as_in_context(device) for shard in shards], dim=0)
 
@@ -381,11 +383,13 @@ again = gather(split_and_load(whole, three, even=False), mx.cpu(0))
 assert (again == whole).min().asscalar() == 1, "gather must undo the split"
 
 # %% [markdown]
-# **Solution 2.** A slice with a step does it. If the data come sorted, by class or by length,
+# ### Answer 2
+#
+# A slice with a step does it. If the data come sorted, by class or by length,
 # blocks give each device a different kind of example and dealing gives each the same mix. That
-# matters to BatchNorm, whose statistics are per device (chapter 08), and to load balance.
+# matters to BatchNorm, whose statistics are per device (chapter 09), and to load balance.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def deal_and_load(data, devices):
     return [data[i :: len(devices)].as_in_context(d) for i, d in enumerate(devices)]
 
@@ -394,11 +398,13 @@ assert aligned(deal_and_load(images, three), deal_and_load(labels, three))
 print([y.asnumpy().astype(int).tolist() for y in deal_and_load(labels, three)])
 
 # %% [markdown]
-# **Solution 3.** Cut at the rounded running total of the shares. Whatever the shares, the sizes
+# ### Answer 3
+#
+# Cut at the rounded running total of the shares. Whatever the shares, the sizes
 # must add up to $n$, and rounding the *cuts* instead of the sizes guarantees it, since the last
-# cut is exactly $n$. Chapter 11 builds on this.
+# cut is exactly $n$. Chapter 12 builds on this.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def split_by_share(data, devices, shares):
     parts = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)]
     ends = [round(len(data) * part) for part in parts]

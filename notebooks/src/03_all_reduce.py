@@ -371,7 +371,7 @@ for all_reduce in (allreduce, tree_allreduce, ring_allreduce):
 # %% [markdown]
 # No all-reduce can do with less than the ring's $2\frac{k-1}{k}S$ on its busiest device: that is a
 # theorem (Patarasuk and Yuan, 2009). And as $k$ grows the number never reaches $2S$. It is why
-# NVIDIA's NCCL has rings, and through NCCL PyTorch's DDP (chapter 12).
+# NVIDIA's NCCL has rings, and through NCCL PyTorch's DDP (chapter 14).
 
 # %% [markdown]
 # ## Order matters to the last bit
@@ -517,10 +517,12 @@ show(fig, alt="Time against array size on log axes for the three schemes and KVS
 #    does it save for 8 arrays on 2 devices with the ring?
 
 # %% [markdown]
-# **Solution 1.** Divide every replica by $k$ afterwards. The update is $\eta$ times the gradient,
+# ### Answer 1
+#
+# Divide every replica by $k$ afterwards. The update is $\eta$ times the gradient,
 # so $k\eta$ with the mean equals $\eta$ with the sum.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def mean_allreduce(arrays):
     ring_allreduce(arrays)
     for a in arrays:
@@ -532,11 +534,13 @@ mean_allreduce(arrays)
 assert all((4 * a == 10 * nd.arange(1, 13, ctx=a.context)).min().asscalar() for a in arrays)
 
 # %% [markdown]
-# **Solution 2.** The tree takes $2\log_2 8 = 6$ rounds of $S$ bytes, the ring $2 \cdot 7 = 14$
+# ### Answer 2
+#
+# The tree takes $2\log_2 8 = 6$ rounds of $S$ bytes, the ring $2 \cdot 7 = 14$
 # rounds of $S/8$. They are equal where $14\alpha + \frac{14}{8}S/\beta = 6\alpha + 6S/\beta$, that
 # is at $S = 8\alpha\beta / 4.25$.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 alpha, beta = 10e-6, 10e9
 S = 8 * alpha * beta / 4.25
 tree, ring = 6 * (alpha + S / beta), 14 * (alpha + S / 8 / beta)
@@ -544,11 +548,13 @@ assert abs(tree - ring) < 1e-12, "at the crossing both must take the same time"
 print(f"the ring is faster from {S / 1e3:.0f} KB on")
 
 # %% [markdown]
-# **Solution 3.** Flatten and join what each device has, all-reduce once, and write the pieces back.
+# ### Answer 3
+#
+# Flatten and join what each device has, all-reduce once, and write the pieces back.
 # Eight rings of 4 messages become one: 28 messages fewer. PyTorch's DDP calls such a buffer a
-# *bucket* (chapter 12).
+# *bucket* (chapter 14).
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def fused_allreduce(groups):
     buffers = [nd.concat(*[a.reshape(-1) for a in group], dim=0) for group in groups]
     ring_allreduce(buffers)

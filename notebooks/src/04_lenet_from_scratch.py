@@ -678,7 +678,7 @@ show(fig, alt="Loss against images seen for four combinations of batch size and 
 # as long. That could make up for it, and late in training it often does; but in the first steps
 # gradients are large, and a long step may overshoot. Look at where each curve is in the beginning
 # and at the end. Doubling both together is a first guess and no law; warming the rate up over the
-# first steps is the usual remedy (Goyal et al., 2017). Chapter 10 maps batch against rate.
+# first steps is the usual remedy (Goyal et al., 2017). Chapter 11 maps batch against rate.
 
 # %% [markdown]
 # ## Summary
@@ -710,12 +710,14 @@ show(fig, alt="Loss against images seen for four combinations of batch size and 
 #    factor is the update off, and why might nobody notice for a while?
 
 # %% [markdown]
-# **Solution 1.** The settings are environment variables that count only before MXNet loads, so a
+# ### Answer 1
+#
+# The settings are environment variables that count only before MXNet loads, so a
 # new process is needed for each try. Here we check that they are in place in this one; how much
 # each brings is yours to measure: expect the scratch spaces (`MXNET_CPU_TEMP_COPY`) to matter
 # most.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 import os
 
 from helpers.engine import SETTINGS
@@ -724,10 +726,12 @@ assert all(name in os.environ for name in SETTINGS), "set by importing helpers b
 print("in place:", ", ".join(SETTINGS))
 
 # %% [markdown]
-# **Solution 2.** With equal shards the mean of the $k$ means is the mean of the batch, so nothing
+# ### Answer 2
+#
+# With equal shards the mean of the $k$ means is the mean of the batch, so nothing
 # changes. With uneven ones, such as 5 and 4, each example of the smaller shard weighs more.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def mean_of_means(n):
     x, y, p = small[0][:n], small[1][:n], get_params(init_params(), two[0])
     shards = zip(split_and_load(x, two, False), split_and_load(y, two, False))
@@ -739,12 +743,14 @@ def mean_of_means(n):
 assert mean_of_means(8) < 1e-6 < mean_of_means(9), "equal only for equal shards"
 
 # %% [markdown]
-# **Solution 3.** The sum over $n$ examples is divided by $n/k$, so the update is $k$ times too
+# ### Answer 3
+#
+# The sum over $n$ examples is divided by $n/k$, so the update is $k$ times too
 # long: as if the learning rate had been multiplied by $k$. With one device it is right, with two
 # and a careful rate it may even train faster; with many it may diverge. A check against one device
 # finds it after one step.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def short_batch(arrays):
     allreduce(arrays)
     for a in arrays:

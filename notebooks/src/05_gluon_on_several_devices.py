@@ -334,7 +334,7 @@ print([(s.shape, s.context) for s in scores])
 # %% [markdown]
 # Each shard's scores are on the shard's device, and an image gets the same scores wherever it is
 # sent, since replicas are equal. (That holds for this network. With BatchNorm it doesn't: chapter
-# 08.) Next comes a backward on every device.
+# 09.) Next comes a backward on every device.
 
 # %%
 softmax = gluon.loss.SoftmaxCrossEntropyLoss()  # a number for each image
@@ -640,10 +640,12 @@ attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 #    overwriting. Would it cure the repeated device? Try it with `tiny`'s numbers before you look.
 
 # %% [markdown]
-# **Solution 1.** A parameter without gradient has none on any device, and `list_grad` raises. The
+# ### Answer 1
+#
+# A parameter without gradient has none on any device, and `list_grad` raises. The
 # Trainer leaves it alone, and the others train as before.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 net = lenet(two)
 net[0].collect_params().setattr("grad_req", "null")
 attempt(lambda: net[0].weight.list_grad())
@@ -654,10 +656,12 @@ assert (net[0].weight.data(two[1]).asnumpy() == old).all(), "frozen on every dev
 assert_replicas_equal(net[2].weight.list_data())
 
 # %% [markdown]
-# **Solution 2.** Replicas are equal, so one of them is all there is to save. (Chapter 08 has layers
+# ### Answer 2
+#
+# Replicas are equal, so one of them is all there is to save. (Chapter 09 has layers
 # for which that isn't so.)
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 import os
 import tempfile
 
@@ -675,12 +679,14 @@ with tempfile.TemporaryDirectory() as folder:
 assert identical(), "one replica is all there is to save"
 
 # %% [markdown]
-# **Solution 3.** The replica that both shards use then holds the sum of their gradients, and the
+# ### Answer 3
+#
+# The replica that both shards use then holds the sum of their gradients, and the
 # other one adds its zeros, so the step is right. But only the first: gradients must now be set to
 # zero by hand before each step, or the old ones count again. The Trainer still has to be told to
 # ignore the replica that is never used. And there is still only one device to do the work.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 net = nn.Dense(1, use_bias=False, in_units=2)
 net.collect_params().setattr("grad_req", "add")
 net.initialize(mx.init.Zero(), ctx=[mx.cpu(), mx.cpu()])

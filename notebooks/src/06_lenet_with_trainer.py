@@ -865,9 +865,11 @@ print(f"speed-up {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max
 #    shard, and `step(2)`. By how much is the update of `tiny` off, and for which images?
 
 # %% [markdown]
-# **Solution 1.** The mean over all epochs so far.
+# ### Answer 1
+#
+# The mean over all epochs so far.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 metric, printed = mx.metric.Accuracy(), []
 for right in (5, 7, 9):
     answers = nd.array([[0, 1]] * right + [[1, 0]] * (10 - right))
@@ -876,20 +878,24 @@ for right in (5, 7, 9):
 assert printed == [0.5, 0.6, 0.7], "instead of 0.5, 0.7, 0.9"
 
 # %% [markdown]
-# **Solution 2.** 96 of them, whatever the number of devices. With `shuffle=True` they are others in
+# ### Answer 2
+#
+# 96 of them, whatever the number of devices. With `shuffle=True` they are others in
 # each epoch, so none is left out for good. Without, they are always the last 96.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 shuffled = DataLoader(ArrayDataset(np.arange(70)), 16, shuffle=True, last_batch="discard")
 epochs = [np.concatenate([batch.asnumpy() for batch in shuffled]) for _ in range(40)]
 assert 60_000 % 512 == 96 and all(len(set(seen)) == 64 for seen in epochs)
 assert set(np.concatenate(epochs)) == set(range(70)), "each one is seen sooner or later"
 
 # %% [markdown]
-# **Solution 3.** The shards are of 3 and 2 images. Each mean gets weight 1/2, so an image of
+# ### Answer 3
+#
+# The shards are of 3 and 2 images. Each mean gets weight 1/2, so an image of
 # the shorter shard counts 1/4 and one of the longer 1/6, where 1/5 would be right.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 net, trainer = tiny(pair)
 shards = [len(shard) for shard in split(nd.zeros((5, 2)), pair, even_split=False)]
 backward(net, [[[1, 0]] * shards[0], [[0, 1]] * shards[1]], reduce=lambda loss: loss.mean())

@@ -999,7 +999,7 @@ show(fig, alt="Loss over 64 steps. With threshold 1 it follows the curve without
 
 # %% [markdown]
 # Between simulated devices nothing travels far, so there is nothing to save. Between machines there
-# is: there the store has the kind `dist_sync`, and chapter 13 starts the servers and workers that
+# is: there the store has the kind `dist_sync`, and chapter 15 starts the servers and workers that
 # it takes.
 
 # %% [markdown]
@@ -1019,7 +1019,7 @@ show(fig, alt="Loss over 64 steps. With threshold 1 it follows the curve without
 # - Two-bit compression sends $\pm t$ or nothing and keeps the rest for later. The threshold is a
 #   speed limit.
 #
-# Next, chapter 08: a ResNet-18, where one device and two are *not* the same.
+# Next, chapter 08: a ResNet-18, which is large enough to keep two devices busy.
 #
 # **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*, section "Advanced
 # topic"; its source, `src/kvstore/comm.h`; R. Pascanu et al., *On the difficulty of training
@@ -1040,11 +1040,13 @@ show(fig, alt="Loss over 64 steps. With threshold 1 it follows the curve without
 #    key's owner and on the other device? Use `kilobytes` with one key of 16,000 entries.
 
 # %% [markdown]
-# **Solution 1.** Four keys of 320,000 entries go to four devices, and the dense layers after them:
+# ### Answer 1
+#
+# Four keys of 320,000 entries go to four devices, and the dense layers after them:
 # the busiest has less than a third. In a real model the words have to be sorted by the table that
 # they are in, for instance by `word // 5000`.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 cut = [5_000 * 64] * 4 + sizes[1:]
 owner, load = largest_first(cut, 4)
 assert places(cut, 4) == [four[r] for r in owner]
@@ -1052,10 +1054,12 @@ assert max(load) / sum(load) < 1 / 3, "much closer to a quarter than before"
 print("share of each device:", [f"{entries / sum(load):.1%}" for entries in load])
 
 # %% [markdown]
-# **Solution 2.** With the states they are, to the last digits. Without them momentum starts from
+# ### Answer 2
+#
+# With the states they are, to the last digits. Without them momentum starts from
 # zero again, and the weights differ. `start` begins anew or from what was saved:
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 folder = tempfile.mkdtemp()
 
 
@@ -1073,7 +1077,7 @@ def start(weights=False, states=False):
 # %% [markdown]
 # Ten steps, from the batch where the others stopped:
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def ten_steps(net, trainer, first):
     for batch in range(first, first + 10):
         x, y = (a[64 * batch % 1024 :][:64] for a in (images.astype("float64"), labels))
@@ -1089,11 +1093,13 @@ assert apart(ten_steps(*start(weights=True, states=True), 10), reference) < 1e-1
 assert apart(ten_steps(*start(weights=True), 10), reference) > 1e-3, "momentum was forgotten"
 
 # %% [markdown]
-# **Solution 3.** Without compression: two arrays of 64 kB on the owner, nothing on the other. With
+# ### Answer 3
+#
+# Without compression: two arrays of 64 kB on the owner, nothing on the other. With
 # it each device needs a residual and what it sends, a sixteenth: 68 kB. The owner keeps a copy for
 # *each* device, its own too, beside the sum, and what it receives.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 plain = kilobytes([16_000], "device")
 packed = kilobytes([16_000], "device", lambda store: store.set_gradient_compression(compression))
 if cores() >= 2:

@@ -312,7 +312,7 @@ def quiet(part):
 
 @lru_cache
 def operations(part):
-    """Floating-point operations of a training step, per image, as chapter 10 counts them."""
+    """Floating-point operations of a training step, per image, as chapter 11 counts them."""
     ten = lift("10", "lenet", "Residual", "resnet18", "operations")
     net = ten.lenet() if part in ("lenet", "settings") else ten.resnet18()
     net.initialize()

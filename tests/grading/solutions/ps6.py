@@ -166,7 +166,7 @@ def cut(n, speeds):
     return np.diff(ends).tolist()
 
 
-# %% wrong cut loses cut-few: chapter 11's cut, which takes back one by one | 1, 7, 3\], not
+# %% wrong cut loses cut-few: chapter 12's cut, which takes back one by one | 1, 7, 3\], not
 def cut(n, speeds):
     speeds = np.asarray(speeds, dtype="float64")
     if not (np.isfinite(speeds) & (speeds > 0)).all() or n < len(speeds):

@@ -5,7 +5,7 @@
 # training step, one that fits a law to such times, and one that predicts what more devices would
 # bring.
 #
-# **You need** chapters 03, 09 and 10. **Time**: about an hour and a half. **Points**: 12, of which
+# **You need** chapters 03, 10 and 11. **Time**: about an hour and a half. **Points**: 12, of which
 # 2 are for words.
 #
 # **You may use** anything in NumPy, SciPy and Python's own library.
@@ -144,7 +144,7 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 #
 # A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a start of $\alpha$ seconds, then bytes
 # at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. The times
-# scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 10 did:
+# scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 11 did:
 # find the $\alpha$ and $B$ for which
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$

@@ -4,7 +4,7 @@
 # **You will** cut a batch in proportion to the devices' speeds, weigh gradients that come from
 # unequal shards, and work out whether a slow device is worth having at all.
 #
-# **You need** chapter 11. **Time**: about an hour and a half. **Points**: 12, of which 2 are for
+# **You need** chapter 12. **Time**: about an hour and a half. **Points**: 12, of which 2 are for
 # words.
 #
 # **You may use** anything in Python, NumPy and `mx.nd`.
@@ -44,7 +44,7 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 #    devices share all the other examples among themselves anew, from rule 1 on, and so on until
 #    nobody has nothing.
 #
-# Rules 1 and 2 are those of chapter 11. Rule 3 is not: where a device is due very little, `cut`
+# Rules 1 and 2 are those of chapter 12. Rule 3 is not: where a device is due very little, `cut`
 # from the chapter gives other sizes in some cases, and they are wrong here. No test depends on a
 # floating-point number's last digits.
 #

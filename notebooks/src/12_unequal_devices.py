@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11 · Unequal devices
+# # 12 · Unequal devices
 #
 # Up to here all devices were alike. Then equal shards are right: everybody finishes at the same
 # time. But a machine may have a new GPU beside an old one, or you may wonder whether the CPU should
@@ -886,7 +886,7 @@ print("next:", sizes)
 # ### BatchNorm
 #
 # There is an exception. A layer that computes statistics does so from its *own shard*
-# (chapter 08), so there the cut does change the result, and a small shard's statistics are noisier.
+# (chapter 09), so there the cut does change the result, and a small shard's statistics are noisier.
 # If you average the devices' running statistics when you save the network, weigh them. The four
 # numbers from above once more, 1, 2 and 3 on the first device and 10 on the second. **Predict:**
 # which of the two averages is the batch's mean?
@@ -965,7 +965,7 @@ else:
 # 4. Else cut in proportion, keep sums, measure the speeds before the talk, and assert the gradient.
 #
 # A different way out is not to wait at all: each device updates when it is ready
-# (`dist_async` across machines, chapter 13). Then nobody needs shares, but the steps are no longer
+# (`dist_async` across machines, chapter 15). Then nobody needs shares, but the steps are no longer
 # those of one device, and nothing in this chapter can be asserted.
 
 # %% [markdown]
@@ -979,7 +979,7 @@ else:
 # - A helper pays while $h < T/c - 1$. Small batches and whole images lower that limit.
 # - Cut by the speeds last seen, read before the all-reduce, and the devices end together.
 #
-# Next, chapter 12: the same training in PyTorch, and whether it computes the same gradients.
+# Next, chapter 13: the same training in PyTorch, and whether it computes the same gradients.
 #
 # **Further reading.** *Dive into Deep Learning*, Concise Implementation for Multiple GPUs, and its
 # early edition, Gluon Implementation for Multi-GPU Computation; M. L. Balinski and H. P. Young,
@@ -998,10 +998,12 @@ else:
 #    speeds and $c$, which devices should train?
 
 # %% [markdown]
-# **Solution 1.** Give the images out one at a time, each to the device that would be done with it
+# ### Answer 1
+#
+# Give the images out one at a time, each to the device that would be done with it
 # first. Each time the maximum grows as little as it can.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def fastest_cut(n, speeds):
     sizes = np.ones(len(speeds), dtype=int)
     for _ in range(n - len(speeds)):
@@ -1013,7 +1015,7 @@ def fastest_cut(n, speeds):
 # Against all cuts there are. In a batch of 256 an image more or less is nothing; in one of ten it
 # is something.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 differ = 0
 for _ in range(300):
     k = int(rng.integers(1, 5))
@@ -1024,10 +1026,12 @@ for _ in range(300):
 assert differ > 0, "there are speeds for which largest remainder is not the fastest"
 
 # %% [markdown]
-# **Solution 2.** Cut as before. Whoever got too much gets the limit and leaves the table; what is
+# ### Answer 2
+#
+# Cut as before. Whoever got too much gets the limit and leaves the table; what is
 # left is cut among the others, until nobody has too much.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def cut_within(n, speeds, limits):
     if n > sum(limits):
         raise ValueError(f"cut_within(n={n}): memory for {sum(limits)} images only")
@@ -1047,7 +1051,7 @@ assert cut_within(256, [2, 1, 1], [999, 40, 999]) == [144, 40, 72], "40 fit, and
 # %% [markdown]
 # And for random speeds and limits:
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 for _ in range(1000):
     limits = rng.integers(1, 50, 4)
     n = int(rng.integers(4, max(5, limits.sum() + 1)))
@@ -1055,11 +1059,13 @@ for _ in range(1000):
     assert sum(sizes) == n and min(sizes) >= 1 and (sizes <= limits).all()
 
 # %% [markdown]
-# **Solution 3.** For a given number of devices the fastest ones are best, since only the sum of
+# ### Answer 3
+#
+# For a given number of devices the fastest ones are best, since only the sum of
 # speeds counts. So try the fastest one, the fastest two, and so on. Looking at all subsets confirms
 # it.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def step_time(n, chosen, cost):
     return n / sum(chosen) + cost * (len(chosen) - 1)
 
@@ -1073,7 +1079,7 @@ def who_trains(n, speeds, cost):
 # %% [markdown]
 # An example, and all subsets of five devices, for speeds and costs at random:
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 assert who_trains(256, [1600, 1600, 800, 100], 0.005) == [1600, 1600, 800], "100 is left out"
 for _ in range(200):
     some, c = rng.uniform(50, 2000, 5).tolist(), 10 ** rng.uniform(-4, -1)

@@ -1,29 +1,26 @@
 # %% [markdown]
-# # 12 · The same in PyTorch
+# # 13 · The same in PyTorch
 #
 # Apache MXNet was retired to the Apache Attic in 2023: no more releases. What you have learned with
 # it hasn't retired. Devices, shards, all-reduce, replicas that must stay equal: every framework has
-# them, under other names. This chapter carries the whole course over to PyTorch and lets the two
+# them, under other names. This chapter carries the course over to PyTorch and lets the two
 # frameworks check each other.
 #
 # ## What you'll do
 #
 # Put MXNet and PyTorch side by side, row by row, in cells that run. Build LeNet and ResNet-18 a
-# second time, copy the weights over, and compare losses, gradients and steps. Rebuild
-# `nn.DataParallel` from its four parts, then train with `DistributedDataParallel` (DDP) in two
-# processes that this notebook starts, watches and reads back.
+# second time, copy the weights over, and compare losses, gradients and steps. Then rebuild
+# `nn.DataParallel` from its four parts.
 #
 # ## What you'll learn
 #
 # - which name in PyTorch stands for which in MXNet, and where the two are *not* the same;
 # - how one framework becomes the oracle for another, and how far apart float32 may leave them;
-# - what `DataParallel` does in each step, and why DDP has replaced it;
-# - how DDP starts, sends gradients in buckets, and computes what two Gluon devices compute;
-# - four traps of DDP that raise nothing.
+# - what `DataParallel` does in each step, and why it was replaced.
 #
 # ## What you need
 #
-# Chapters 04 to 08, no GPU, and PyTorch, which the rest of the course does without. If the next
+# Chapters 04 to 09, no GPU, and PyTorch, which all chapters before this one do without. If the next
 # cell can't find it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes
 # about 70 minutes, running one to two on two cores.
 
@@ -77,7 +74,7 @@ assert np.isnan(apart([right[0], np.array([np.nan])], right)), "NaN must not pas
 # ## A dictionary that runs
 #
 # Each row is two short pieces of code, MXNet's first, and an assertion where they agree. Rows that
-# need several processes come later.
+# need several processes are in chapter 14.
 #
 # ### Context and device
 #
@@ -487,7 +484,7 @@ assert drift["float32"][-1] > 1000 * drift["float64"][-1], "float32 knows half a
 # On a logarithmic axis:
 
 # %% tags=["measured"]
-from helpers.plotting import BLUE, GREY, ORANGE, figure, show
+from helpers.plotting import BLUE, ORANGE, figure, show
 
 fig, ax = figure(f"Apart after 20 steps: {drift['float32'][-1]:.0e} in float32, "
                  f"{drift['float64'][-1]:.0e} in float64",
@@ -927,721 +924,10 @@ print("threads in the backward pass:", len(backward_threads))
 
 # %% [markdown]
 # One. On GPUs PyTorch keeps a thread for each device; for the CPU it uses the thread that calls
-# `backward`.
-#
-# ## A process for each device
-#
-# DDP takes the other way. Every process has its own Python, its own replica, its own share of the
-# data. They talk only to all-reduce. There is no first device.
-#
-# A notebook can't *become* two processes, and `fork` would break MXNet's threads. So it writes a
-# script and starts that. The script consists of cells of this very notebook, so what you see is
-# what runs:
+# `backward`. What do two threads bring, then? The network itself on 256 images, and the rebuilt
+# `DataParallel` on two replicas, taking turns four times; the first turn is a warm-up.
 
 # %%
-import linecache
-
-
-def cell_of(thing):
-    function = getattr(thing, "forward", thing)  # of a module, its method
-    return "".join(linecache.getlines(function.__code__.co_filename))
-
-
-assert cell_of(lenet).startswith("def lenet")
-
-# %% [markdown]
-# The first cell of the script has the imports, and the shard that is this process's, cut as Gluon
-# cuts it.
-
-# %%
-import os
-import signal
-import sys
-from datetime import timedelta
-from time import perf_counter
-
-import psutil
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-
-def mine(batch):
-    return batch.tensor_split(dist.get_world_size())[dist.get_rank()]
-
-
-# %% [markdown]
-# Each *part* of the script is a function that takes what the notebook gave and returns what it
-# found. The first part is the smallest: each rank gives $r + 1$, and all-reduce adds. It also looks
-# up on which addresses it listens, and on which the process that started it does.
-
-# %%
-def hello(given):
-    x = torch.full((3,), dist.get_rank() + 1.0)
-    dist.all_reduce(x)
-    listens = [[c.laddr.ip for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"]
-               for pid in (os.getpid(), os.getppid())]
-    return {"sum": x, "listens": listens[0], "starter": listens[1]}
-
-
-# %% [markdown]
-# Ranks must find each other. `init_process_group` takes a *meeting place*: a file, or an address
-# and port. Everything has a deadline. After `alarm` the process ends, whatever it is doing, even if
-# the notebook is no longer there to end it.
-
-# %%
-def main(folder, *parts):
-    signal.alarm(150)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", os.environ.get("MEETING", "env://"),
-                            timedelta(seconds=60), rank=int(os.environ["RANK"]),
-                            world_size=int(os.environ["WORLD_SIZE"]))
-    given = torch.load(f"{folder}/given.pt") if os.path.exists(f"{folder}/given.pt") else {}
-    for part in parts:
-        torch.save(globals()[part](given), f"{folder}/{part}-{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-# %% [markdown]
-# The script is cells, and a call.
-
-# %%
-def write_script(path, *things):
-    cells = [cell_of(thing) for thing in (mine, *things, main)]
-    path.write_text("\n\n".join([*cells, "main(*sys.argv[1:])\n"]))
-
-
-# %% [markdown]
-# ### Starting, watching, ending
-#
-# Started processes are our responsibility. Three rules: there is a deadline; when one fails, all
-# are ended, since the others would wait for it; and however the cell ends, by the stop button too,
-# no process is left.
-
-# %%
-import contextlib
-import subprocess
-
-# %% [markdown]
-# The third rule is the `finally` below.
-
-# %%
-@contextlib.contextmanager
-def started(commands, logs):  # [(arguments, variables)] -> processes
-    running = []
-    try:
-        for (arguments, variables), log in zip(commands, logs):
-            running.append(subprocess.Popen([sys.executable, *arguments], stdout=log,
-                                            stderr=log, env={**os.environ, **variables}))
-        yield running
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            process.kill()
-
-
-# %% [markdown]
-# `terminate` asks and `kill` doesn't. Between them there is time for a process to end those that it
-# started itself. Watching means to look at all of them several times a second:
-
-# %%
-import tempfile
-
-
-def run(commands, seconds=120):
-    logs = [tempfile.TemporaryFile() for _ in commands]
-    deadline = time.monotonic() + seconds
-    with started(commands, logs) as running:
-        while any(p.poll() is None for p in running) and not any(p.poll() for p in running):
-            assert time.monotonic() < deadline, f"not done after {seconds} seconds"
-            time.sleep(0.05)
-        codes = [p.poll() for p in running]
-    for log in logs:
-        log.seek(0)
-    said = [log.read().decode() for log in logs]
-    assert set(codes) == {0}, f"exit codes {codes}: {''.join(said)[-1500:]}"
-    return said
-
-
-# %% [markdown]
-# Does it keep its rules? One process fails, the other would sleep for an hour.
-
-# %%
-sleeper, failer = ["-c", "import time; time.sleep(3600)"], ["-c", "raise SystemExit('no luck')"]
-try:
-    run([(sleeper, {}), (failer, {})])
-except AssertionError as error:
-    print(error)
-
-# %% [markdown]
-# `None` is the one that still ran; it was ended. Now the two ranks. The file where they meet must
-# be new each time. Gloo, the library that all-reduces on CPUs, opens a port for its neighbours;
-# `GLOO_SOCKET_IFNAME` keeps it on the loopback, where no other machine can reach it.
-
-# %%
-from pathlib import Path
-
-home = tempfile.TemporaryDirectory()
-folder = Path(home.name)
-loopback = next(name for name, addresses in psutil.net_if_addrs().items()
-                if "127.0.0.1" in [a.address for a in addresses])
-
-# %% [markdown]
-# `ranks` starts one process a rank for some parts of the script, and returns what each rank found.
-
-# %%
-def ranks(world, *parts):
-    place = f"file://{tempfile.mkdtemp(dir=folder)}/meeting"
-    shared = {"MEETING": place, "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": loopback}
-    run([([str(folder / "ddp.py"), str(folder), *parts], {**shared, "RANK": str(rank)})
-         for rank in range(world)])
-    return {part: read_back(part, world) for part in parts}
-
-
-def read_back(part, world=2):  # what they found, in the order of ranks
-    return [torch.load(folder / f"{part}-{rank}.pt") for rank in range(world)]
-
-
-# %% [markdown]
-# ### All-reduce
-#
-# In MXNet a KVStore sums over devices (chapter 07):
-
-# %%
-store = mx.kv.create("device")
-store.init(0, nd.zeros(3))
-arrays = [nd.full(3, rank + 1, ctx=device) for rank, device in enumerate(pair)]
-store.pushpull(0, arrays, out=arrays)
-print(*(a.asnumpy() for a in arrays))
-
-# %% [markdown]
-# In PyTorch `all_reduce` sums over processes. **Predict** both replicas, and the addresses.
-
-# %%
-write_script(folder / "ddp.py", hello)
-found = ranks(2, "hello")["hello"]
-for array, rank in zip(arrays, found):
-    assert (array.asnumpy() == rank["sum"].numpy()).all(), "the same sum, on every rank"
-    assert set(rank["listens"]) <= {"127.0.0.1"}, "reachable from this machine only"
-print(found[1]["sum"], set(found[1]["listens"]))
-
-# %% [markdown]
-# ### dist_sync and torchrun
-#
-# Across machines MXNet starts a scheduler, servers and workers. Here they are, on one machine, in
-# four processes. The workers push $r + 1$ and print what they pull. (Chapter 13 goes into it.)
-
-# %%
-import socket
-
-WORKER = """import mxnet as mx
-store = mx.kv.create("dist_sync")
-store.init(0, mx.nd.zeros(3))
-total = mx.nd.zeros(3)
-store.push(0, mx.nd.full(3, store.rank + 1))
-store.pull(0, out=total)
-print(total.asnumpy())"""
-with socket.create_server(("127.0.0.1", 0)) as probe:
-    port = probe.getsockname()[1]  # free a moment ago
-cluster = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port),
-           "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2"}
-
-# %% [markdown]
-# Scheduler and server need no program: `import mxnet` in that role is one.
-
-# %%
-roles = [("scheduler", "import mxnet"), ("server", "import mxnet"),
-         ("worker", WORKER), ("worker", WORKER)]
-said = run([(["-c", code], {**cluster, "DMLC_ROLE": role}) for role, code in roles])
-print(said[2].strip(), said[3].strip())
-
-# %% [markdown]
-# PyTorch's is `torchrun`, here by its module's name, with the script from above as it is. It starts
-# the processes, gives each its `RANK`, and an address to meet at (`env://`).
-
-# %%
-arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-             str(folder / "ddp.py"), str(folder), "hello"]
-run([(arguments, {"GLOO_SOCKET_IFNAME": loopback})])
-for rank in read_back("hello"):
-    assert rank["sum"].tolist() == [3, 3, 3], "as the two workers of dist_sync"
-    assert set(rank["starter"]) - {"127.0.0.1", "::1"}, "torchrun listens on every address"
-
-# %% [markdown]
-# The last line is a warning. While `torchrun` runs, its store listens on *all* addresses of the
-# machine, not only on the loopback, and has no password. On your own laptop in a café that is not
-# nice. So for two processes on one machine this chapter meets in a file, which needs no port, and
-# leaves `torchrun` to chapter 13.
-#
-# ## DDP, and whether it is the same
-#
-# Wrapping a network in `DistributedDataParallel` does two things: at the start it sends rank 0's
-# parameters to everybody, and in each backward pass it all-reduces gradients and divides by the
-# number of ranks. These are the steps.
-
-# %%
-def ddp_steps(net, given):  # three steps from `start`; x: [3, n, 1, 28, 28], y: [3, n]
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    for x, y in zip(given["x"], given["y"]):
-        optimizer.zero_grad()
-        F.cross_entropy(model(mine(x)), mine(y)).backward()
-        optimizer.step()
-    return net.state_dict()
-
-
-# %% [markdown]
-# Two parts: LeNet, and a thin ResNet-18 with BatchNorm, whose layers see the rank's shard only,
-# just like a Gluon device's. Only rank 0 loads the weights.
-
-# %%
-def from_weights(net, weights):
-    torch.manual_seed(dist.get_rank())
-    if dist.get_rank() == 0:
-        net.load_state_dict(weights)
-    return net
-
-
-def lenet_steps(given):
-    return ddp_steps(from_weights(lenet().double(), given["lenet"]), given)
-
-
-def thin_steps(given):
-    net = resnet18((4, 4, 8, 8)).double()
-    return ddp_steps(from_weights(net, given["thin"]), given)
-
-
-# %% [markdown]
-# What the ranks are given: weights that come from Gluon, three batches of 16 images.
-
-# %%
-def thin():
-    return gluon_resnet18((4, 4, 8, 8))
-
-
-
-# %% [markdown]
-# Both networks begin from what Gluon made:
-
-# %%
-x, y = images[:48].reshape(3, 16, 1, 28, 28), labels[:48].reshape(3, 16)
-given = {"x": torch.tensor(x), "y": torch.tensor(y, dtype=torch.int64),
-         "lenet": carry_over(start(gluon_lenet, pair), lenet().double()).state_dict(),
-         "thin": carry_over(start(thin, pair), resnet18((4, 4, 8, 8)).double()).state_dict()}
-torch.save(given, folder / "given.pt")
-
-# %% [markdown]
-# The same three steps on two simulated devices of MXNet. The trainer stays the same over the steps.
-
-# %%
-def gluon_steps(make, places):
-    net = start(make, places)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
-    for batch in zip(x, y):
-        shards = zip(*(gluon.utils.split_and_load(nd.array(a, dtype=a.dtype), places)
-                       for a in batch))
-        with autograd.record():
-            losses = [softmax(net(a), b) for a, b in shards]
-        autograd.backward(losses)
-        trainer.step(16)
-    return net
-
-
-# %% [markdown]
-# All trained parameters, replica by replica, on either side:
-
-# %%
-def trained(net):  # [devices][parameters]
-    lists = [p.list_data() for p in net.collect_params().values() if p.grad_req != "null"]
-    return [[a.asnumpy() for a in replica] for replica in zip(*lists)]
-
-
-
-# %% [markdown]
-# Of a state that came back from a rank:
-
-# %%
-def trained_torch(state):
-    return [v.numpy() for name, v in state.items() if "running" not in name
-            and "tracked" not in name]
-
-
-# %% [markdown]
-# **Predict:** for which of the two networks are two processes of PyTorch equal to two devices of
-# MXNet? And to *one* device of MXNet?
-
-# %%
-write_script(folder / "ddp.py", Residual, resnet18, lenet, ddp_steps, from_weights)
-found = ranks(2, "lenet_steps", "thin_steps")
-for part, make in (("lenet_steps", gluon_lenet), ("thin_steps", thin)):
-    two, one = gluon_steps(make, pair), gluon_steps(make, pair[:1])
-    for device, rank in zip(trained(two), found[part]):
-        assert apart(trained_torch(rank), device) < 1e-10, f"{part}: replica by replica"
-    print(part, "equal one device:", apart(trained(two)[1], trained(one)[0]) < 1e-10)
-
-# %% [markdown]
-# Two processes equal two devices for both, to $10^{-10}$, in every replica. That holds two entirely
-# different implementations of data parallelism against each other: shards, all-reduce, division.
-# Neither equals one device where there is BatchNorm, for chapter 08's reason, and both in the same
-# way.
-#
-# What about running statistics? By default DDP sends rank 0's to all others before each forward
-# pass, so what the others gather is overwritten, and only the last step's remains.
-
-# %%
-means = [rank["1.running_mean"].numpy() for rank in found["thin_steps"]]
-own = [a.asnumpy() for a in gluon_steps(thin, pair)[1].running_mean.list_data()]
-assert np.abs(means[0] - means[1]).max() > 1e-6, "apart by the last step"
-assert apart([means[0]], [own[0]]) < 1e-6, "rank 0 has gathered what cpu(0) has"
-print("rank 0's running means are cpu(0)'s; rank 1's differ")
-
-# %% [markdown]
-# Save rank 0's checkpoint, as everybody does, and you keep what one shard of each batch said.
-# `nn.SyncBatchNorm.convert_sync_batchnorm` is the remedy of chapter 08, on GPUs only.
-#
-# ### Buckets
-#
-# A message for each parameter would be slow (chapter 01: latency). One message for all would have
-# to wait for the last gradient. DDP fills *buckets*, and sends each one as soon as it is full,
-# while the backward pass goes on. A hook lets us look. It has to do the work itself: divide, and
-# start the all-reduce without waiting for it.
-
-# %%
-def send(log, bucket):
-    log.append(f"sends {bucket.buffer().numel()} gradients")
-    work = dist.all_reduce(bucket.buffer() / dist.get_world_size(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-# %% [markdown]
-# A backward pass of LeNet, in buckets that are sent once they hold 0.1 MB (25 by default):
-
-# %%
-def buckets(given):
-    net, log = lenet(), []
-    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
-    model.register_comm_hook(None, lambda state, bucket: send(log, bucket))
-    for name, layer in net.named_children():
-        layer.register_full_backward_pre_hook(
-            lambda layer, gradient, name=name: log.append(f"backward of {name}"))
-    for _ in range(2):  # after the first, buckets are in the order in which gradients came
-        log.clear()
-        F.cross_entropy(model(mine(given["x"][0].float())), mine(given["y"][0])).backward()
-    return {"log": log}
-
-# %% [markdown]
-# We'll start this together with the parts that follow, since starting takes the longest.
-#
-# ## Four traps
-#
-# ### 1. Replicas that start apart
-#
-# Nobody set a seed, or everybody set another. Each rank makes two LeNets. One is trained with DDP.
-# The other does by hand what DDP does in the backward pass, and only that.
-
-# %%
-def flat(net):
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-
-
-# %% [markdown]
-# The second network averages its gradients with these three lines:
-
-# %%
-def average_gradients(net):
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
-
-
-# %% [markdown]
-# One step of each, and the weights before and after:
-
-# %%
-def unseeded(given):
-    torch.manual_seed(dist.get_rank())
-    found = {}
-    for name, wrap in (("bare", lambda net: net), ("ddp", DistributedDataParallel)):
-        net = lenet().double()
-        found[f"{name}: as made"] = flat(net)
-        model = wrap(net)
-        found[f"{name}: wrapped"] = flat(net)
-        F.cross_entropy(model(mine(given["x"][0])), mine(given["y"][0])).backward()
-        if name == "bare":
-            average_gradients(net)
-        torch.optim.SGD(net.parameters(), lr=0.125).step()
-        found[f"{name}: after a step"] = flat(net)
-    return found
-
-
-# %% [markdown]
-# ### 2. A loss that can't tell
-#
-# A published DDP example took `cross_entropy` of a network with *one* output. **Predict** its
-# gradient.
-
-# %%
-toy, x20 = nn.Linear(20, 1), torch.rand(8, 20)
-F.cross_entropy(toy(x20), torch.rand(8, 1)).backward()
-assert (toy.weight.grad == 0).all(), "softmax of one number is 1, whatever the number"
-
-# %% [markdown]
-# Softmax of a single number is always 1, so nothing can be learned. The example trains without a
-# complaint. Worse, it can't notice a *missing* all-reduce: here are two ranks that don't talk at
-# all, with this loss and with one that works. Starts are equal, data differ.
-
-# %%
-def silent(given):
-    found = {}
-    for name, loss in (("one class", F.cross_entropy), ("mse", F.mse_loss)):
-        torch.manual_seed(12)
-        net = nn.Linear(20, 1)
-        torch.manual_seed(dist.get_rank())
-        for _ in range(5):
-            net.zero_grad()
-            loss(net(torch.rand(8, 20)), torch.rand(8, 1)).backward()
-            torch.optim.SGD(net.parameters(), lr=0.125).step()
-        found[name] = flat(net)
-    return found
-
-
-# %% [markdown]
-# ### 3. Sum and mean
-#
-# DDP divides the summed gradients by the number of ranks, never by the number of images. So what it
-# computes depends on the loss and on the shards: equal ones of 4 and 4, or 5 and 3.
-
-# %%
-def reductions(given):
-    found, rank = {}, dist.get_rank()
-    cases = {"mean, 4 and 4": (4, 1 / 4), "sum, 4 and 4": (4, 1),
-             "mean, 5 and 3": (5, 1 / (5, 3)[rank]), "weighted, 5 and 3": (5, 2 / 8)}
-    for name, (cut, factor) in cases.items():
-        net = lenet().double()
-        net.load_state_dict(given["lenet"])
-        x, y = (given[a][0][:8].split([cut, 8 - cut])[rank] for a in "xy")
-        model = DistributedDataParallel(net)
-        (F.cross_entropy(model(x), y, reduction="sum") * factor).backward()
-        found[name] = torch.cat([p.grad.flatten() for p in net.parameters()])
-    return found
-
-
-# %% [markdown]
-# In the last case the factor is $k/n$ for everybody: the sum over the shard, divided by all $n$
-# images and multiplied by the $k$ that DDP will divide by. Off they go, all four parts in one
-# start:
-
-# %%
-write_script(folder / "ddp.py", lenet, send, flat, average_gradients, buckets, unseeded,
-             silent, reductions)
-found = ranks(2, "buckets", "unseeded", "silent", "reductions")
-
-# %% [markdown]
-# **Buckets.** What rank 1 wrote down, layers by their number:
-
-# %%
-log = found["buckets"][1]["log"]
-print("\n".join(log))
-sent = [int(line.split()[1]) for line in log if "sends" in line]
-assert sum(sent) == sum(p.numel() for p in lenet().parameters()), "each gradient once"
-first_send = next(i for i, line in enumerate(log) if "sends" in line)
-assert first_send < log.index("backward of 0"), "sent before the pass has reached layer 0"
-assert log == found["buckets"][0]["log"], "both ranks in the same order, or they'd wait forever"
-
-# %% [markdown]
-# The gradients of the last layers are on their way before the backward pass of the first
-# convolution has begun. That is the overlap of chapter 09, and here nobody had to ask for it.
-#
-# **Trap 1.** **Predict:** six pairs of weights. Which are equal on both ranks?
-
-# %%
-first, second = found["unseeded"]
-for name in first:
-    print(f"{name:20} {'equal' if torch.equal(first[name], second[name]) else 'apart'}")
-assert torch.equal(second["ddp: wrapped"], first["ddp: as made"]), "rank 0's, on all ranks"
-
-# %% [markdown]
-# DDP sends rank 0's weights to everybody when you wrap the network, not later: a weight that you
-# change on one rank after that stays changed. Without DDP they stay apart. And how far?
-
-# %%
-gap = first["bare: as made"] - second["bare: as made"]
-later = first["bare: after a step"] - second["bare: after a step"]
-assert (gap - later).abs().max() < 1e-12 * gap.abs().max(), "exactly as far as before"
-
-# %% [markdown]
-# Exactly as far as before, since both add the same step. Averaging gradients never brings replicas
-# together. That is why this course compares *weights*.
-#
-# **Trap 2.** Two ranks that don't talk at all:
-
-# %%
-first, second = found["silent"]
-assert torch.equal(first["one class"], second["one class"]), "this test lets it pass"
-assert not torch.equal(first["mse"], second["mse"]), "this one catches it"
-
-# %% [markdown]
-# With the loss that has no gradient, replicas that never talked are equal, and a test of equal
-# replicas is content. **A test needs a gradient that differs from rank to rank.**
-#
-# **Trap 3.** Against one network and the mean over all eight images. **Predict** which of the four
-# are right, and the factor of those that are wrong.
-
-# %%
-net = lenet().double()
-net.load_state_dict(given["lenet"])
-F.cross_entropy(net(given["x"][0][:8]), given["y"][0][:8]).backward()
-truth = torch.cat([p.grad.flatten() for p in net.parameters()])
-
-# %% [markdown]
-# The factor is that of the closest multiple of the truth:
-
-# %%
-for name in found["reductions"][0]:
-    for rank in found["reductions"]:
-        factor = (rank[name] @ truth / (truth @ truth)).item()
-        off = (rank[name] - factor * truth).abs().max() / truth.abs().max()
-    print(f"{name:18}", f"{factor:.2f} times" if off < 1e-10 else "no multiple of", "the right one")
-
-# %% [markdown]
-# Both ranks, to be sure:
-
-# %%
-for rank in found["reductions"]:
-    for name, wanted in (("mean, 4 and 4", truth), ("sum, 4 and 4", 4 * truth),
-                         ("weighted, 5 and 3", truth)):
-        assert apart([rank[name].numpy()], [wanted.numpy()]) < 1e-10, name
-    assert apart([rank["mean, 5 and 3"].numpy()], [truth.numpy()]) > 1e-3, "means of unequal shards"
-
-# %% [markdown]
-# A sum comes out at 4 times the mean here: at $n/k$ times, so that the step grows with the *shard*,
-# not with the batch. Means of unequal shards give a direction of their own, and all replicas agree
-# on it. Weighted as in chapter 11 it is right.
-#
-# ### 4. A sampler without set_epoch
-#
-# `DistributedSampler` shuffles, from a seed that all ranks share, so that they take different
-# images of *one* order. **Predict** the orders of two epochs.
-
-# %%
-sampler = DistributedSampler(range(8), 2, rank=1, shuffle=True)
-print("the same order twice:", list(sampler) == list(sampler))
-
-# %% [markdown]
-# The same images, in the same order, in every epoch, and rank 1 will never see the others. The
-# sampler doesn't know that an epoch has ended; somebody has to tell it.
-
-# %%
-orders = []
-for epoch in range(4):
-    sampler.set_epoch(epoch)
-    orders.append(list(sampler))
-assert len({tuple(order) for order in orders}) > 1, "another order now"
-assert set(sum(orders, [])) > set(orders[0]), "and other images"
-
-# %% [markdown]
-# ## Training, and what it brings
-#
-# Now for speed. Two ranks, one thread each. First rank 0 works alone while rank 1 waits; then both
-# work, each on as many images as rank 0 had alone. In turn, four times, and the first time doesn't
-# count.
-
-# %%
-def seconds(model, x, y, steps):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    begin = perf_counter()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return perf_counter() - begin
-
-
-# %% [markdown]
-# `barrier` lets all ranks start together.
-
-# %%
-def rates(given, rounds=4):
-    found = {}
-    for make, size, steps in ((lenet, 128, 4), (resnet18, 16, 1)):
-        x, y = given["images"][:size], given["labels"][:size]
-        plain, model = make(), DistributedDataParallel(make())
-        for _ in range(rounds):
-            dist.barrier()
-            alone = seconds(plain, x, y, steps) if dist.get_rank() == 0 else float("inf")
-            dist.barrier()
-            both = seconds(model, x, y, steps)
-            found.setdefault(make.__name__, []).append(
-                [steps * size / alone, 2 * steps * size / both])
-    return found
-
-
-# %% [markdown]
-# And an epoch of real training: all 640 images, dealt by a sampler, in batches of 32 a rank, three
-# times over.
-
-# %%
-def training(given):
-    data = torch.utils.data.TensorDataset(given["images"], given["labels"])
-    sampler = torch.utils.data.DistributedSampler(data, seed=12)
-    loader = torch.utils.data.DataLoader(data, 32, sampler=sampler)
-    torch.manual_seed(12)
-    model, losses = DistributedDataParallel(lenet()), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
-            optimizer.zero_grad(), loss.backward(), optimizer.step()
-            losses.append(loss.item())
-    return {"losses": losses, "net": model.module.state_dict()}
-
-
-# %% [markdown]
-# **Predict** the speed-up of LeNet and of ResNet-18 on two cores. And: which of the two ways to
-# train LeNet with two threads, the rebuilt `DataParallel` or DDP, is faster?
-
-# %% tags=["measured"]
-from helpers.timing import Others
-
-torch.save({"images": torch.tensor(images, dtype=torch.float32),
-            "labels": torch.tensor(labels, dtype=torch.int64)}, folder / "given.pt")
-write_script(folder / "ddp.py", Residual, resnet18, lenet, seconds, rates, training)
-with Others() as others:
-    found = ranks(2, "rates", "training")
-for name, rounds in found["rates"][0].items():
-    alone, both = np.median(rounds[1:], axis=0)
-    print(f"{name:9} one process {alone:5,.0f} images/s, two {both:5,.0f}: "
-          f"{both / alone:.2f} times")
-print(f"other programs had {others.share:.0%} of the CPU")
-
-# %% [markdown]
-# Nothing above is asserted: it is this machine's. What must hold on any machine is that training
-# worked: the loss falls, and all weights of both ranks are equal to the bit.
-
-# %%
-first, second = found["training"]
-assert all(torch.equal(v, second["net"][name]) for name, v in first["net"].items()), "to the bit"
-for rank in found["training"]:
-    assert np.mean(rank["losses"][-5:]) < 0.7 * np.mean(rank["losses"][:5]), "the loss should fall"
-assert first["losses"] != second["losses"], "each rank had its own images"
-
-# %% [markdown]
-# Now the rebuilt `DataParallel`, in this process, on 256 images with two threads, against the same
-# without threads:
-
-# %% tags=["measured"]
-x256, y256 = torch.tensor(images[:256], dtype=torch.float32), torch.tensor(labels[:256]).long()
-torch.set_num_threads(1)
-
-
 class Threaded(nn.Module):
     def __init__(self, net, k):
         super().__init__()
@@ -1651,48 +937,28 @@ class Threaded(nn.Module):
         return data_parallel(self.net, x, self.k)
 
 
-threaded = [[256 * 2 / seconds(model, x256, y256, 2) for model in models]
-            for models in [(lenet(), Threaded(lenet(), 2))] for _ in range(4)]
-print("one thread {:,.0f} images/s, DataParallel with two {:,.0f}".format(
-    *np.median(threaded[1:], axis=0)))
+def seconds(model, x, y, steps=2):
+    begin = time.perf_counter()
+    for _ in range(steps):
+        torch_step(model, x, y, 0.05)
+    return time.perf_counter() - begin
+
 
 # %% [markdown]
-# Each as a multiple of what one core does alone:
+# Images per second, by their medians:
 
 # %% tags=["measured"]
-groups = {"rebuilt DataParallel\nLeNet, 2 threads": threaded,
-          "DDP, LeNet\n2 processes": found["rates"][0]["lenet"],
-          "DDP, ResNet-18\n2 processes": found["rates"][0]["resnet18"]}
-ratios = [both / alone for alone, both in (np.transpose(rounds[1:]) for rounds in groups.values())]
+torch.set_num_threads(1)
+x256, y256 = images[:256].astype("float32"), labels[:256]
+models = lenet(), Threaded(lenet(), 2)
+turns = [[2 * 256 / seconds(model, x256, y256) for model in models] for _ in range(4)]
+print("one thread {:,.0f} images/s, two replicas with a thread each {:,.0f}".format(
+    *np.median(turns[1:], axis=0)))
 
 # %% [markdown]
-# A mark for each round, a line for the median:
-
-# %% tags=["measured"]
-fig, ax = figure(f"Two cores, DDP: {np.median(ratios[1]):.2f} times one with LeNet, "
-                 f"{np.median(ratios[2]):.2f} with ResNet-18", "", "speed-up over one core")
-for i, (each, color, mark) in enumerate(zip(ratios, (GREY, ORANGE, BLUE), "so^")):
-    ax.plot(i + np.linspace(-0.12, 0.12, len(each)), each, mark, color=color)
-    ax.plot([i - 0.22, i + 0.22], [np.median(each)] * 2, color=color, lw=3)
-    ax.text(i + 0.26, np.median(each), f"{np.median(each):.2f}", va="center", fontsize=9)
-ax.axhline(1, color="black", lw=0.7)
-ax.axhline(2, color="black", lw=0.7, ls=":")
-ax.set_xticks(range(3), groups)
-ax.set(ylim=(0, max(2.2, 1.1 * np.max(ratios))), xlim=(-0.5, 2.6))
-show(fig, alt="Speed-up of two threads or processes over one, in three rounds: the rebuilt "
-     "DataParallel, DDP with LeNet, DDP with ResNet-18; lines mark one and two.")
-
-# %% [markdown]
-# The rebuilt `DataParallel` has two threads in the forward pass only, and makes its replicas anew
-# for each step. DDP's processes share nothing but the machine and the all-reduce.
+# Two threads have the forward pass only, and the replicas are made anew for each step. Chapter 14
+# takes the other way: a process for each device.
 #
-# Nothing is left behind: no process, and the folder goes too.
-
-# %%
-home.cleanup()
-assert not psutil.Process().children(recursive=True), "every process that was started has ended"
-
-# %% [markdown]
 # ## Summary
 #
 # | MXNet | PyTorch | what differs |
@@ -1706,22 +972,16 @@ assert not psutil.Process().children(recursive=True), "every process that was st
 # | `"sgd"` with momentum | `SGD` with momentum | when the rate changes |
 # | `waitall` | `torch.accelerator.synchronize` | nothing to wait for on a CPU |
 # | `BatchNorm` | `BatchNorm2d` | momentum 0.9 or 0.1; $n$ or $n - 1$ in running variances |
-# | `KVStore.pushpull` | `all_reduce` | processes instead of devices |
-# | `Trainer` | DDP and an optimizer | sums, or means over ranks |
-# | `dist_sync`, `DMLC_…` | `torchrun` | servers, or all-reduce |
 #
 # - The same weights and batch give the same loss, gradients and step in both, to $10^{-10}$ in
-#   float64, for LeNet and for ResNet-18; two DDP processes equal two Gluon devices.
-# - In float32 both are right and not equal. Compare in float64.
+#   float64, for LeNet and for ResNet-18.
+# - In float32 the two are not equal. Compare in float64.
 # - `DataParallel` is replicate, scatter, apply, gather; its reduce is the backward pass of a copy.
 #   On CPUs it passes through.
-# - DDP broadcasts once, all-reduces in buckets while the backward pass goes on, and divides by the
-#   number of ranks.
 #
-# Next, chapter 13: the same across machines, and what happens when one of them dies.
+# Next, chapter 14: `DistributedDataParallel`, with a process for each device.
 #
-# **Further reading.** *Dive into Deep Learning*, Concise Implementation for Multiple GPUs; S. Li et
-# al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (2020).
+# **Further reading.** *Dive into Deep Learning*, Concise Implementation for Multiple GPUs.
 
 # %% [markdown]
 # ## Exercises
@@ -1743,11 +1003,13 @@ assert not psutil.Process().children(recursive=True), "every process that was st
 #    works on a CPU too.
 
 # %% [markdown]
-# **Solution 1.** The function as described, and a network as d2l makes it. `LazyConv2d` is a class
+# ### Answer 1
+#
+# The function as described, and a network as d2l makes it. `LazyConv2d` is a class
 # of its own and becomes a `Conv2d` only in the first forward pass, so a comparison of types passes
 # it over.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def set_weights(module):
     if type(module) in [nn.Linear, nn.Conv2d]:
         nn.init.normal_(module.weight, std=0.01)
@@ -1765,7 +1027,7 @@ assert reached == [lazy[0]], "one of three layers"
 # %% [markdown]
 # A forward pass before the initialisation repairs it.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 torch.manual_seed(12)
 lazy, reached = lazy_network(), []
 lazy(torch.ones(1, 1, 28, 28))
@@ -1775,11 +1037,13 @@ assert len(reached) == 3 and lazy[1].weight.std() < 0.012, "all layers, and smal
 assert before > 3 * 0.01, "what the published initialisation left in place"
 
 # %% [markdown]
-# **Solution 2.** Everything but the weights of convolutions and linear layers: their biases,
+# ### Answer 2
+#
+# Everything but the weights of convolutions and linear layers: their biases,
 # BatchNorm's scale and shift, and its running statistics. Every layer of PyTorch has a
 # `reset_parameters`.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def start_over(net):
     for module in net.modules():
         if hasattr(module, "reset_parameters"):
@@ -1795,10 +1059,12 @@ start_over(net)
 assert not net[1].running_mean.any() and (net[1].running_var == 1).all() and not net[1].bias.any()
 
 # %% [markdown]
-# **Solution 3.** On GPUs, `DataParallel` raises at the first forward pass, since the listing never
+# ### Answer 3
+#
+# On GPUs, `DataParallel` raises at the first forward pass, since the listing never
 # moves the network: `net.to(devices[0])` is missing. `meta` serves as the other device here.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def assert_on(net, device):
     for name, array in [*net.named_parameters(), *net.named_buffers()]:
         assert array.device == torch.device(device), (
@@ -1816,10 +1082,12 @@ else:
     raise AssertionError("should have been found")
 
 # %% [markdown]
-# **Solution 4.** Without waiting, the timer measures how long it takes to queue the last steps'
+# ### Answer 4
+#
+# Without waiting, the timer measures how long it takes to queue the last steps'
 # work. Wait before each reading; without an accelerator there is nothing to wait for.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 class Timer:
     def __enter__(self):
         self.start = self.now()
@@ -1836,5 +1104,5 @@ class Timer:
 
 
 with Timer() as timer:
-    x256.flatten(1) @ x256.flatten(1).T
+    torch.tensor(x256).flatten(1) @ torch.tensor(x256).flatten(1).T
 assert timer.seconds > 0

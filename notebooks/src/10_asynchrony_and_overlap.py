@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 09 · Asynchrony and overlap
+# # 10 · Asynchrony and overlap
 #
 # Your Python program doesn't compute. It hands out work and goes on, and two devices do the work
 # side by side (chapter 01). That is what makes a loop over devices parallel. It also makes clocks
@@ -988,7 +988,7 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 #   by waiting for an older loss; the newest may stand behind the whole backward pass.
 # - Claims about overlap are claims of structure. Gains are measured, in turn, and may be nothing.
 #
-# Next, chapter 10: how far it scales, measured and predicted.
+# Next, chapter 11: how far it scales, measured and predicted.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs",
 # exercise 3, and "Asynchronous Computation"; S. Li et al., *PyTorch Distributed* (2020),
@@ -1012,9 +1012,11 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 #    the two.
 
 # %% [markdown]
-# **Solution 1.** $(2k + 1) P$ copies and $P$ sums: seven copies a parameter.
+# ### Answer 1
+#
+# $(2k + 1) P$ copies and $P$ sums: seven copies a parameter.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 three = [mx.cpu(r) for r in range(3)]
 net = nn.Dense(5, in_units=7)
 net.initialize(ctx=three)
@@ -1035,19 +1037,23 @@ assert counts(record(three_steps)) == {"CopyCPU2CPU": 3 * 7 * 2, "ElementwiseSum
                                        "multi_sgd_update": 3 * 2}, "7 copies a parameter and step"
 
 # %% [markdown]
-# **Solution 2.** `KVStoreReduce`. Each device's gradient is copied to the host, and the new weights
+# ### Answer 2
+#
+# `KVStoreReduce`. Each device's gradient is copied to the host, and the new weights
 # from there to each device: $2k$ copies a parameter, none in between.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 host = recorded(start(kvstore="local"))
 assert counts(host)["CopyCPU2CPU"] == 2 * k * P and counts(host)["ElementwiseSum"] == 0
 assert sum(e.name == "KVStoreReduce" for e in host) == P, "one sum for each parameter"
 
 # %% [markdown]
-# **Solution 3.** The larger the pieces, the fewer there are, and the later the first gradient may
+# ### Answer 3
+#
+# The larger the pieces, the fewer there are, and the later the first gradient may
 # leave: at the end of the piece in which it is made.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 found = {}
 for most in (1, 4, 15):
     events = recorded(start(forward_bulk_size=0, backward_bulk_size=most))
@@ -1056,9 +1062,11 @@ assert found[1] > found[4] > found[15] >= 1
 print("pieces of the backward pass, the loss's own among them:", found)
 
 # %% [markdown]
-# **Solution 4.** Each slice takes one corner of every 2 x 2 window.
+# ### Answer 4
+#
+# Each slice takes one corner of every 2 x 2 window.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def four_slices(x):  # [n, channels, even, even] -> [n, channels, half, half]
     a, b, c, d = (nd.slice(x, begin=(None, None, i, j), end=(None,) * 4, step=(1, 1, 2, 2))
                   for i in (0, 1) for j in (0, 1))
@@ -1073,7 +1081,7 @@ def pooling(x):
 # Where several entries of a window are zero after relu, the two send the gradient to different
 # ones. But relu lets none of it through at zero, so behind it all is equal, to the bit.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def both_ways(way, x):
     x.attach_grad()
     with autograd.record():
@@ -1089,7 +1097,7 @@ for ours, theirs in zip(both_ways(four_slices, x), both_ways(pooling, x)):
 # %% [markdown]
 # And the clock, first by operator, then for the two poolings:
 
-# %% tags=["solution", "measured"] jupyter={"source_hidden": true}
+# %% tags=["solution", "measured"]
 spent = Counter()
 for e in record(lambda: passes(shards[:1])):
     spent[e.name if e.name in LAYERS else "all else, backward among it"] += e.duration

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13 · Many machines
+# # 15 · Many machines
 #
 # When one machine is not enough, the devices that share a batch sit in different machines, and the
 # gradients go over a network. MXNet's key-value store (chapter 07) does that too: MXNet's tutorial
@@ -24,7 +24,7 @@
 #
 # ## What you need
 #
-# Chapters 03, 06, 07 and 10. No GPU and no second machine: the machines are processes. Reading
+# Chapters 03, 06, 07 and 11. No GPU and no second machine: the machines are processes. Reading
 # takes about 50 minutes, running about two minutes on two cores with nothing else to do,
 # most of it spent starting processes. The section on `torchrun` needs PyTorch; all else doesn't.
 
@@ -490,7 +490,7 @@ assert [line.split(":")[0] for line in lines.splitlines()] == [
 # ## How fast?
 #
 # One worker alone, without any store, against two together, with the same 256 images for *each*
-# worker: weak scaling (chapter 10). Both in the same processes, in turn, so that a machine that
+# worker: weak scaling (chapter 11). Both in the same processes, in turn, so that a machine that
 # slows down does so for both. `_barrier` waits until all workers have reached it.
 
 # %%
@@ -575,9 +575,9 @@ print(f"{os.cpu_count()} cores, of which others took {others.share:.0%}")
 
 # %% [markdown]
 # Two is the limit, and cores that share their memory keep two *independent* processes below it,
-# too (chapter 10). What others took, you lack.
+# too (chapter 11). What others took, you lack.
 #
-# The cost of a push and a pull, as a start and a time for each byte, by chapter 10's fit:
+# The cost of a push and a pull, as a start and a time for each byte, by chapter 11's fit:
 
 # %% tags=["measured"]
 from scipy.optimize import nnls
@@ -757,7 +757,7 @@ for k in (2, 3, 4, 5, 6, 7):
 print("2 to 7 workers: k S with one server; 2(k-1)/k S with k servers on them, or a ring")
 
 # %% [markdown]
-# The model with chapter 10's two constants, a start and a bandwidth. A ring has $2(k-1)$ starts one
+# The model with chapter 11's two constants, a start and a bandwidth. A ring has $2(k-1)$ starts one
 # after the other; a push and a pull are two, however many workers there are. (Bytes in and out of a
 # server go at the same time, but the pull comes after the push.)
 
@@ -780,9 +780,9 @@ def ring_seconds(k, size, bandwidth, start=START):
 assert server_seconds(8, 1, 1e9, 1e9, 0) == 16 and ring_seconds(8, 1e9, 1e9, 0) == 14 / 8
 
 # %% [markdown]
-# Three models. Operations of LeNet and ResNet-18 for an image are chapter 10's. The third has a
+# Three models. Operations of LeNet and ResNet-18 for an image are chapter 11's. The third has a
 # billion parameters; a transformer's training takes about 6 operations for each parameter and token
-# (Kaplan et al., 2020). Each worker is chapter 10's V100 at 30% of its peak, with 256 images, or,
+# (Kaplan et al., 2020). Each worker is chapter 11's V100 at 30% of its peak, with 256 images, or,
 # as we assume, 16 texts of 1,024 tokens.
 
 # %%
@@ -1033,7 +1033,7 @@ for host, role in plan:
 # %% [markdown]
 # ## The same with torchrun
 #
-# PyTorch has no servers: its workers all-reduce among themselves (chapter 12), and `torchrun`
+# PyTorch has no servers: its workers all-reduce among themselves (chapter 14), and `torchrun`
 # starts them. It does two things that MXNet leaves to you: it notices a death, and it starts *all*
 # workers anew, up to `--max-restarts` times. The next cells need PyTorch.
 
@@ -1216,10 +1216,12 @@ for rank in (0, 1):
 #    the number of workers. What must the worker without an image do, and why?
 
 # %% [markdown]
-# **Solution 1.** With different orders the shards no longer fit together: what one worker takes,
+# ### Answer 1
+#
+# With different orders the shards no longer fit together: what one worker takes,
 # another may take as well.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 orders = [np.random.default_rng([13, 0, rank]).permutation(IMAGES) for rank in (0, 1)]
 taken = np.concatenate([np.concatenate([batch[rank::2] for batch in np.split(
     orders[rank], range(BATCH, IMAGES, BATCH))]) for rank in (0, 1)])
@@ -1229,11 +1231,13 @@ assert (times_seen == 0).sum() == (times_seen == 2).sum(), "one is lost for each
 print(f"{(times_seen == 0).sum()} of {IMAGES} images are lost, as many are doubled")
 
 # %% [markdown]
-# **Solution 2.** 9973 is odd, so with two servers even keys go to server 0, odd ones to server 1:
+# ### Answer 2
+#
+# 9973 is odd, so with two servers even keys go to server 0, odd ones to server 1:
 # all weights to one, all biases to the other. One server does all the work. With three, 9973 leaves
 # 1, and keys go round.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 entries = [array.size for array in weights(lenet("float32"))]
 shares = {}
 for servers in (1, 2, 3, 4, 5):
@@ -1247,9 +1251,11 @@ assert all(share.max() > 0.75 for share in shares.values()), "one array is most 
 # No number helps LeNet: its largest array has four fifths of the entries and is too small to be
 # cut. The variable `MXNET_KVSTORE_BIGARRAY_BOUND` lowers the million from which on it is.
 #
-# **Solution 3.** It must push all the same, zeros, or the others wait for its part of the sum.
+# ### Answer 3
+#
+# It must push all the same, zeros, or the others wait for its part of the sum.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 def backward_or_zero(net, x, y):
     if len(y):
         return backward(net, nd.array(x), nd.array(y))

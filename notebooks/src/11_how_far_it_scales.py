@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 10 · How far it scales
+# # 11 · How far it scales
 #
 # Two devices were faster than one, in every chapter so far. Are four faster than two? Are sixteen?
 # A measurement answers for the machine that it was made on. To say anything about another one you
@@ -539,7 +539,7 @@ for w in widths:
 
 # %% [markdown]
 # The sum leaves out two things that pull in opposite directions. Nothing makes the second array
-# wait for the first, and the queues can work on several at once (chapter 09): that makes it too
+# wait for the first, and the queues can work on several at once (chapter 10): that makes it too
 # high. And Trainer's own loop over the parameters is Python, which our measurement of a bare store
 # did not have: that makes it too low. Compare the predicted shares: the narrow network's all-reduce
 # is more start and less bytes than the wide one's.
@@ -748,7 +748,7 @@ print(f"the V100 computes {rate_gpu / rate_here:,.0f} times as fast,",
 # computing, a GPU may spend it on talk, with the same network and the same batch. LeNet's weakness
 # on two GPUs is then easily missed on two cores. If two devices disappoint you here although
 # all-reduce is a few per cent of the step, look at Python, which starts every operation and
-# competes for the same cores (chapter 09), and at what else the machine is doing.
+# competes for the same cores (chapter 10), and at what else the machine is doing.
 #
 # ### Predict, then measure
 #
@@ -1020,7 +1020,7 @@ print("changes less:", min(change, key=change.get), f"({data.name})")
 # - A prediction is as good as its worst assumption: state them all, and vary each.
 # - The learning rate goes with the batch, and only so far.
 #
-# Next, chapter 11: devices that are not equal, and how to share work among them.
+# Next, chapter 12: devices that are not equal, and how to share work among them.
 #
 # **Further reading.** G. Amdahl, *Validity of the single processor approach* (1967); J. Gustafson,
 # *Reevaluating Amdahl's law* (1988); *Dive into Deep Learning*, Concise Implementation for Multiple
@@ -1042,9 +1042,11 @@ print("changes less:", min(change, key=change.get), f"({data.name})")
 #    Is it the bytes' turn now?
 
 # %% [markdown]
-# **Solution 1.** Outputs and weights have shapes in the graph. A node's second input is its weight.
+# ### Answer 1
+#
+# Outputs and weights have shapes in the graph. A node's second input is its weight.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 import json
 
 graph = both["ResNet-18"](mx.sym.var("data"))
@@ -1058,19 +1060,23 @@ for node in nodes:
 assert total == sum(forward["ResNet-18"].values()), "graph and hooks should count the same"
 
 # %% [markdown]
-# **Solution 2.** The efficiency is $\frac{1}{k s + 1 - s}$. It is one half where $ks + 1 - s = 2$,
+# ### Answer 2
+#
+# The efficiency is $\frac{1}{k s + 1 - s}$. It is one half where $ks + 1 - s = 2$,
 # that is at $k = 1 + 1/s$: 21 for 5%. From 22 on it is below.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 s = 0.05
 share = {k: 1 / (k * (s + (1 - s) / k)) for k in range(1, 40)}
 assert np.isclose(share[21], 0.5) and share[22] < 0.5 < share[20], "half at 1 + 1/s"
 
 # %% [markdown]
-# **Solution 3.** An eighth of the starts. They still are most of the talk, 14 of 10 µs, but now
+# ### Answer 3
+#
+# An eighth of the starts. They still are most of the talk, 14 of 10 µs, but now
 # eight GPUs are faster than one.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 computing = 256 * work["LeNet"] / rate_gpu
 talk = ring_seconds(8, 1, traffic["LeNet"], start_gpu, pcie)
 before, after = predicted_speedup("LeNet", 8, 256, pcie), computing / (computing / 8 + talk)

@@ -1,0 +1,967 @@
+# %% [markdown]
+# # 09 · BatchNorm on several devices
+#
+# In every network so far, *k* devices computed what one device computes. Batch normalisation is the
+# first layer for which they do **not**. This chapter finds out why and by how much, and tries what
+# can be done about it.
+#
+# ## What you'll do
+#
+# Compare two devices with one on chapter 08's ResNet-18, test the cause, follow the running
+# statistics, and try four remedies. One of them you write from scratch, backward pass included.
+# Then save a network on two devices and load it on one and on four.
+#
+# ## What you'll learn
+#
+# - why equality of k devices and one fails with BatchNorm;
+# - what restores it, and what that costs;
+# - what becomes of the running statistics, and when to share them;
+# - what is in a file of parameters that was saved on several devices.
+#
+# ## What you need
+#
+# Chapter 08, no GPU, and 2 GB of free memory. Reading takes about 50 minutes, running about a
+# minute on two cores.
+
+# %%
+from helpers import devices, load_data
+from helpers.training import assert_same_parameters
+
+# %%
+import mxnet as mx
+import numpy as onp
+from d2l import mxnet as d2l
+from mxnet import autograd, gluon, init, np, npx
+from mxnet.gluon import nn
+
+npx.set_np()
+
+# %% [markdown]
+# Two devices for what is measured, and four that we name directly for what must come out the same
+# on every machine.
+
+# %% tags=["measured"]
+two = devices(2)
+data = load_data("mnist", limit=1280)
+print(data)
+
+# %% [markdown]
+# A few hundred centred images are enough.
+
+# %%
+four = [mx.cpu(r) for r in range(4)]
+pair = four[:2]
+mean = data.train_images.mean()
+train_set = data.train_images - mean, data.train_labels  # [n, 1, 28, 28], [n]
+loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+# %% [markdown]
+# For what should be refused:
+
+# %%
+def raises(kind, action):
+    try:
+        action()
+    except kind:
+        return True
+
+
+# %% [markdown]
+# ## Chapter 08's network
+#
+# Block and network are those of chapter 08, with the kind of norm as an argument.
+
+# %%
+class HybridResidual(nn.HybridBlock):
+    def __init__(self, channels, strides=1, project=False, norm=nn.BatchNorm, **kwargs):
+        super().__init__(**kwargs)
+        self.conv1 = nn.Conv2D(channels, kernel_size=3, strides=strides, padding=1)
+        self.conv2 = nn.Conv2D(channels, kernel_size=3, padding=1)
+        self.project = nn.Conv2D(channels, kernel_size=1, strides=strides) if project else None
+        self.norm1, self.norm2 = norm(), norm()
+
+    def hybrid_forward(self, F, x):
+        change = F.npx.activation(self.norm1(self.conv1(x)), act_type="relu")
+        change = self.norm2(self.conv2(change)) + (self.project(x) if self.project else x)
+        return F.npx.activation(change, act_type="relu")
+
+
+# %%
+def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1), norm(), nn.Activation("relu"))
+    for width, stride in zip(channels, (1, 2, 2, 2)):
+        net.add(HybridResidual(width, stride, project=stride > 1, norm=norm),
+                HybridResidual(width, norm=norm))
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(num_classes))
+    return net
+
+
+# %% [markdown]
+# So are the tools: the same weights in two networks, and a *thin* network of 4 to 8 channels in
+# float64, which has every kind of layer.
+
+# %%
+def copy_parameters(source, target):
+    ours, theirs = (list(net.collect_params().values()) for net in (source, target))
+    assert len(ours) == len(theirs), "as many parameters on both sides"
+    for p, q in zip(ours, theirs):
+        assert p.shape == q.shape, f"{p.name} doesn't fit {q.name}"
+        q.set_data(p.data(p.list_ctx()[0]))
+
+
+# %%
+thin_channels = (4, 4, 8, 8)
+
+
+def thin(contexts, make=hybrid_resnet18, like=None, **options):
+    net = make(10, thin_channels, **options)
+    net.initialize(init.Xavier(), ctx=contexts)
+    net(np.zeros((8, 1, 28, 28), ctx=contexts[0]))
+    net.cast("float64")
+    if like is not None:
+        copy_parameters(like, net)
+    return net
+
+
+# %% [markdown]
+# The values that most comparisons below start from, and images in float64:
+
+# %%
+mx.random.seed(8), onp.random.seed(8)
+origin = thin(pair)
+
+
+def images(n, start=0):
+    return (np.array(train_set[0][start : start + n], dtype="float64"),
+            np.array(train_set[1][start : start + n], dtype="int32"))
+
+
+# %% [markdown]
+# And a step in two halves, for we'll want to look at the network between them.
+
+# %%
+def backward(net, x, y, contexts):
+    with autograd.record():
+        losses = [loss(net(a), b) for a, b in zip(*d2l.split_batch(x, y, contexts))]
+    autograd.backward(losses)
+
+
+# %% [markdown]
+# The other half is Trainer's.
+
+# %%
+def step(net, x, y, contexts):
+    backward(net, x, y, contexts)
+    gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(len(y))
+
+
+# %% [markdown]
+# To compare: the trained parameters of each replica,
+
+# %%
+def trained(net):  # [replicas, one for each trained parameter]
+    found = [p.list_data() for p in net.collect_params().values() if p.grad_req != "null"]
+    return [[a.asnumpy() for a in replica] for replica in zip(*found)]
+
+
+# %% [markdown]
+# and a measure: the largest difference over *all* replicas, as a share of the largest entry.
+
+# %%
+def apart(net, reference):
+    theirs = trained(reference)[0]
+    pairs = [(p, q) for replica in trained(net) for p, q in zip(replica, theirs)]
+    far = onp.max([onp.abs(p - q).max() for p, q in pairs])
+    return far / onp.max([onp.abs(q).max() for q in theirs])
+
+
+# %% [markdown]
+# ## Why two devices are not one here
+#
+# In chapter 04 the weights of two devices and of one agreed to $10^{-12}$. Same test, ResNet, thin,
+# float64, one step on eight images. **Predict** the difference: none, rounding, or more?
+
+# %%
+def after_one_step(contexts, size=8, **options):
+    net = thin(contexts, like=origin, **options)
+    step(net, *images(size), contexts)
+    return net
+
+
+# %% [markdown]
+# In chapter 04 this came out below $10^{-14}$.
+
+# %%
+alone, both = after_one_step(pair[:1]), after_one_step(pair)
+assert_same_parameters(both)
+assert apart(both, alone) > 1e-4, "with BatchNorm two devices should not equal one"
+print("equal among themselves, but more than 1e-4 away from one device")
+
+# %% [markdown]
+# Nothing was lost and no gradient is missing: the replicas are equal to each other. The cause is in
+# the definition. Batch normalisation replaces each activation of a channel by
+#
+# $$\hat{x} = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}}, \qquad y = \gamma \hat{x} + \beta,$$
+#
+# where $\mu$ and $\sigma^2$ are taken over the batch *that the layer sees* (Ioffe and Szegedy,
+# 2015). A device sees its shard. So the output for an image depends on which other images are in
+# its shard: two devices train on another function than one device does.
+#
+# A cause can be tested. If that is all, then *one* device that normalises the two halves of the
+# batch apart must equal two devices, to rounding.
+
+# %%
+class InHalves(nn.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = nn.BatchNorm()
+
+    def hybrid_forward(self, F, x):
+        return F.np.concatenate([self.norm(half) for half in F.np.split(x, 2)])
+
+
+# %% [markdown]
+# In place of every BatchNorm:
+
+# %%
+halved = after_one_step(pair[:1], norm=InHalves)
+assert apart(both, halved) < 1e-12, "two devices = one that normalises each half by itself"
+print("two devices equal one that normalises in halves, to 1e-12")
+
+# %% [markdown]
+# That is the whole cause. The test from the other side: a layer that normalises each image by
+# itself can't know what else is in the shard. LayerNorm over the channels is one.
+
+# %%
+def layer_norm():
+    return nn.LayerNorm(axis=1)
+
+
+start = thin(pair[:1], norm=layer_norm)
+
+# %% [markdown]
+# Three steps from that start, on one device, on two and on four:
+
+# %%
+def three_steps(contexts, norm=layer_norm):
+    net = thin(contexts, like=start, norm=norm)
+    for i in range(3):
+        step(net, *images(8, 8 * i), contexts)
+    return net
+
+
+# %% [markdown]
+# **Predict** which of these hold.
+
+# %%
+on_one, on_two, on_four = (three_steps(four[:k]) for k in (1, 2, 4))
+assert apart(on_one, start) > 1e-3, "three steps must move the weights, or this shows nothing"
+assert apart(on_two, on_one) < 1e-12 and apart(on_four, on_one) < 1e-12, "equal without BatchNorm"
+print("with LayerNorm, after three steps: 1, 2 and 4 devices agree to 1e-12")
+
+# %% [markdown]
+# ### The running statistics
+#
+# While it trains, BatchNorm keeps $r \leftarrow 0.9\, r + 0.1\, s$ of each statistic $s$, on each
+# device of its shards. MXNet does this in the *backward* pass: a forward pass alone, even a
+# recorded one, leaves them. The statistic here is the mean of 1 and 3.
+
+# %%
+norm = nn.BatchNorm(in_channels=1)
+norm.initialize()
+with autograd.record():
+    out = norm(np.array([[1.0], [3.0]]))
+assert float(norm.running_mean.data()) == 0, "forward: unchanged"
+out.backward()
+assert abs(float(norm.running_mean.data()) - 0.1 * 2) < 1e-6, "backward: a tenth of the mean, 2"
+
+# %% [markdown]
+# The first norm of the network sees the same convolution's output everywhere, so for it we can say
+# just what each device knows after a backward pass.
+
+# %%
+def statistics(contexts):  # of the first norm: means, variances, each [devices, channels]
+    net = thin(contexts, like=origin)
+    backward(net, *images(8), contexts)
+    return [onp.stack([a.asnumpy() for a in p.list_data()])
+            for p in (net[1].running_mean, net[1].running_var)]
+
+
+# %% [markdown]
+# **Predict:** two devices, equal shards. Is the mean of their running means what one device has?
+
+# %%
+(mean_1,), (var_1,) = statistics(pair[:1])
+means, variances = statistics(pair)
+assert onp.abs(means[0] - means[1]).max() > 1e-4, "each device has its own"
+assert onp.abs(means.mean(axis=0) - mean_1).max() < 1e-12, "their mean is one device's"
+
+# %% [markdown]
+# And the mean of their running variances? (MXNet keeps 0.9 as a float32, so to twelve digits the
+# share of the new is not 0.1.)
+
+# %%
+new = 1 - float(onp.float32(0.9))
+between = ((means - mean_1) / new).var(axis=0)  # how far the shards' means lie apart
+assert between.max() > 1e-7, "the shards must differ, or this shows nothing"
+assert onp.abs(variances.mean(axis=0) + new * between - var_1).max() < 1e-12, "lacks this part"
+
+# %% [markdown]
+# The variance of a batch is the mean variance *within* its shards plus the variance *between* their
+# means. A device can't see the second part. So with small shards averaged variances are too small.
+#
+# There is one more thing to know. `Trainer` sets up its key-value store when `step` is called for
+# the first time, and then copies *every* parameter from the first device to the others, running
+# statistics too. **Predict:** are the devices' statistics different after the first whole step?
+# After the second?
+
+# %%
+probe = thin(pair, like=origin)
+trainer = gluon.Trainer(probe.collect_params(), "sgd", {"learning_rate": 0.1})
+differ = []
+for i in range(2):
+    backward(probe, *images(8, 8 * i), pair)
+    trainer.step(8)
+    first, second = (a.asnumpy() for a in probe[1].running_mean.list_data())
+    differ.append(onp.abs(first - second).max())
+assert differ[0] == 0 < 1e-4 < differ[1], f"{differ}: equal after the first, not after the second"
+print("after the first step: equal; after the second: each device has its own")
+
+# %% [markdown]
+# A test that looks after a single step would see equal statistics and be content. (What the other
+# devices gathered in the first backward pass is overwritten. In a long training it fades away
+# anyway: each later step keeps nine tenths of what was before.)
+#
+# ### What that does to answers
+#
+# Evaluation uses the running statistics. **Predict:** the two replicas of `probe` have equal
+# weights. Do they give the same image the same scores?
+
+# %%
+def gap(net, x, devices):  # the largest difference between two devices' scores, as a share
+    scores = [net(x.as_in_ctx(device)).asnumpy() for device in devices]
+    return onp.max([onp.abs(s - scores[0]) for s in scores]) / onp.abs(scores[0]).max()
+
+
+x, y = images(8)
+assert_same_parameters(probe)
+assert gap(probe, x, pair) > 1e-3, "expected: the answers depend on the device"
+
+# %% [markdown]
+# They don't. So an accuracy depends on which device gets which image. A remedy for evaluation: give
+# every device the mean of all devices' statistics.
+
+# %%
+def share_statistics(net):
+    for parameter in net.collect_params(".*running.*").values():
+        values = [value.as_in_ctx(mx.cpu(0)) for value in parameter.list_data()]
+        parameter.set_data(sum(values) / len(values))
+
+
+# %% [markdown]
+# The same question once more:
+
+# %%
+share_statistics(probe)
+assert gap(probe, x, pair) < 1e-12, "equal weights and equal statistics give equal answers"
+
+# %% [markdown]
+# That makes answers the same everywhere. It doesn't make *training* the same as on one device.
+#
+# ## Four remedies, and what each costs
+#
+# ### Larger shards
+#
+# The statistics of a shard are an estimate from $m$ images, so the difference should shrink as $m$
+# grows. Before you look: **predict** the slope on two logarithmic axes, if the error of a mean of
+# $m$ images is proportional to $1/\sqrt{m}$.
+
+# %%
+sizes = (2, 4, 8, 16, 32)  # images a device
+
+
+def drift(size, start):
+    nets = []
+    for contexts in (pair[:1], pair):
+        nets.append(thin(contexts, like=origin))
+        step(nets[-1], *images(2 * size, start), contexts)
+    return apart(nets[1], nets[0])
+
+
+# %% [markdown]
+# On three different sets of images:
+
+# %%
+drifts = onp.array([[drift(size, start) for size in sizes] for start in (0, 100, 200)])
+middle = onp.median(drifts, axis=0)
+assert middle[-1] < middle[0], "larger shards should bring two devices nearer to one"
+
+# %% [markdown]
+# Their median, and a line of slope −½ through the first:
+
+# %% tags=["measured"]
+from helpers.plotting import BLUE, GREY, ORANGE, figure, show
+
+slope = onp.polyfit(onp.log(sizes), onp.log(middle), 1)[0]
+fig, ax = figure(f"The difference shrinks with the shard: fitted slope {slope:.2f}",
+                 "images a device", "largest difference / largest weight")
+ax.loglog(sizes, drifts.T, "o", color=GREY, alpha=0.7)
+ax.loglog(sizes, middle, "-", color=BLUE, lw=2, label="two devices against one, median")
+ax.loglog(sizes, middle[0] * onp.sqrt(sizes[0] / onp.array(sizes)), "--", color=ORANGE,
+          label="slope −1/2")
+ax.set_xticks(sizes, sizes), ax.set_xticks([], minor=True), ax.legend()
+show(fig, alt="Difference in weights after one step against images a device, on logarithmic axes: "
+     "it falls, beside a dashed line of slope minus one half.")
+
+# %% [markdown]
+# (The law is for the mean of independent values. A gradient that has come through seventeen norms
+# need not keep to it; what is asserted is that the difference falls.)
+#
+# It costs memory, which grows with the shard, and it shrinks the difference without removing it. It
+# matters most where memory allows only a few images a device, as in detection and segmentation.
+#
+# ### Another norm
+#
+# LayerNorm gave equality for nothing in communication. It costs another network: other weights,
+# other accuracy, and its own time. (`GroupNorm` would be the usual choice for convolutions; in
+# MXNet 1.9.1 it takes `mx.nd` arrays only.)
+
+# %%
+group = nn.GroupNorm(num_groups=2)
+group.initialize()
+assert raises(TypeError, lambda: group(np.ones((2, 4, 3, 3)))), "GroupNorm takes mx.nd only"
+
+# %% [markdown]
+# What LayerNorm's own time is on your machine, for a step of the whole network with eight images on
+# one device. Both networks are hybridised, and the first step, which plans memory, is not counted.
+
+# %%
+def rate(net, trainer, device, size=8, steps=3):  # images a second
+    x, y = (np.array(a[:size], dtype=a.dtype, ctx=device) for a in train_set)
+    npx.waitall()
+    timer = d2l.Timer()
+    for _ in range(steps):
+        backward(net, x, y, [device])
+        trainer.step(size)
+    npx.waitall()
+    return steps * size / timer.stop()
+
+
+# %% [markdown]
+# Three counts of three steps for each, and their median:
+
+# %% tags=["measured"]
+for name, norm in (("BatchNorm", nn.BatchNorm), ("LayerNorm", layer_norm)):
+    net = hybrid_resnet18(10, norm=norm)
+    net.initialize(init.Xavier(), ctx=two[0])
+    net.hybridize(static_alloc=True, static_shape=True)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    rate(net, trainer, two[0], steps=1)
+    seconds = [8 / rate(net, trainer, two[0]) for _ in range(3)]
+    print(f"{name}: {onp.median(seconds):.2f} s a step")
+
+# %% [markdown]
+# ### Statistics of the whole batch, from scratch
+#
+# What one device knows and a shard doesn't are two numbers a channel: $\mu$ and $\sigma^2$. Both
+# follow from sums: $\sum x$ and $\sum x^2$. Sums can be all-reduced. `as_in_ctx` is an operation
+# like others to `autograd`, so a sum over devices can be differentiated.
+
+# %%
+def all_sum(arrays):  # to each device the sum of all, for autograd to see
+    return [sum(a.as_in_ctx(b.context) for a in arrays) for b in arrays]
+
+
+# %% [markdown]
+# The norm itself, over a list of shards, one a device. Compare with the formula: only the two sums
+# are new.
+
+# %%
+def per_channel(a):
+    return a.reshape(1, -1, 1, 1)
+
+
+def norm_together(xs, gammas, betas, eps=1e-5):
+    n = sum(x.size // x.shape[1] for x in xs)
+    sums = all_sum([x.sum(axis=(0, 2, 3)) for x in xs])  # NEW: over all devices
+    squares = all_sum([(x * x).sum(axis=(0, 2, 3)) for x in xs])  # NEW
+    outputs = []
+    for x, s, q, gamma, beta in zip(xs, sums, squares, gammas, betas):
+        mu = s / n
+        hat = (x - per_channel(mu)) / np.sqrt(per_channel(q / n - mu * mu + eps))
+        outputs.append(per_channel(gamma) * hat + per_channel(beta))
+    return outputs
+
+
+# %% [markdown]
+# The oracle: `nn.BatchNorm` on one device, with the whole batch. Values that tell devices apart:
+# each shard has a mean of its own, and shards are uneven. `weights` stand for the gradient that
+# comes from above.
+
+# %%
+rng = onp.random.default_rng(8)
+batch = rng.normal(size=(10, 3, 4, 4)) + onp.arange(10).reshape(-1, 1, 1, 1)
+weights = rng.normal(size=batch.shape)
+scale, shift = rng.normal(size=3), rng.normal(size=3)
+
+
+def f64(a, device):
+    return np.array(a, dtype="float64", ctx=device)
+
+
+# %% [markdown]
+# Gluon's answer, on one device:
+
+# %%
+one = nn.BatchNorm(in_channels=3)
+one.initialize(), one.cast("float64")
+one.gamma.set_data(f64(scale, pair[0])), one.beta.set_data(f64(shift, pair[0]))
+x_all = f64(batch, pair[0])
+x_all.attach_grad()
+with autograd.record():
+    y_all = one(x_all)
+    total = (y_all * f64(weights, pair[0])).sum()
+total.backward()
+
+# %% [markdown]
+# And ours, with six images on one device and four on the other.
+
+# %%
+uneven = (slice(0, 6), slice(6, 10))
+xs = [f64(batch[cut], device) for cut, device in zip(uneven, pair)]
+gammas, betas = ([f64(a, device) for device in pair] for a in (scale, shift))
+for a in [*xs, *gammas, *betas]:
+    a.attach_grad()
+
+# %% [markdown]
+# Forward and backward, all devices in one go:
+
+# %%
+with autograd.record():
+    ys = norm_together(xs, gammas, betas)
+    parts = [(y * f64(weights[cut], y.context)).sum() for y, cut in zip(ys, uneven)]
+autograd.backward(parts)
+
+# %% [markdown]
+# First the outputs, then the gradients.
+
+# %%
+def joined(arrays):
+    return onp.concatenate([a.asnumpy() for a in arrays])
+
+
+def close(a, b, what):
+    assert onp.abs(a - b).max() < 1e-12 * onp.abs(b).max(), f"{what}: not what one device has"
+
+
+# %% [markdown]
+# As for scale and shift: Trainer would add up their gradients, so we do.
+
+# %%
+close(joined(ys), y_all.asnumpy(), "outputs")
+close(joined(x.grad for x in xs), x_all.grad.asnumpy(), "gradient of the images")
+for ours, theirs in ((gammas, one.gamma), (betas, one.beta)):
+    close(sum(a.grad.asnumpy() for a in ours), theirs.grad().asnumpy(), theirs.name)
+print("outputs and gradients of one device, to 1e-12, from uneven shards on two")
+
+# %% [markdown]
+# ### The backward pass by hand
+#
+# `autograd` did the backward pass. What does it have to send? With $g = \gamma\,\partial L/\partial
+# y$ and $n$ values a channel over *all* devices, the chain rule gives
+#
+# $$\frac{\partial L}{\partial x} = \frac{1}{\sqrt{\sigma^2 + \varepsilon}}
+# \Big(g - \frac{1}{n}\sum g - \frac{\hat x}{n} \sum g\,\hat x\Big).$$
+#
+# The gradient of an image depends on all images of the batch, through two sums: so there are two
+# all-reduces backward as well. With plain NumPy, shard by shard:
+
+# %%
+axes, n = (0, 2, 3), 10 * 4 * 4
+mu, variance = (getattr(batch, s)(axis=axes, keepdims=True) for s in ("mean", "var"))
+deviation = onp.sqrt(variance + 1e-5)
+hats = [(batch[cut] - mu) / deviation for cut in uneven]
+gs = [scale.reshape(1, -1, 1, 1) * weights[cut] for cut in uneven]
+sum_g = sum(g.sum(axis=axes, keepdims=True) for g in gs)  # all-reduce
+sum_gh = sum((g * hat).sum(axis=axes, keepdims=True) for g, hat in zip(gs, hats))  # all-reduce
+by_hand = [(g - sum_g / n - hat * sum_gh / n) / deviation for g, hat in zip(gs, hats)]
+close(onp.concatenate(by_hand), joined(x.grad for x in xs), "by hand")
+
+# %% [markdown]
+# What if the sums were left out of the backward pass only? The outputs would be right, the loss
+# would fall, and the gradients would be wrong. Only a check of gradients finds that.
+
+# %%
+forgot = [(g - g.sum(axis=axes, keepdims=True) / n - hat * sum_gh / n) / deviation
+          for g, hat in zip(gs, hats)]
+assert raises(AssertionError, lambda: close(onp.concatenate(forgot), joined(
+    x.grad for x in xs), "without one all-reduce")), "the check must see a missing all-reduce"
+
+# %% [markdown]
+# Does a whole network train so as one device does? Here all shards go through the network together,
+# layer by layer, since a norm needs all of them.
+
+# %%
+def forward_together(net, xs):
+    for layer in net:
+        if isinstance(layer, nn.BatchNorm):
+            xs = norm_together(xs, layer.gamma.list_data(), layer.beta.list_data())
+        else:
+            xs = [layer(x) for x in xs]
+    return xs
+
+
+# %% [markdown]
+# A small one, with two norms:
+
+# %%
+def small(classes, channels):
+    net = nn.HybridSequential()
+    for width in channels[::2]:
+        net.add(nn.Conv2D(width, kernel_size=3, strides=2), nn.BatchNorm(), nn.Activation("relu"))
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(classes))
+    return net
+
+
+small_start = thin(pair[:1], make=small)
+
+# %% [markdown]
+# Three steps as above, with the forward pass to be chosen.
+
+# %%
+def small_steps(contexts, forward):
+    net = thin(contexts, make=small, like=small_start)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for i in range(3):
+        xs, ys = d2l.split_batch(*images(8, 8 * i), contexts)
+        with autograd.record():
+            losses = [loss(s, y) for s, y in zip(forward(net, xs), ys)]
+        autograd.backward(losses)
+        trainer.step(8)
+    return net
+
+
+def forward_apart(net, xs):
+    return [net(x) for x in xs]
+
+
+# %% [markdown]
+# The reference is Gluon's own BatchNorm on one device; with it, two devices go astray:
+
+# %%
+reference = small_steps(pair[:1], forward_apart)
+assert apart(reference, small_start) > 1e-3, "the weights must have moved"
+assert apart(small_steps(pair, forward_apart), reference) > 1e-4, "BatchNorm a shard"
+
+# %% [markdown]
+# and with ours, on 1, 2 and 4 devices:
+
+# %%
+for k in (1, 2, 4):
+    difference = apart(small_steps(four[:k], forward_together), reference)
+    assert difference < 1e-12, f"{k} devices: {difference}"
+print("statistics all-reduced: 1, 2 and 4 devices agree with one to 1e-12, after three steps")
+
+# %% [markdown]
+# That is the remedy in full. What does it cost in ResNet-18? Two sums a channel forward and two
+# backward. **Predict:** is that much beside the gradients?
+
+# %%
+big = hybrid_resnet18(10)
+big.initialize()
+big(np.zeros((1, 1, 28, 28)))
+trainable = [p for p in big.collect_params().values() if p.grad_req != "null"]
+size = sum(p.data().size for p in trainable)
+norms = [p for p in trainable if p.name.endswith("gamma")]
+channels = sum(p.shape[0] for p in norms)
+assert channels == 5 * 64 + 4 * (128 + 256 + 512), "one norm in the stem, two in each block"
+print(f"{len(norms)} norms of {channels:,} channels: {4 * channels:,} numbers a step,",
+      f"{4 * channels / size:.2%} of the gradients,")
+print(f"in {2 * len(norms)} places where every device waits for all, against 1 for the gradients")
+
+# %% [markdown]
+# The numbers are nothing; the waiting is the price. A gradient may travel while the next one is
+# computed. A norm can't go on before the slowest device has sent its sums, 34 times a step. (Our
+# version is exact in float64. In float32, $\sum x^2/n - \mu^2$ takes the difference of two large
+# numbers where $\mu$ is large; the second exercise does it better.)
+#
+# ### SyncBatchNorm
+#
+# Gluon has this ready, `mxnet.gluon.contrib.nn.SyncBatchNorm`. It takes `mx.nd` arrays only, so
+# here it would raise:
+
+# %%
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+
+sync = SyncBatchNorm(in_channels=3, num_devices=1)
+sync.initialize()
+assert raises(TypeError, lambda: sync(np.ones((2, 3, 4, 4)))), "SyncBatchNorm takes mx.nd only"
+
+# %% [markdown]
+# And it waits inside an operator until `num_devices` devices have arrived. If one doesn't come, it
+# waits for good, and no interrupt helps. So we try it in processes of their own, under a deadline.
+# This is the program. Its argument will say how many of the two devices take part. All shards are
+# in place before the norm is called: a shard cut on `cpu(0)` after that would be behind the waiting
+# norm in `cpu(0)`'s queue, and never reach the other device.
+
+# %%
+NETWORK = """\
+import sys
+import mxnet as mx
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+
+def network(norm, devices, x):
+    net = nn.HybridSequential()
+    for width in (4, 8, 8):
+        net.add(nn.Conv2D(width, kernel_size=3), norm(), nn.Activation("relu"))
+    net.add(nn.Dense(2))
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    net(x)
+    return net
+"""
+
+# %% [markdown]
+# Two such networks with equal weights: on one device with BatchNorm, on both with SyncBatchNorm.
+
+# %%
+START = """
+cpus = [mx.cpu(r) for r in range(2)]
+x = mx.nd.random.normal(shape=(8, 3, 12, 12)) + mx.nd.arange(8).reshape((8, 1, 1, 1))
+one = network(nn.BatchNorm, cpus[:1], x)
+sync = network(lambda: SyncBatchNorm(num_devices=2), cpus, x)
+for p, q in zip(one.collect_params().values(), sync.collect_params().values()):
+    q.set_data(p.data())
+shards = [x[4 * r : 4 * r + 4].copyto(cpus[r]) for r in range(2)]  # before any device waits
+for a in [x, *shards]:
+    a.attach_grad()
+mx.nd.waitall()
+print("ready", flush=True)
+"""
+
+# %% [markdown]
+# Then the shards go in. Outputs and gradients are held against the one device with the whole batch.
+
+# %%
+STEP = """
+with mx.autograd.record():
+    outputs = [one(x)] + [sync(shard) for shard in shards[: int(sys.argv[1])]]
+    losses = [(y ** 2).sum() for y in outputs]
+mx.autograd.backward(losses)
+for r, shard in enumerate(shards):
+    for whole, part in ((outputs[0], outputs[1 + r]), (x.grad, shard.grad)):
+        apart = abs(part.asnumpy() - whole.asnumpy()[4 * r : 4 * r + 4]).max()
+        assert apart < 1e-4 * abs(whole.asnumpy()).max(), apart
+print("outputs and gradients as on one device, to 1e-4", flush=True)
+"""
+
+# %% [markdown]
+# A process is started with the number of scratch spaces that MXNet should have, since the norm
+# holds one while it waits; the deadline counts from "ready".
+
+# %%
+import os
+import subprocess
+import sys
+
+
+def start_child(active, copies):
+    environment = os.environ | {"MXNET_CPU_TEMP_COPY": str(copies)}
+    program = NETWORK + START + STEP
+    return subprocess.Popen([sys.executable, "-c", program, str(active)], env=environment,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+# %% [markdown]
+# It is waited for until the deadline, and then ended, whatever it does.
+
+# %%
+def outcome(child, deadline):
+    with child:
+        assert child.stdout.readline() == "ready\n", child.stderr.read()
+        try:
+            child.wait(deadline)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return "not finished at the deadline"
+        return child.stdout.read().strip() or child.stderr.read()
+
+
+# %% [markdown]
+# One after the other: both devices with plenty of scratch space; one device sitting out; both
+# devices with the four scratch spaces that MXNet has by default. **Predict** which finish.
+
+# %%
+trials = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
+good, idle, default = (outcome(start_child(k, copies), s) for k, copies, s in trials)
+print("both devices:    ", good)
+print("one sits out:    ", idle)
+assert good.startswith("outputs and gradients as on one device"), good
+assert "not finished" in idle, "a device that is waited for never came"
+
+# %% [markdown]
+# And as MXNet comes?
+
+# %% tags=["measured"]
+print("both devices, 4 scratch spaces:", default)
+
+# %% [markdown]
+# Where it isn't finished either, both devices are there and yet wait for each other: one is inside
+# the norm and holds the scratch space that the other needs to get there. With 64 spaces they hardly
+# ever meet. So for SyncBatchNorm the settings in `helpers.engine` decide not about speed but about
+# finishing.
+#
+# ## Saving and loading on another number of devices
+#
+# Training runs on two devices; next week's machine has one, or four. `save_parameters` writes *one*
+# value for each parameter. **Predict:** of which device, for the running statistics, which differ?
+
+# %%
+import tempfile
+
+backward(both, *images(8, 8), pair)  # from here on each device has statistics of its own
+folder = tempfile.TemporaryDirectory()
+path = os.path.join(folder.name, "resnet.params")
+both.save_parameters(path)
+
+# %% [markdown]
+# What is in the file, beside what is on the devices:
+
+# %%
+saved = npx.load(path)
+for name, parameter in both._collect_params_with_prefix().items():
+    values = onp.stack([a.asnumpy() for a in parameter.list_data()])
+    assert (saved[name].asnumpy() == values.mean(axis=0)).all(), f"{name}: not the mean"
+
+# %% [markdown]
+# Of none: it writes the mean over devices, of everything. For weights that is the weight, since
+# replicas are equal. For running means it is what one device would have; for running variances it
+# lacks the part between the shards, as shown above. Nobody has evaluated this network before it
+# was saved: each device has had other statistics.
+#
+# `ctx=` says where to load to; one device and four work from the same file.
+
+# %%
+loaded = []
+for contexts in (four[:1], four):
+    other = hybrid_resnet18(10, thin_channels)
+    other.cast("float64")
+    other.load_parameters(path, ctx=contexts)
+    assert_same_parameters(other)
+    assert apart(other, both) == 0, "the weights that were saved, on every device"
+    loaded.append(other)
+
+# %% [markdown]
+# Is it the network that was saved? All loaded replicas answer alike, on one device as on four. The
+# two that were trained answer otherwise, each in its own way.
+
+# %%
+x, _ = images(8)
+answers = [loaded[0](x).asnumpy()] + [loaded[1](x.as_in_ctx(c)).asnumpy() for c in four]
+assert onp.max([onp.abs(a - answers[0]) for a in answers]) < 1e-12, "loaded: all alike"
+
+# %% [markdown]
+# Now those that were trained:
+
+# %%
+before = [both(x.as_in_ctx(c)).asnumpy() for c in pair]
+assert min(onp.abs(a - answers[0]).max() for a in before) > 1e-6, "before: neither of them"
+
+# %% [markdown]
+# And once they have shared their statistics:
+
+# %%
+share_statistics(both)
+after = [both(x.as_in_ctx(c)).asnumpy() for c in pair]
+assert onp.max([onp.abs(a - answers[0]) for a in after]) < 1e-12, "shared first: no surprise"
+folder.cleanup()
+
+# %% [markdown]
+# So: call `share_statistics` at the end of an epoch, before you evaluate. Then what you measure is
+# what you save, whichever device an image is sent to.
+#
+# ## Summary
+#
+# - BatchNorm normalises by the shard's statistics, so *k* devices are not one device: equal to one
+#   that normalises the parts by themselves, to $10^{-12}$.
+# - Equality comes back with a norm that looks at one image only, or with sums over all devices,
+#   forward and backward. Larger shards bring it nearer.
+# - Running statistics differ by device, so answers do too. Share them before you evaluate.
+# - A file of parameters holds the mean over devices of everything.
+#
+# Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.
+#
+# **Further reading.** S. Ioffe and C. Szegedy, *Batch normalization* (2015), arXiv:1502.03167.
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. **The tail with BatchNorm.** A batch of nine goes to two devices as five and four. Which single
+#    device computes the same? Change `InHalves` so that it does, and show it to $10^{-12}$.
+# 2. **Large means.** In float32, add 10,000 to `batch` and compute its variance as
+#    $\sum x^2/n - \mu^2$. What is wrong? Find a way to all-reduce counts, means and *centred* sums
+#    of squares instead that gives the variance of all from those of the shards.
+# 3. **Where was it evaluated?** An old edition trains on all devices and then evaluates on the
+#    first, `ctx[0]`. Is that wrong with BatchNorm? What does it cost, and what else does it hide?
+
+# %% [markdown]
+# ### Answer 1
+#
+# The device that cuts the batch as the shards are cut, at five. `F.np.split` takes
+# places to cut at as well. The loss is a mean over nine images either way, as long as `step` is
+# told nine.
+
+# %% tags=["solution"]
+class InFiveAndFour(InHalves):
+    def hybrid_forward(self, F, x):
+        return F.np.concatenate([self.norm(part) for part in F.np.split(x, [5])])
+
+
+def nine(contexts, cuts, **options):
+    net = thin(contexts, like=origin, **options)
+    (x, y), trainer = images(9), gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    with autograd.record():
+        losses = [loss(net(x[a:b].as_in_ctx(c)), y[a:b].as_in_ctx(c)) for a, b, c in cuts]
+    autograd.backward(losses)
+    trainer.step(9)
+    return net
+
+
+cut = nine(pair, [(0, 5, pair[0]), (5, 9, pair[1])])
+assert apart(cut, nine(pair[:1], [(0, 9, pair[0])], norm=InFiveAndFour)) < 1e-12
+
+# %% [markdown]
+# ### Answer 2
+#
+# $x^2$ is about $10^8$, of which float32 keeps seven digits, so a variance of a few
+# units is lost in rounding. With counts $n_r$, means $\mu_r$ and centred sums $M_r$ of each shard:
+# $\mu = \sum n_r \mu_r / n$ and $M = \sum M_r + \sum n_r (\mu_r - \mu)^2$ (Chan et al., 1979).
+# These are sums over devices too: first $n_r \mu_r$, then the rest. It takes two rounds, not one.
+
+# %% tags=["solution"]
+far = (batch + 10_000).astype("float32")
+truth = far.astype("float64").var()
+naive = (far * far).sum(dtype="float32") / far.size - far.mean(dtype="float32") ** 2
+parts = [far[cut] for cut in ((slice(0, 6), slice(6, 10)))]
+n_r, mu_r = onp.array([p.size for p in parts]), onp.array([p.mean(dtype="float64") for p in parts])
+centred = sum(((p - m) ** 2).sum() for p, m in zip(parts, mu_r))
+mu = (n_r * mu_r).sum() / n_r.sum()
+merged = (centred + (n_r * (mu_r - mu) ** 2).sum()) / n_r.sum()
+assert abs(naive - truth) > 0.1 * truth, "the difference of two large numbers"
+assert abs(merged - truth) < 1e-4 * truth, "centred first, nothing is lost"
+
+# %% [markdown]
+# ### Answer 3
+#
+# Not wrong, but it is the accuracy of *one* replica, with the statistics of the
+# shards that came to `ctx[0]`. It uses one device while the others idle, so it takes about $k$
+# times as long. And it can't see that another replica has gone astray: if all-reduce failed, the
+# first device would still be evaluated as if nothing had happened.
+
+# %% tags=["solution"]
+astray = thin(pair, like=origin)
+astray[0].weight.data(pair[1])[:] = 0  # as if an update had gone wrong on cpu(1)
+x, y = images(8)
+assert (astray(x).asnumpy() == thin(pair, like=origin)(x).asnumpy()).all(), "cpu(0) sees nothing"
+assert raises(AssertionError, lambda: assert_same_parameters(astray)), "comparing replicas does"
