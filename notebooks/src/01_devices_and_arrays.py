@@ -23,7 +23,7 @@
 #
 # ## What you need
 #
-# Python, and arrays as in NumPy. **No GPU.** Reading takes about 25 minutes, running less than
+# Python, and arrays as in NumPy. **No GPU.** Reading takes {reading time}, running less than
 # a minute.
 
 # %% [markdown]

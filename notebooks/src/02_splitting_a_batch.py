@@ -21,7 +21,7 @@
 #
 # ## What you need
 #
-# Chapter 01: contexts, `as_in_context`, `copyto`. No GPU. Reading takes about 20 minutes, running
+# Chapter 01: contexts, `as_in_context`, `copyto`. No GPU. Reading takes {reading time}, running
 # a few seconds.
 
 # %% [markdown]

@@ -19,7 +19,7 @@
 #
 # ## What you need
 #
-# Chapters 01 and 02. No GPU. Reading takes about 30 minutes, running less than one.
+# Chapters 01 and 02. No GPU. Reading takes {reading time}, running less than one.
 
 # %%
 from helpers import devices

@@ -20,7 +20,7 @@
 #
 # ## What you need
 #
-# Chapters 01 to 03. No GPU. Reading takes about 40 minutes. Running takes up to four minutes with
+# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes up to four minutes with
 # MNIST, most of it in two cells that say so, and less than one with the small digits.
 
 # %%

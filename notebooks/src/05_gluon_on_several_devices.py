@@ -24,7 +24,7 @@
 #
 # ## What you need
 #
-# Chapters 01 to 04. No GPU. Reading takes about 35 minutes, running well under a minute.
+# Chapters 01 to 04. No GPU. Reading takes {reading time}, running well under a minute.
 
 # %%
 from helpers import assert_replicas_equal, load_data, split_and_load

@@ -24,7 +24,7 @@
 #
 # ## What you need
 #
-# Chapters 03 to 06. No GPU. Reading takes about 45 minutes, running less than one.
+# Chapters 03 to 06. No GPU. Reading takes {reading time}, running less than one.
 
 # %%
 from helpers import allreduce, devices, load_data, split_and_load

@@ -19,7 +19,7 @@
 #
 # ## What you need
 #
-# Chapters 05 to 07, no GPU, and 4 GB of free memory. Reading takes about 50 minutes, running about
+# Chapters 05 to 07, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about
 # two minutes on two cores that have nothing else to do.
 
 # %%
@@ -842,11 +842,11 @@ def multiplications(a, c, side):
 stages = [multiplications(a, c, side)
           for a, c, side in zip(widths, widths[1:], (28, 14, 7, 4))]
 print(*(f"stage {i}: {n / 1e6:.0f} million" for i, n in enumerate(stages, 1)), sep="; ")
-assert stages[0] == max(stages) and 1.3 < max(stages) / min(stages) < 1.4
+assert stages[3] == max(stages) and 1.3 < max(stages) / min(stages) < 1.4
 
 # %% [markdown]
-# The first stage is the largest and has a third more than the smallest. The last one would have
-# less still if 7 halved were 3.5: it is rounded up to 4.
+# The last stage has a third more than the smallest: half of seven pixels is rounded up to four, and
+# $(4/3.5)^2$ is 1.31.
 
 # %% [markdown]
 # ### Answer 2

@@ -20,7 +20,7 @@
 #
 # ## What you need
 #
-# Chapter 08, no GPU, and 2 GB of free memory. Reading takes about 50 minutes, running about a
+# Chapter 08, no GPU, and 2 GB of free memory. Reading takes {reading time}, running about a
 # minute on two cores.
 
 # %%

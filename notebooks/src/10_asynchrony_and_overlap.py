@@ -25,7 +25,7 @@
 #
 # Chapters 01, 06 and 07. No GPU, but two cores: the profiler tells no more CPU devices apart than
 # there are cores. No data either: what an operator costs doesn't depend on what is in the picture,
-# so random images will do. Reading takes about 40 minutes, running about one.
+# so random images will do. Reading takes {reading time}, running about one.
 
 # %%
 import time

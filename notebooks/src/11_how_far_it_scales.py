@@ -23,7 +23,7 @@
 #
 # ## What you need
 #
-# Chapters 03, 04 and 06 to 08. No GPU, and 3 GB of free memory. Reading takes about 45 minutes,
+# Chapters 03, 04 and 06 to 08. No GPU, and 3 GB of free memory. Reading takes {reading time},
 # running about a minute on two cores that have nothing else to do.
 
 # %%

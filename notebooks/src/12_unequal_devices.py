@@ -23,7 +23,7 @@
 #
 # ## What you need
 #
-# Chapters 02, 05 and 06. No GPU. Reading takes about 40 minutes, running less than one on two
+# Chapters 02, 05 and 06. No GPU. Reading takes {reading time}, running less than one on two
 # cores that have nothing else to do.
 
 # %%

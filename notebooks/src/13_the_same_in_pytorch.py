@@ -22,7 +22,7 @@
 #
 # Chapters 04 to 09, no GPU, and PyTorch, which all chapters before this one do without. If the next
 # cell can't find it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes
-# about 70 minutes, running one to two on two cores.
+# {reading time}, running one to two on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data

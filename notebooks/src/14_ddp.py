@@ -22,7 +22,7 @@
 # ## What you need
 #
 # Chapters 04 to 09 and 13, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# about 50 minutes, running about one on two cores.
+# {reading time}, running about one on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data
@@ -971,7 +971,7 @@ def accumulated(given):
         (F.cross_entropy(model(halves[0][0]), halves[0][1]) / 2).backward()
     silent_so_far = len(log)
     (F.cross_entropy(model(halves[1][0]), halves[1][1]) / 2).backward()
-    gradients = [p.grad.numpy() for p in net.parameters()]
+    gradients = [p.grad for p in net.parameters()]
     return {"sent": (silent_so_far, len(log)), "gradients": gradients}
 
 
@@ -988,5 +988,6 @@ net.load_state_dict(given["lenet"])
 F.cross_entropy(net(given["x"][0]), given["y"][0]).backward()
 for rank in ranks(2, "accumulated")["accumulated"]:
     assert rank["sent"] == (0, 1), "one all-reduce for both halves"
-    assert apart(rank["gradients"], [p.grad.numpy() for p in net.parameters()]) < 1e-12
+    pairs = zip(rank["gradients"], net.parameters(), strict=True)
+    assert all(apart([g.numpy()], [p.grad.numpy()]) < 1e-12 for g, p in pairs)
 home.cleanup()

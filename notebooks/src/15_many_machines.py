@@ -25,7 +25,7 @@
 # ## What you need
 #
 # Chapters 03, 06, 07 and 11. No GPU and no second machine: the machines are processes. Reading
-# takes about 50 minutes, running about two minutes on two cores with nothing else to do,
+# takes {reading time}, running about two minutes on two cores with nothing else to do,
 # most of it spent starting processes. The section on `torchrun` needs PyTorch; all else doesn't.
 
 # %%
@@ -1250,7 +1250,8 @@ assert all(share.max() > 0.75 for share in shares.values()), "one array is most 
 # %% [markdown]
 # No number helps LeNet: its largest array has four fifths of the entries and is too small to be
 # cut. The variable `MXNET_KVSTORE_BIGARRAY_BOUND` lowers the million from which on it is.
-#
+
+# %% [markdown]
 # ### Answer 3
 #
 # It must push all the same, zeros, or the others wait for its part of the sum.

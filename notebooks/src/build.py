@@ -1,16 +1,19 @@
 """Turns notebooks/src/NN_*.py into executed notebooks, notebooks/NN_*.ipynb.
 
-    python notebooks/src/build.py [01 03 ...]
+    python notebooks/src/build.py [01 03 ...] [--prose] [--data digits]
 
 The sources (jupytext, py:percent) are all that an author edits. What is written depends on the
-source and on what its cells print, and on nothing else, so a rebuild changes no line without
-cause. Tags that a cell can have:
+source, on the titles of its neighbours and on what its cells print, and on nothing else, so a
+rebuild changes no line without cause. On the way each chapter gets its links: a cell at its
+beginning and one at its end that lead to its neighbours, and one wherever it says "chapter 03".
+`{reading time}` becomes that time, and a heading "Answer" is folded. README.md and start.md get
+their tables. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
-    solution    the answer to an exercise, folded away with `jupyter={"source_hidden": true}`
+    solution    the code of an answer, below a heading "### Answer 1"
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
-    figure:NAME the figure that it shows is also written to notebooks/figures/NAME.png
+    figure:NAME the figure that it shows is also written to notebooks/src/figures/NAME.png
 """
 
 import argparse
@@ -22,12 +25,14 @@ import sys
 import time
 from pathlib import Path
 
+import course
 import jupytext
 import nbformat
+from course import NOTEBOOKS
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, DeadKernelError
+from nbformat.v4 import new_markdown_cell
 
-NOTEBOOKS = Path(__file__).resolve().parents[1]
 SECONDS_PER_CELL = 600
 METADATA = {
     "kernelspec": {
@@ -38,6 +43,10 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Refused(Exception):
+    """Building would replace what a chapter shows by something that nobody asked for."""
 
 
 class CellFailed(Exception):
@@ -68,6 +77,18 @@ def read_source(path):
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
+    time = f"about {course.minutes(notebook)} minutes"
+    titles = {source.stem: course.title(jupytext.read(source, fmt="py:percent"))
+              for source in sorted(path.parent.glob("[0-9][0-9]_*.py"))}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = course.link_mentions(cell.source, path.stem, list(titles))
+            cell.source = cell.source.replace(course.TIME, time)
+    # The second begins with a heading, or it would belong to the folded answer before it.
+    links = course.navigation(path.stem, titles)
+    for place, source in ((0, links), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
+        cell = new_markdown_cell(source, metadata={"tags": ["navigation", "remove-cell"]})
+        notebook.cells.insert(place, cell)
     seen = {}
     for cell in notebook.cells:
         # An id says what the cell contains, not where it is, so a new cell changes no other's.
@@ -75,7 +96,9 @@ def read_source(path):
         seen[digest] = seen.get(digest, 0) + 1
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
 
-        kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if key in cell.metadata}
+        kept = {key: cell.metadata[key] for key in ("tags",) if key in cell.metadata}
+        if cell.source.startswith(course.ANSWER):
+            kept["jp-MarkdownHeadingCollapsed"] = True
         if "measured" in kept.get("tags", []):
             kept["tags"] = [*kept["tags"], "nbval-ignore-output"]  # the tag that nbval knows
         cell.metadata = nbformat.from_dict(kept)
@@ -145,10 +168,49 @@ def merge_streams(outputs):
     return merged
 
 
-def build(source, target):
-    """Write the executed notebook of `source` to `target`, or leave `target` as it was."""
+def data_used(notebook):
+    """What the chapter's line "Data: NAME, ..." names, or "-" where no cell prints one."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if match := re.search(r"^Data: ([^,\n]+)", output.get("text", ""), re.MULTILINE):
+                return match[1].strip()
+    return "-"
+
+
+def check_data(shown, asked):
+    """Refuse to run a chapter on other data than its outputs show, unless asked for by name."""
+    from helpers.data import load_data
+
+    found = load_data("mnist", limit=1).name
+    if found != (asked or shown):
+        raise Refused(f"{'asked for' if asked else 'its outputs show'} {asked or shown}, and a run "
+                      f"here would show {found}: let COURSE_DATA name the folder that has mnist/, "
+                      f"or ask for {found} by --data {found}")
+
+
+def take_outputs(notebook, old):
+    """Put the outputs of `old` into `notebook`, whose code must be the same, cell by cell."""
+    ours, theirs = ([c for c in each.cells if c.cell_type == "code"] for each in (notebook, old))
+    if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+        raise Refused("not only its prose has changed: build it without --prose")
+    for cell, before in zip(ours, theirs):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+
+
+def build(source, target, prose=False, data=None):
+    """Write the executed notebook of `source` to `target`, or leave `target` as it was.
+
+    With `prose` no cell is run: the outputs are those of `target`. `data` names the data set that
+    it should show, where that is another than before. Raises Refused, or CellFailed.
+    """
     notebook = read_source(source)
-    execute(notebook, target.parent)
+    old = nbformat.read(target, as_version=4) if target.exists() else None
+    if prose:
+        take_outputs(notebook, old or notebook)
+    else:
+        if data or (old and data_used(old) != "-"):
+            check_data(data_used(old) if old else data, data)
+        execute(notebook, target.parent)
     normalise(notebook)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -159,8 +221,8 @@ def build(source, target):
     nbformat.write(notebook, part)
     os.replace(part, target)
     for name, png in figures(notebook):
-        (target.parent / "figures").mkdir(exist_ok=True)
-        (target.parent / "figures" / name).write_bytes(png)
+        (source.parent / "figures").mkdir(exist_ok=True)
+        (source.parent / "figures" / name).write_bytes(png)
 
 
 def figures(notebook):
@@ -175,6 +237,9 @@ def figures(notebook):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Build the notebooks from their sources.")
     parser.add_argument("chapters", nargs="*", help="numbers, such as 01 03; none means all")
+    parser.add_argument("--prose", action="store_true",
+                        help="run nothing: only prose has changed, outputs stay")
+    parser.add_argument("--data", help="the data set to show, if another than before: digits")
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="folder that has src/")
     options = parser.parse_args(arguments)
 
@@ -183,12 +248,17 @@ def main(arguments=None):
     for source in choose(list(options.notebooks.glob("src/[0-9][0-9]_*.py")), options.chapters):
         start = time.perf_counter()
         try:
-            build(source, options.notebooks / f"{source.stem}.ipynb")
+            build(source, options.notebooks / f"{source.stem}.ipynb", options.prose, options.data)
         except CellFailed as error:
             failed = True
             print(f"{source.stem}: FAILED in code cell {error.number}\n{error.reason}", flush=True)
+        except Refused as error:
+            failed = True
+            print(f"{source.stem}: not built; {error}", flush=True)
         else:
             print(f"{source.stem}: built in {time.perf_counter() - start:.1f} s", flush=True)
+    if options.notebooks == NOTEBOOKS:
+        course.write_contents()
     return int(failed)
 
 

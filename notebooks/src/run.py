@@ -8,26 +8,24 @@ table goes to build/run.json too. Exit status 1 says that a cell failed.
 
 import argparse
 import json
-import re
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
-from build import NOTEBOOKS, CellFailed, absolute_course_data, choose, execute, needs_torch
+from build import (
+    NOTEBOOKS,
+    CellFailed,
+    absolute_course_data,
+    choose,
+    data_used,
+    execute,
+    needs_torch,
+)
 
 ROW = "{:<32} {:>8} {:>6}  {}"
 TRACEBACK_LINES = 12
-
-
-def data_used(notebook):
-    """What the chapter's line "Data: NAME, ..." names, or "-" where no cell prints one."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if match := re.search(r"^Data: ([^,\n]+)", output.get("text", ""), re.MULTILINE):
-                return match[1].strip()
-    return "-"
 
 
 def run(path):
