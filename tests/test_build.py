@@ -4,10 +4,11 @@ import json
 import os
 
 import build
+import course
 import nbformat
 import pytest
 import run
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 SOURCE = """\
 # %% [markdown]
@@ -22,9 +23,12 @@ for step in range(3):
 print()
 
 # %% [markdown]
-# The answer, folded away:
+# ### Answer 1
+#
+# As chapter 02 says, and not chapter 01; see `chapter 02` and chapters 01 and
+# 02. Reading takes {reading time}.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["solution"]
 6 * 7
 
 # %%
@@ -57,10 +61,11 @@ def built(tmp_path_factory):
     """The notebook built from SOURCE, as (bytes of a first build, bytes of a second, parsed)."""
     folder = tmp_path_factory.mktemp("notebooks")
     write_source(folder, "01_tiny", SOURCE)
+    write_source(folder, "02_next", "# %% [markdown]\n# # 02 · Another\n")
     target = folder / "01_tiny.ipynb"
     copies = []
     for _ in range(2):
-        assert build.main(["--notebooks", str(folder)]) == 0
+        assert build.main(["01", "--notebooks", str(folder)]) == 0
         copies.append(target.read_bytes())
     return *copies, nbformat.read(target, as_version=4)
 
@@ -73,19 +78,66 @@ def test_two_builds_are_byte_for_byte_the_same(built):
 def test_metadata_is_reduced_to_kernel_and_language(built):
     notebook = built[2]
     assert notebook.metadata == build.METADATA
+    links = {"tags": ["navigation", "remove-cell"]}
     assert [cell.metadata for cell in notebook.cells] == [
+        links,
         {},
         {"tags": ["measured", "nbval-ignore-output"]},
+        {"jp-MarkdownHeadingCollapsed": True},
+        {"tags": ["solution"]},
         {},
-        {"tags": ["solution"], "jupyter": {"source_hidden": True}},
-        {},
+        links,
     ]
+
+
+def test_chapters_are_linked_with_each_other(built):
+    first, _, _, prose, *_, last = (cell.source for cell in built[2].cells)
+    assert first == "[Start](start.md) · [02 Another →](02_next.ipynb)"
+    assert last == f"## Next\n\n{first}"
+    assert prose == (
+        "### Answer 1\n\nAs [chapter 02](02_next.ipynb) says, and not chapter 01; see `chapter 02` "
+        "and chapters 01 and\n[02](02_next.ipynb). Reading takes about 5 minutes.")
+
+
+@pytest.mark.parametrize(("name", "links"), [
+    ("01_a", "[Start](start.md) · [02 B →](02_b.ipynb)"),
+    ("02_b", "[← 01 A](01_a.ipynb) · [Start](start.md) · [03 C →](03_c.ipynb)"),
+    ("03_c", "[← 02 B](02_b.ipynb) · [Start](start.md)"),
+])
+def test_each_chapter_leads_to_its_neighbours(name, links):
+    titles = {"01_a": "01 A", "02_b": "02 B", "03_c": "03 C"}
+    assert course.navigation(name, titles) == links
+
+
+def test_a_chapter_that_there_is_not_can_not_be_named(tmp_path):
+    source = write_source(tmp_path, "01_a", "# %% [markdown]\n# As in chapter 17.\n")
+    with pytest.raises(ValueError, match="01_a speaks of chapter 17, which there is not"):
+        build.read_source(source)
+
+
+@pytest.mark.parametrize(("cells", "minutes"), [
+    ([], 5),
+    ([new_markdown_cell("word " * 4000)], 20),
+    ([new_markdown_cell("```\n" + "word " * 4000 + "\n```")], 5),
+    ([new_code_cell("x = 1\n\n" * 300)], 20),
+    ([new_code_cell(f"show(fig{n})") for n in range(20)], 20),
+    ([new_markdown_cell("word " * 4000), new_markdown_cell("### Answer 1"),
+      new_code_cell("x = 1\n" * 300)], 20),
+])
+def test_reading_time_is_words_lines_and_figures_without_the_answers(cells, minutes):
+    assert course.minutes(new_notebook(cells=cells)) == minutes
+
+
+@pytest.mark.parametrize(("number", "text"), [
+    (0, "0 min"), (45, "45 min"), (60, "1 h"), (225, "3 h 45 min")])
+def test_hours(number, text):
+    assert course.as_hours(number) == text
 
 
 def test_ids_come_from_the_source_and_differ_where_it_repeats(built):
     ids = [cell.id for cell in built[2].cells]
-    assert ids[4] == f"{ids[3]}-2"
-    assert len(set(ids)) == 5
+    assert ids[5] == f"{ids[4]}-2"
+    assert len(set(ids)) == 7
 
 
 def test_cells_are_executed_and_counted_from_one(built):
@@ -94,7 +146,7 @@ def test_cells_are_executed_and_counted_from_one(built):
 
 
 def test_a_progress_bar_keeps_only_its_last_state(built):
-    (output,) = built[2].cells[1].outputs
+    (output,) = built[2].cells[2].outputs
     assert output.text == "step 2\n"
 
 
@@ -227,3 +279,73 @@ def test_run_succeeds_where_no_cell_fails(tmp_path):
     write_notebook(tmp_path, "01_good", "x = 1")
     report = tmp_path / "run.json"
     assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+
+
+# --- what a chapter shows isn't replaced by something else unasked ------------------------------
+
+
+DATA = """\
+# %%
+from helpers import load_data
+
+print(load_data("mnist", limit=1))
+"""
+
+
+@pytest.fixture
+def no_mnist(tmp_path, monkeypatch):
+    """No place has MNIST, so every chapter goes on with digits."""
+    monkeypatch.setenv("COURSE_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COURSE_OFFLINE", "1")
+
+
+def shows(target, data):
+    """Make the notebook show that it was built with another data set."""
+    notebook = nbformat.read(target, as_version=4)
+    (output,) = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    output.text = f"Data: {data}, 1 training and 1 test images, from somewhere"
+    nbformat.write(notebook, target)
+
+
+def test_other_data_than_the_outputs_show_are_refused_unless_asked_for(tmp_path, no_mnist, capsys):
+    write_source(tmp_path, "01_data", DATA)
+    target = tmp_path / "01_data.ipynb"
+    there = ["--notebooks", str(tmp_path)]
+    assert build.main(there) == 0, "a first build shows what there is"
+    assert build.data_used(nbformat.read(target, as_version=4)) == "digits"
+    assert build.main(there) == 0
+
+    shows(target, "mnist")
+    before = target.read_bytes()
+    capsys.readouterr()
+    assert build.main(there) == 1
+    said = capsys.readouterr().out
+    assert "01_data: not built; its outputs show mnist, and a run here would show digits" in said
+    assert "--data digits" in said and "COURSE_DATA" in said
+    assert build.main([*there, "--data", "mnist"]) == 1
+    assert "asked for mnist, and a run here would show digits" in capsys.readouterr().out
+    assert target.read_bytes() == before
+
+    assert build.main([*there, "--data", "digits"]) == 0
+    assert build.data_used(nbformat.read(target, as_version=4)) == "digits"
+
+
+def test_prose_alone_is_built_without_running_anything(tmp_path, capsys):
+    source = write_source(tmp_path, "01_a", "# %% [markdown]\n# Old.\n\n# %%\nimport time\n\n"
+                                            "time.time_ns()\n")
+    target = tmp_path / "01_a.ipynb"
+    prose = ["--prose", "--notebooks", str(tmp_path)]
+    assert build.main(prose) == 1, "nothing to take outputs from"
+    assert build.main(prose[1:]) == 0
+    old = nbformat.read(target, as_version=4)
+    source.write_text(source.read_text().replace("Old", "New"))
+    assert build.main(prose) == 0
+    new = nbformat.read(target, as_version=4)
+    assert new.cells[1].source == "New." and new.cells[2] == old.cells[2]
+
+    source.write_text(source.read_text().replace("time_ns()", "time()"))
+    capsys.readouterr()
+    assert build.main(prose) == 1
+    assert "01_a: not built; not only its prose has changed" in capsys.readouterr().out
+    assert nbformat.read(target, as_version=4) == new

@@ -190,11 +190,20 @@ def check_data(shown, asked):
 
 def take_outputs(notebook, old):
     """Put the outputs of `old` into `notebook`, whose code must be the same, cell by cell."""
-    ours, theirs = ([c for c in each.cells if c.cell_type == "code"] for each in (notebook, old))
+    ours, theirs = ([c for c in each.cells if c.cell_type == "code"] if each else []
+                    for each in (notebook, old))
     if [cell.source for cell in ours] != [cell.source for cell in theirs]:
         raise Refused("not only its prose has changed: build it without --prose")
     for cell, before in zip(ours, theirs):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
+
+
+def read_old(target):
+    """The notebook that is there, or None where it is missing or torn, as by a merge."""
+    try:
+        return nbformat.read(target, as_version=4)
+    except (FileNotFoundError, nbformat.reader.NotJSONError):
+        return None
 
 
 def build(source, target, prose=False, data=None):
@@ -204,9 +213,9 @@ def build(source, target, prose=False, data=None):
     it should show, where that is another than before. Raises Refused, or CellFailed.
     """
     notebook = read_source(source)
-    old = nbformat.read(target, as_version=4) if target.exists() else None
+    old = read_old(target)
     if prose:
-        take_outputs(notebook, old or notebook)
+        take_outputs(notebook, old)
     else:
         if data or (old and data_used(old) != "-"):
             check_data(data_used(old) if old else data, data)
