@@ -7,9 +7,10 @@
 #
 # ## What you'll do
 #
-# Compare two devices with one on chapter 08's ResNet-18, test the cause, follow the running
-# statistics, and try four remedies. One of them you write from scratch, backward pass included.
-# Then save a network on two devices and load it on one and on four.
+# Compare two devices with one on chapter 08's ResNet-18, test the cause, and follow the running
+# statistics. Then try three remedies: larger shards, another norm, and statistics of the whole
+# batch, which you write from scratch, backward pass included. Last, save a network on two devices
+# and load it on one and on four.
 #
 # ## What you'll learn
 #
@@ -369,7 +370,7 @@ assert gap(probe, x, pair) < 1e-12, "equal weights and equal statistics give equ
 # %% [markdown]
 # That makes answers the same everywhere. It doesn't make *training* the same as on one device.
 #
-# ## Four remedies, and what each costs
+# ## Remedies, and what each costs
 #
 # ### Larger shards
 #
