@@ -61,8 +61,12 @@ test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3
 	$(BIN)/python -m pytest tests/gpu_stack $(ARGS)
 
 book: setup  ## make the course a web site, build/book/index.html
-	rm -rf build/book
-	$(BIN)/sphinx-build -W --keep-going -q -c notebooks/book notebooks build/book
+	rm -rf build/book build/book-source
+	mkdir -p build/book-source
+	cp notebooks/[0-9]*.ipynb notebooks/src/book/index.md build/book-source
+	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \
+	    -d build/book-source/.doctrees build/book-source build/book
+	cp LICENSE build/book/LICENSE.txt
 
 test-browser: setup  ## test JupyterLab and the book in a browser, Debian's Chromium
 	$(BIN)/python -m pytest tests/browser $(ARGS)

@@ -1,35 +1,85 @@
-"""The course as a web site, from the executed notebooks: `make book`. Nothing is run for it."""
+"""The course as a web site, from the executed notebooks: `make book`. Nothing is run for it.
 
+The recipe puts index.md and the chapters side by side into build/book-source, which is what Sphinx
+reads; everything else of this folder it finds here.
+"""
+
+import json
+import re
+import sys
 from base64 import b64decode
 from hashlib import sha256
 from pathlib import Path
 
 import nbformat
 from docutils import nodes
+from pygments.formatters import HtmlFormatter
+from sphinx.highlighting import PygmentsBridge
+from sphinx.transforms import SphinxTransform
 
-project = "Many devices, one model"
-author = ""
-html_title = project
-copyright = "Apache License 2.0"
+SRC = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(SRC))
 
+import course  # noqa: E402
+
+project = html_title = "Many devices, one model"
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["assignments", "src", "figures", "book", "**/.ipynb_checkpoints"]
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {
-    "use_download_button": True,
-    "show_navbar_depth": 1,
     "show_toc_level": 2,
-    "article_footer_items": ["prev-next.html", "source.html"],
+    "navbar_persistent": [],  # by default a second search box, above the one in the side bar
+    "article_footer_items": ["source.html"],
+    "footer_content_items": ["extra-footer.html"],
+    "extra_footer": 'Licensed under the <a href="LICENSE.txt">Apache License 2.0</a>.',
 }
+html_favicon = "static/favicon.svg"
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["book.css"]
-html_extra_path = ["../src"]  # what an author edits, beside the page that is made from it
-html_baseurl = ""
+html_extra_path = [str(path) for path in SRC.glob("[0-9][0-9]_*.py")]  # what an author edits
+html_use_index = False
+
+
+def write_chapters(app, docname, source):
+    """End the first page with the table of chapters and, for the side bar, a list of each part."""
+    if docname == "index":
+        parts = course.chapters(Path(app.srcdir))
+        source[0] += f"\n{course.short_path(parts)}\n\n{course.table(parts, '', True)}\n"
+        for name, rows in parts:
+            files = "\n".join(row["file"] for row in rows)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{files}\n```\n"
+
+
+class FoldAnswers(SphinxTransform):
+    """Fold each section "Answer 1". It is no section any more, so the contents don't list it."""
+
+    default_priority = 500
+
+    def apply(self):
+        for section in list(self.document.findall(nodes.section)):
+            if re.fullmatch(r"Answer \d+", title := section[0].astext()):
+                # The anchor is within: a browser unfolds what contains the one that it goes to.
+                begin = (f'<details class="answer"><summary>{title}</summary>'
+                         f'<div id="{section["ids"][0]}">')
+                section.replace_self([nodes.raw("", begin, format="html"), *section[1:],
+                                      nodes.raw("", "</div></details>", format="html")])
+
+
+class LineByLine(HtmlFormatter):
+    """Wraps each line, so that a long one can go on below, further in than it began (book.css)."""
+
+    def _format_lines(self, tokensource):
+        for is_code, line in super()._format_lines(tokensource):
+            text = re.sub("<[^>]*>", "", line)
+            indent = len(text) - len(text.lstrip(" "))
+            yield is_code, f'<span class="line" style="--indent: {indent}">{line}</span>'
+
+
+PygmentsBridge.html_formatter = LineByLine
 
 
 def describe_figures(app, doctree):
@@ -45,5 +95,25 @@ def describe_figures(app, doctree):
             image["alt"] = text
 
 
+def offer_notebooks_only(app, pagename, templatename, context, doctree):
+    """No button to download the first page's Markdown."""
+    if pagename == "index":
+        context["page_source_suffix"] = ""
+
+
+def write_pages(app, error):
+    """Put all pages into a script: from a file, search can load no page to quote from it."""
+    if not error:
+        pages = {f"{name}.html": (app.outdir / f"{name}.html").read_text("utf-8")
+                 for name in sorted(app.env.found_docs)}
+        (app.outdir / "_static/pages.js").write_text(f"const PAGES = {json.dumps(pages)};", "utf-8")
+
+
 def setup(app):
+    # Light or dark as the reader's system is; the theme does so too, but only after an error.
+    app.add_js_file(None, body='document.documentElement.dataset.mode ||= "auto";')
+    app.add_transform(FoldAnswers)
+    app.connect("source-read", write_chapters)
     app.connect("doctree-read", describe_figures)
+    app.connect("html-page-context", offer_notebooks_only)
+    app.connect("build-finished", write_pages)
