@@ -589,7 +589,7 @@ REFUSED = {
                       "initialised"]),
     "too many": ([0, 1, 2], ["devices=.*'cpu\\(2\\)'", "on \\['cpu\\(0\\)', 'cpu\\(1\\)'\\]"]),
     "others": ([2, 3], ["devices=\\['cpu\\(2\\)', 'cpu\\(3\\)'\\]", "_weight"]),
-    "twice": ([0, 1, 1], ["devices=\\['cpu\\(0\\)', 'cpu\\(1\\)', 'cpu\\(1\\)'\\]", "only once"]),
+    "twice": ([0, 1, 1], ["devices=\\['cpu\\(0\\)', 'cpu\\(1\\)', 'cpu\\(1\\)'\\]", "twice"]),
     "none": ([], ["devices=\\[\\]", "at least one device"]),
 }
 
