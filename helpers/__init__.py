@@ -5,7 +5,7 @@ nothing more: MXNet itself is imported when one of the names below is first used
 machine on which MXNet is missing or broken can still be looked at.
 
 Nothing that a chapter teaches is hidden here: `helpers.parallel` holds the very functions that
-chapters 02 and 03 build, for the later chapters to import.
+chapters 02 and 03 build and later chapters import.
 """
 
 from importlib import import_module
@@ -17,11 +17,8 @@ engine.prepare()
 _HOME = {
     "devices": "device",
     "load_data": "data",
-    "DataUnavailable": "data",
     "split_and_load": "parallel",
     "allreduce": "parallel",
-    "tree_allreduce": "parallel",
-    "ring_allreduce": "parallel",
     "assert_replicas_equal": "parallel",
 }
 __all__ = list(_HOME)

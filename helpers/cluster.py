@@ -12,12 +12,12 @@ run as a program of its own, which hears of our end, however sudden, and then en
 
 import ctypes
 import importlib.util
+import io
 import json
 import os
-import queue
 import random
 import re
-import selectors
+import select
 import signal
 import socket
 import subprocess
@@ -34,7 +34,9 @@ SERVICE = "import mxnet"  # a scheduler or server: MXNet reads its role and stay
 # float32: with memory full of ones it always does, with zeros never. So glibc is asked for zeros.
 SERVER = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 LAST = 12  # lines of a process's output that an error shows
+LOOK = 0.05  # seconds between looks at what processes print
 GRACE = 1.0  # seconds between asking processes to end and ending them
+KEEPER = "the keeper of the processes"
 
 
 class Failed(RuntimeError):
@@ -83,7 +85,7 @@ class _Processes:
         self.processes = {}  # name -> process id
         self.printed, self._last = {}, {}  # name -> lines, of standard output and of both
         self._failed = None  # a worker of torchrun, and its status
-        self._running, self._events = list(commands), queue.SimpleQueue()
+        self._running, self._events = list(commands), deque()
 
     def __enter__(self):
         from helpers.engine import SETTINGS  # here, since the keeper gets by without the package
@@ -92,35 +94,43 @@ class _Processes:
         path = [str(Path(__file__).parents[1]), *filter(None, [inherited.get("PYTHONPATH")])]
         base = {**SETTINGS, **inherited, "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": os.pathsep.join(path)}
-        order = [(name, [sys.executable, *map(os.fspath, arguments)], {**base, **variables})
+        # All write into files that have no name, so that nobody waits for a reader, and nothing is
+        # left of them, however we end.
+        self._output = {(name, kind): _Lines() for name in (*self._commands, KEEPER)
+                        for kind in ("out", "err")}
+        files = {key: lines.file.fileno() for key, lines in self._output.items()}
+        order = [(name, [sys.executable, *map(os.fspath, arguments)], {**base, **variables},
+                  files[name, "out"], files[name, "err"])
                  for name, (arguments, variables) in self._commands.items()]
         self._start = time.monotonic()
         # A session of its own: a Ctrl-C in the terminal is then for us alone.
         self._keeper = subprocess.Popen([sys.executable, "-I", __file__, str(os.getpid())],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stdin=subprocess.PIPE, stdout=files[KEEPER, "out"],
+                                        stderr=files[KEEPER, "err"], pass_fds=files.values(),
                                         start_new_session=True)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         try:
-            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            self._keeper.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended, which `wait` says
+                self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
+                self._keeper.stdin.flush()
             while len(self.processes) < len(order):
-                self._next()
+                if self._keeper.poll() is not None:
+                    self.wait()
+                self._look()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error):
         self.close()
+        for lines in self._output.values():
+            lines.file.close()
 
     def close(self):
         """End all processes that still run, and come back when they are gone."""
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()  # for the keeper this is the sign
         self._keeper.wait()
-        self._reader.join()
-        self._keeper.stdout.close()
 
     def wait(self, until=None):
         """Wait until all have ended well; returns what each worker printed, a string each.
@@ -136,8 +146,9 @@ class _Processes:
             self.close()
         except (Failed, TimeoutError):
             self.close()
-            while not self._events.empty():  # what was said in the meantime
-                self._take(*self._events.get())
+            self._look()
+            while self._events:  # what was said in the meantime
+                self._take(*self._events.popleft())
             raise
         if until is not None:
             raise Failed(f"all have ended, and none printed {until!r}")
@@ -145,20 +156,38 @@ class _Processes:
         return ["".join(self.printed.get(name, [])) for name in workers]
 
     def _next(self):
-        left = self._start + self._timeout - time.monotonic()
-        try:
-            kind, name, value = self._events.get(timeout=max(0, left))
-        except queue.Empty:
-            raise TimeoutError(self._late()) from None
+        """Note the next thing that has happened; returns the line where it is one, or raises."""
+        while not self._events:
+            self._look()
+            ended = any(kind == "ended" for kind, *_ in self._events)
+            if not ended and time.monotonic() - self._start > self._timeout:
+                raise TimeoutError(f"still running after {self._seconds()}, the time allowed: "
+                                   f"{', '.join(self._running)}; all were ended."
+                                   f"{self._words(*self._last)}")
+        kind, name, value = self._events.popleft()
         if kind == "ended" and value != 0:
             raise Failed(self._why(*(self._failed or (name, value))))
         return self._take(kind, name, value)
 
+    def _look(self):
+        """Queue what has happened since the last look: a process's last words before its end."""
+        time.sleep(LOOK)
+        status = self._keeper.poll()
+        told = [json.loads(line) for line in self._output[KEEPER, "out"].new(False)]
+        self.processes |= {name: number for kind, name, number in told if kind == "started"}
+        ended = [event for event in told if event[0] == "ended"]
+        names = [name for _, name, _ in ended]
+        for (name, kind), lines in self._output.items():
+            if (name, kind) != (KEEPER, "out"):
+                whole = status is not None or name in names
+                self._events.extend((kind, name, line) for line in lines.new(whole))
+        self._events.extend(ended)
+        if status is not None:
+            self._events.append(("ended", KEEPER, status or 1))
+
     def _take(self, kind, name, value):
         """Note an event; returns the line where it is one."""
-        if kind == "started":
-            self.processes[name] = value
-        elif kind == "ended":
+        if kind == "ended":
             self._running = [other for other in self._running if other != name]
         else:
             worker = re.match(r"\[default(\d+)\]:", value) if name == "torchrun" else None
@@ -180,23 +209,30 @@ class _Processes:
         how = f"ended with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
-        return f"{name} {how} after {self._seconds()}; the rest were ended.{self._lines([name])}"
-
-    def _late(self):
-        return (f"still running after {self._seconds()}, the time allowed: "
-                f"{', '.join(self._running)}; all were ended.{self._lines(self._last)}")
+        return f"{name} {how} after {self._seconds()}; the rest were ended.{self._words(name)}"
 
     def _seconds(self):
         return f"{time.monotonic() - self._start:.1f} s"
 
-    def _lines(self, names):
+    def _words(self, *names):
         lines = [line for name in names for line in self._last.get(name, [])]
         return "\n  ".join([" Last lines:", *lines]) if lines else " It printed nothing."
 
-    def _read(self):
-        for line in self._keeper.stdout:
-            self._events.put(json.loads(line))
-        self._events.put(["ended", "the keeper of the processes", self._keeper.wait() or 1])
+
+class _Lines:
+    """A file without a name that processes write into, and what is new in it."""
+
+    def __init__(self):
+        self.file, self._at = tempfile.TemporaryFile(), 0
+
+    def new(self, whole):
+        """The lines since the last call; one that isn't finished only if `whole`."""
+        file = self.file.fileno()
+        text = os.pread(file, os.fstat(file).st_size - self._at, self._at)
+        if not whole:
+            text = text[: text.rfind(b"\n") + 1]
+        self._at += len(text)
+        return [line.decode(errors="replace") for line in io.BytesIO(text)]
 
 
 class Cluster(_Processes):
@@ -210,7 +246,7 @@ class Cluster(_Processes):
     script: what each worker runs, with `arguments`; env: more variables for all processes;
     timeout: seconds from the start to the deadline; log: gets each line that any process prints,
     "worker 0: ..." (None: nobody); address: where the scheduler listens, "127.0.0.1:9000" or
-    without a port for a free one; host: where the others listen, by default at the same address.
+    without a port for a free one; the others listen at the same address.
 
     A worker's number is its `kv.rank`, and the variable COURSE_WORKER has it too.
     `processes` has the process ids by name. Leaving the block ends all that still run.
@@ -221,16 +257,17 @@ class Cluster(_Processes):
     """
 
     def __init__(self, script, workers=2, servers=1, *, arguments=(), env=None, timeout=120,
-                 log=print, address="127.0.0.1", host=None):
+                 log=print, address="127.0.0.1"):
         _whole("Cluster", workers=(workers, 1), servers=(servers, 1))
         script = _script("Cluster", script)
         address, port = _parts(address)
-        host = host or address
-        port = _free_port(address, port) if port else _free_ports(address, 1)[0]
-        ports = _free_ports(host, servers + workers, but=port)
+        # Below those of outgoing connections.
+        some = random.SystemRandom().sample(range(15_000, 32_000), 200)
+        (port,) = _free_ports(address, 1, [port] if port else some)
+        ports = _free_ports(address, servers + workers, [p for p in some if p != port])
         shared = {"DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": str(port),
                   "DMLC_NUM_SERVER": str(servers), "DMLC_NUM_WORKER": str(workers),
-                  "DMLC_NODE_HOST": host, **(env or {})}
+                  "DMLC_NODE_HOST": address, **(env or {})}
         service = ["-c", SERVICE]
         commands = {"scheduler": (service, {**shared, "DMLC_ROLE": "scheduler"})}
         for i in range(servers):
@@ -267,80 +304,46 @@ def _parts(address):
     return host, int(port) if port else None
 
 
-def _free_port(address, port):
-    """`port` if nobody listens there, or OSError."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-        except OSError as error:
-            raise OSError(error.errno, f"cannot listen at {address}:{port}: {error.strerror}; pass "
-                          "an address of this machine, with a port that is free or with none"
-                          ) from None
-        return port
-
-
-def _free_ports(address, count, but=None):
-    """`count` free ports, not `but`, in rising order, below those of outgoing connections."""
-    found, last = [], None
-    for port in random.SystemRandom().sample(range(15_000, 32_000), 200):
-        if port == but:
-            continue
-        try:
-            found.append(_free_port(address, port))
-        except OSError as error:
-            last = error
+def _free_ports(address, count, ports):
+    """The first `count` of `ports` at which nobody listens, in rising order, or OSError."""
+    found = []
+    for port in ports:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, port))
+                found.append(port)
+            except OSError as error:
+                taken = OSError(error.errno, f"cannot listen at {address}:{port}: "
+                                f"{error.strerror}; pass an address of this machine, with a port "
+                                "that is free or with none")
         if len(found) == count:
             return sorted(found)
-    raise last
+    raise taken
 
 
 def _keep(parent):
-    """The keeper: start what the first line of standard input says, report on standard output.
+    """The keeper: start what the first line of standard input says, and tell on standard output.
 
     Where the input ends, or the parent has, or on SIGTERM: end every descendant.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes our child
-    names, pipes = {}, selectors.DefaultSelector()
-    woken, wake = os.pipe()
-    for end in (woken, wake):
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)  # a child's end ends the wait below
+    started = []
     try:
-        for name, command, env in json.loads(sys.stdin.buffer.readline() or "[]"):
+        for name, command, env, out, err in json.loads(sys.stdin.readline() or "[]"):
             # PR_SET_PDEATHSIG: killed if the keeper is. A safe place for it: we have one thread.
-            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                       start_new_session=True, preexec_fn=lambda: _prctl(1, 9))
-            names[process.pid] = name, process
-            for kind, pipe in ("out", process.stdout), ("err", process.stderr):
-                os.set_blocking(pipe.fileno(), False)
-                pipes.register(pipe, selectors.EVENT_READ, [kind, name, b""])
-            _say("started", name, process.pid)
-        pipes.register(woken, selectors.EVENT_READ)
-        pipes.register(sys.stdin, selectors.EVENT_READ)
-        while os.getppid() == parent:
-            for key, _ in pipes.select(1.0):
-                if key.fileobj is sys.stdin:
-                    return
-                if key.data:
-                    _forward(pipes, key)
-                else:
-                    os.read(woken, 4096)
-            for pid, status in _reap():
-                if pid in names:
-                    _drain(pipes, names[pid][0])
-                    _say("ended", names[pid][0], os.waitstatus_to_exitcode(status))
-    except BrokenPipeError:
-        return
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                       stderr=err, start_new_session=True,
+                                       preexec_fn=lambda: _prctl(1, 9))
+            started.append((name, process))
+            _tell("started", name, process.pid)
+        for name, process in started:
+            threading.Thread(target=_watch, args=(name, process), daemon=True).start()
+        while os.getppid() == parent and not select.select([0], [], [], 1.0)[0]:
+            pass
     finally:
         _end_descendants()
-        with suppress(BrokenPipeError):
-            for name, _ in names.values():
-                _drain(pipes, name)
-        os._exit(0)  # no flush, no waiting for anything
 
 
 def _prctl(option, value):
@@ -348,62 +351,26 @@ def _prctl(option, value):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _say(*event):
-    data = json.dumps(event).encode() + b"\n"
-    while data:
-        data = data[os.write(1, data):]
+def _watch(name, process):
+    _tell("ended", name, process.wait())
 
 
-def _forward(pipes, key):
-    """Report what has come through a pipe, whole lines only until it is closed."""
-    kind, name, rest = key.data
-    try:
-        new = os.read(key.fd, 2**16)
-    except BlockingIOError:
-        return False
-    *lines, key.data[2] = (rest + new).split(b"\n")
-    if not new:  # closed
-        pipes.unregister(key.fileobj)
-        if rest:
-            _say(kind, name, rest.decode(errors="replace"))
-        return False
-    for line in lines:
-        _say(kind, name, line.decode(errors="replace") + "\n")
-    return True
-
-
-def _drain(pipes, name):
-    for key in list(pipes.get_map().values()):
-        while key.data and key.data[1] == name and _forward(pipes, key):
-            pass
-
-
-def _reap():
-    """The ids and statuses of children that have ended, their own orphans among them."""
-    with suppress(ChildProcessError):  # there are no more children
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended
+def _tell(*event):
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 def _end_descendants():
     import psutil  # here: it takes longer than all the rest
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    send, ask_until = signal.SIGTERM, time.monotonic() + GRACE
-    asked = set()
-    while True:
-        deque(_reap(), maxlen=0)
-        left = psutil.Process().children(recursive=True)
-        if not left:
-            return
-        if time.monotonic() > ask_until:
-            send, asked = signal.SIGKILL, set()
+    end = psutil.Process.terminate
+    while left := psutil.Process().children(recursive=True):
         for process in left:
             with suppress(psutil.NoSuchProcess):
-                if process.pid not in asked:
-                    process.send_signal(send)
-                    asked.add(process.pid)
-        time.sleep(0.02)
+                end(process)
+        psutil.wait_procs(left, GRACE)
+        end = psutil.Process.kill
 
 
 if __name__ == "__main__":

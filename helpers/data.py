@@ -6,8 +6,9 @@
 
 MNIST and Fashion-MNIST are four IDX files each. They are looked for in three places, in order:
 the folder that the variable COURSE_DATA names, this user's cache, and public mirrors. Whatever is
-found is checked before it is used. Where no place has the set, `load_data` says so and hands out
-the digits that come with scikit-learn: real handwriting too, and no network needed.
+found is checked before it is used. Where no place has the set, `load_data` says so in a sentence
+and hands out the digits that come with scikit-learn: real handwriting too, and no network needed.
+`load_data(name, fallback=False)` tells all about each place.
 
 COURSE_OFFLINE=1 asks for no network at all. This module does not import MXNet.
 """
@@ -50,7 +51,6 @@ SUMS = {
 }  # fmt: skip
 
 LONGEST = 2**26  # bytes; every file of the sets is shorter, packed or not: no more is ever read
-_failed = {}  # note -> (time, reason) of a failed download, where that file can't be written
 
 
 class DataUnavailable(RuntimeError):
@@ -76,7 +76,7 @@ def load_data(name="mnist", limit=None, fallback=True):
     """The data set "mnist", "fashion_mnist" or "digits" as NumPy arrays in a `Dataset`.
 
     With a `limit`, the first `limit` training images and at most `limit` test images.
-    Where the set can't be had: prints a line and returns "digits", or with `fallback=False`
+    Where the set can't be had: prints a sentence and returns "digits", or with `fallback=False`
     raises DataUnavailable. `.name` and `.source` say what it was in the end. A download that failed
     is tried again after an hour, or once the file `download-failed` in the cache is deleted.
 
@@ -94,12 +94,17 @@ def load_data(name="mnist", limit=None, fallback=True):
     tried = []
     for place, read in _PLACES.items():
         try:
-            return _dataset([read(name, file) for file in FILES], 255, limit, name, place)
+            found = _dataset([read(name, file) for file in FILES], 255, limit, name, place)
         except (OSError, ValueError) as error:
-            tried.append(f"{place}: {_why(error)}")
+            tried.append(str(error))
+            continue
+        if tried and os.getenv("COURSE_DATA"):  # whoever set it expects it to be used
+            print(f"{tried[0]}; {name} is from {place}")
+        return found
     if not fallback:
-        raise DataUnavailable("\n  ".join([f"{name} can't be had.", *tried]))
-    print(f"{name} can't be had, so this is scikit-learn's digits. Tried: {'; '.join(tried)}")
+        raise DataUnavailable("\n  ".join([f"{name} can't be had here.", *tried]))
+    folder, _, download = (reason.split("\n")[0] for reason in tried)
+    print(f"{name} can't be had here ({folder}; {download}), so these are scikit-learn's digits.")
     return load_data("digits", limit)
 
 
@@ -127,39 +132,51 @@ def _digits():
 
 
 # The three places. Each returns the values of one file. Where it doesn't have the file it raises
-# OSError; where it has another than the published one, ValueError.
+# OSError; where it has another than the published one, ValueError. The message says which place it
+# is and, in its first line, why.
 
 
 def _from_course_data(name, file):
     """The folder is the user's: nothing in it is changed, whatever state it is in."""
-    root = os.path.expanduser(os.getenv("COURSE_DATA", ""))
-    for path in (f"{name}/{file}.gz", f"{name}/{file}", f"{file}.gz", file):
-        if root and Path(root, path).is_file():
-            return _read(Path(root, path), name, file)
-    raise FileNotFoundError(f"must name a folder with {name}/{file}.gz and the other three files")
+    folder = os.getenv("COURSE_DATA")
+    if not folder:
+        raise FileNotFoundError(f"COURSE_DATA is {'not set' if folder is None else 'empty'}")
+    root = Path(os.path.expanduser(folder))
+    try:
+        for path in (f"{name}/{file}.gz", f"{name}/{file}", f"{file}.gz", file):
+            if (root / path).is_file():
+                return _read(root / path, name, file)
+        fault = (f"has no {name}/{file}.gz" if root.is_dir() else
+                 "is not a folder" if root.exists() else "does not exist")
+    except (OSError, ValueError) as error:
+        fault = f"can't be used: {_why(error)}"
+    raise FileNotFoundError(f"COURSE_DATA={folder} {fault}")
 
 
 def _from_cache(name, file):
     path = _cache(name) / f"{file}.gz"
     try:
         return _read(path, name, file)
+    except OSError as error:
+        raise OSError(f"the cache, {path}: {_why(error)}") from error
     except ValueError as error:
         # Set aside, not deleted: someone may want to know what went wrong. stacklevel 4 points
         # at the line that called load_data.
         warnings.warn(f"damaged in the cache, moving to {path.name}.corrupt: {error}", stacklevel=4)
         os.replace(path, f"{path}.corrupt")
-        raise
+        raise ValueError(f"the cache, {path}.corrupt: {error}") from error
 
 
 def _from_download(name, file):
-    if os.getenv("COURSE_OFFLINE", "") not in ("", "0"):
-        raise ConnectionError("COURSE_OFFLINE asks for no network")
+    if (offline := os.getenv("COURSE_OFFLINE", "")) not in ("", "0"):
+        raise ConnectionError(f"COURSE_OFFLINE={offline} allows no download")
     # An earlier attempt, or another process, may have left this one in the cache already.
     with contextlib.suppress(OSError, ValueError):
         return _from_cache(name, file)
     note = _cache(name) / "download-failed"
     if reason := _remembered(note):
-        raise ConnectionError(f"failed in the last hour ({note.name} in the cache): {reason}")
+        raise ConnectionError("the download failed less than an hour ago\n"
+                              f"    to try again now, delete {note}\n    {reason}")
     reasons = []
     for mirror in MIRRORS[name]:
         try:
@@ -171,10 +188,9 @@ def _from_download(name, file):
         if trouble := _write(_cache(name) / f"{file}.gz", packed):
             warnings.warn(f"{name} is not kept: no writing to the cache ({trouble})", stacklevel=4)
         return values
-    reason = "; ".join(reasons)
-    if _write(note, reason.encode()):
-        _failed[note] = (time.time(), reason)
-    raise ConnectionError(reason)
+    reason = "\n    ".join(reasons)
+    _write(note, reason.encode())
+    raise ConnectionError(f"the download failed\n    {reason}")
 
 
 _PLACES = {"COURSE_DATA": _from_course_data, "the cache": _from_cache, "a download": _from_download}
@@ -197,10 +213,9 @@ def _cache(name):
 
 def _remembered(note):
     """Why the last download failed, if that was less than an hour ago."""
-    when, reason = _failed.get(note, (0, ""))
     with contextlib.suppress(OSError, ValueError):  # no note, or one that isn't text
-        when, reason = max((when, reason), (note.stat().st_mtime, note.read_text("utf-8")))
-    return reason if 0 <= time.time() - when < 3600 else None
+        if 0 <= time.time() - note.stat().st_mtime < 3600:
+            return note.read_text("utf-8")
 
 
 def _write(path, content):
@@ -236,10 +251,9 @@ def _checked(content, name, file):
         except zlib.error as error:
             raise ValueError(f"{file}: not a whole gzip file ({error})") from error
     if len(plain) != size or not plain.startswith(header):
-        found = plain[: len(header)].ljust(len(header), b"\0")
-        claim = " x ".join(f"{n:,}" for n in np.frombuffer(found, ">u4")[1:])
         has = f"over {size:,}" if len(plain) > size else f"{len(plain):,}"
-        raise ValueError(f"{file}: header {found[:4].hex()} claims {claim}, file has {has} bytes")
+        raise ValueError(f"{file}: should have {size:,} bytes that begin with {header.hex()}, "
+                         f"has {has} that begin with {plain[: len(header)].hex()}")
     sums = hashlib.sha256(plain), hashlib.md5(content, usedforsecurity=False)
     if dict(zip(FILES, SUMS[name]))[file] not in [s.hexdigest() for s in sums]:
         raise ValueError(f"{file}: not the published sum (for fashion_mnist, the .gz is needed)")

@@ -16,11 +16,10 @@ from helpers import gpu
 from helpers.engine import cores
 
 MOST = 64  # each context that is used starts a thread and keeps scratch space
-_said = set()
 
 
 def devices(k=None):
-    """k different MXNet contexts, with a printed line that says which.
+    """k different MXNet contexts; prints a line that says which, at each call.
 
     GPUs where the machine has at least k of them; else `cpu(0)` to `cpu(k-1)`, each one core.
     With `k=None`: every GPU, or, without GPUs, two simulated devices. The variable
@@ -39,12 +38,12 @@ def devices(k=None):
         raise ValueError(f"devices(k={k}): k must be from 1 to {MOST}")
     if len(gpus) >= k:
         chosen = [mx.gpu(i) for i in gpus[:k]]
-        _say(f"{_count(k, 'GPU')}: {_names(chosen)}")
+        print(f"{_count(k, 'GPU')}: {', '.join(map(str, chosen))}")
         return chosen
     chosen = [mx.cpu(i) for i in range(k)]
     have = cores()
     share = "one core each" if k <= have else f"sharing {_count(have, 'core')}"
-    _say(f"{_count(k, 'simulated device')}: {_names(chosen)}, {share}")
+    print(f"{_count(k, 'simulated device')}: {', '.join(map(str, chosen))}, {share}")
     if k > have:
         warnings.warn(
             f"devices(k={k}): this process may use {_count(have, 'core')}, so speed-ups flatten "
@@ -63,20 +62,9 @@ def _gpus():
         return list(seen)
     for i, card in zip(seen, cards):
         if not card.usable:
-            _say(f"gpu({i}) is left out: MXNet 1.9.1 has no machine code for {card}")
+            print(f"gpu({i}) is left out: MXNet 1.9.1 has no machine code for {card}")
     return [i for i, card in zip(seen, cards) if card.usable]
 
 
 def _count(n, noun):
     return f"{n} {noun}" + ("s" if n != 1 else "")
-
-
-def _names(contexts):
-    names = [str(c) for c in contexts]
-    return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
-
-
-def _say(line):
-    if line not in _said:
-        _said.add(line)
-        print(line)

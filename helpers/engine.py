@@ -6,11 +6,9 @@ is already loaded, where it would be too late. `cores` counts what simulated dev
 """
 
 import ctypes
-import math
 import os
 import sys
 import warnings
-from pathlib import Path
 
 from helpers import gpu
 
@@ -71,31 +69,12 @@ def _keep_memory():
             mallopt(option, value)
 
 
-def cores(root=Path("/")):
-    """CPU cores that this process may use, at least 1: by affinity and by cgroup quota.
+def cores():
+    """CPU cores that this process may use, at least 1, as joblib counts them.
 
-    `root` is the folder that holds `sys` and `proc`, for tests to replace.
+    By affinity, by the quota of its cgroup, of which a part of a core counts as one, and by the
+    variable LOKY_MAX_CPU_COUNT.
     """
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        count = os.cpu_count() or 1
-    quotas = [q for q in (_quota_v2(root), _quota_v1(root)) if q and q > 0]
-    return max(1, math.floor(min([count, *quotas])))
+    import joblib  # here: it imports NumPy, which reads the settings above once
 
-
-def _quota_v2(root):
-    try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no cgroup v2, or quota "max": no limit
-        return None
-
-
-def _quota_v1(root):
-    folder = root / "sys/fs/cgroup/cpu"
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    return joblib.cpu_count()

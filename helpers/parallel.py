@@ -1,4 +1,4 @@
-"""The pieces that chapters 02 and 03 build, for the chapters after them to import.
+"""What chapters 02 and 03 build and chapters after them import.
 
 Each function here is the one that its chapter teaches, with a docstring and a line that checks
 its arguments; a test holds the two equal. All of them work on `mx.nd` arrays.
@@ -50,47 +50,6 @@ def allreduce(arrays):
         send(total, array)
 
 
-def tree_allreduce(arrays):
-    """Replace each of k arrays, one a device, by the sum of all, in place.
-
-    Pairs merge, then pairs of pairs, up a binary tree; the sum comes down the same way. It takes
-    2·ceil(log2 k) rounds of S bytes. Raises as `check_replicas`. Taught in chapter 03.
-    """
-    check_replicas(arrays)
-    gap = 1
-    while gap < len(arrays):
-        for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
-            left += send(right, left.context)
-        gap *= 2
-    while gap > 1:
-        gap //= 2
-        for left, right in zip(arrays[:: 2 * gap], arrays[gap :: 2 * gap]):
-            send(left, right)
-
-
-def ring_allreduce(arrays):
-    """Replace each of k arrays, one a device, by the sum of all, in place.
-
-    Each array is cut into k chunks that travel round the ring: k-1 steps sum them, k-1 more hand
-    the sums on, so that each device sends 2·(k-1)/k·S bytes, the least that is possible
-    (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002). Raises as `check_replicas`.
-    Taught in chapter 03.
-    """
-    check_replicas(arrays)
-    k, size = len(arrays), arrays[0].size
-    cuts = [size * c // k for c in range(k + 1)]
-    for step in range(2 * (k - 1)):
-        for i, source in enumerate(arrays):
-            target, c = arrays[(i + 1) % k], (i - step) % k
-            if cuts[c] == cuts[c + 1]:
-                continue
-            mine, theirs = (x.reshape(-1)[cuts[c] : cuts[c + 1]] for x in (source, target))
-            if step < k - 1:
-                theirs += send(mine, target.context)
-            else:
-                send(mine, theirs)
-
-
 def assert_replicas_equal(arrays, tolerance=0.0):
     """Assert that k arrays, one a device, hold the same values.
 
@@ -109,6 +68,17 @@ def assert_replicas_equal(arrays, tolerance=0.0):
         )
 
 
+def check_devices(call, devices):
+    """The devices' names; ValueError that begins with `call` where there is none, or one twice."""
+    names = [str(d) for d in devices]
+    if not names:
+        raise ValueError(f"{call}(devices=[]): needs at least one device")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{call}(devices={names}): a device appears twice; a replica would be "
+                         "overwritten, so each must be different")
+    return names
+
+
 def check_batch(data, devices, even):
     """Raise what `split_and_load` promises."""
     if not isinstance(data, mx.nd.NDArray):
@@ -116,36 +86,28 @@ def check_batch(data, devices, even):
                         "mx.nd.array(data) makes one")
     if data.ndim == 0:
         raise TypeError("split_and_load(data): a single number has no first axis to cut along")
-    names = [str(d) for d in devices]
-    if not names:
-        raise ValueError("split_and_load(devices=[]): needs at least one device")
-    if len(set(names)) < len(names):
-        raise ValueError(f"split_and_load(devices={names}): a device appears twice; a replica "
-                         "would be overwritten, so each must be different")
-    if len(data) < len(names):
-        raise ValueError(f"split_and_load(data): {len(data)} examples are too few for "
-                         f"{len(names)} devices; each needs at least one")
-    if even and len(data) % len(names):
-        raise ValueError(f"split_and_load(even=True): {len(data)} examples don't divide by "
-                         f"{len(names)} devices; pass even=False for shards that differ by one")
+    k = len(check_devices("split_and_load", devices))
+    if len(data) < k:
+        raise ValueError(f"split_and_load(data): {len(data)} examples are too few for {k} devices; "
+                         "each needs at least one")
+    if even and len(data) % k:
+        raise ValueError(f"split_and_load(even=True): {len(data)} examples don't divide by {k} "
+                         "devices; pass even=False for shards that differ by one")
 
 
 def check_replicas(arrays):
     """Raise TypeError unless all are `mx.nd` arrays; ValueError unless there is at least one, all
     have one shape and dtype, and each is on a device of its own."""
     if not len(arrays):
-        raise ValueError("all-reduce of arrays=[]: needs at least one array")
+        raise ValueError("arrays=[]: needs at least one array")
     for a in arrays:
         if not isinstance(a, mx.nd.NDArray):
-            raise TypeError(f"all-reduce of arrays: needs NDArrays, not {type(a).__name__}")
+            raise TypeError(f"arrays: needs NDArrays, not {type(a).__name__}")
         if isinstance(a, mx.np.ndarray):  # whose reshape copies, so writes would be lost
-            raise TypeError("all-reduce of arrays: needs mx.nd arrays, not mx.np ones; "
+            raise TypeError("arrays: needs mx.nd arrays, not mx.np ones; "
                             "array.as_nd_ndarray() gives one that shares the memory")
     for what, values in (("shape", [a.shape for a in arrays]),
                          ("dtype", [np.dtype(a.dtype).name for a in arrays])):
         if len(set(values)) > 1:
-            raise ValueError(f"all-reduce of arrays: each must have the same {what}, got {values}")
-    where = [str(a.context) for a in arrays]
-    if len(set(where)) < len(where):
-        raise ValueError(f"all-reduce of arrays: two are on one device: {where}; needs one array "
-                         "a device")
+            raise ValueError(f"arrays: each must have the same {what}, got {values}")
+    check_devices("arrays ", [a.context for a in arrays])

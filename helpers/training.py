@@ -17,7 +17,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from tqdm import tqdm
 
-from helpers.parallel import assert_replicas_equal, split_and_load
+from helpers.parallel import assert_replicas_equal, check_devices, split_and_load
 
 # The loop reads losses of some steps ago. The newest would make the devices wait for Python; none
 # at all would let thousands of steps pile up in the engine's queues. It reads in bursts: when MOST
@@ -90,7 +90,7 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     the step that Python is in has ended; then the replicas are equal, which is asserted, and
     training can go on from there.
     """
-    _check(net, devices)
+    _check("fit", net, devices)
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     history = History()
     try:
@@ -112,7 +112,8 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
         mx.nd.waitall()
         with suppress(gluon.parameter.DeferredInitializationError):  # not one step yet
             assert_same_parameters(net)
-        raise
+        raise KeyboardInterrupt("training stopped between two steps: the replicas are equal, and "
+                                "it can go on from here") from None  # where it was is no news
     return history
 
 
@@ -178,7 +179,7 @@ def accuracy(net, batches, devices):
     Where layers keep statistics a device (BatchNorm), each shard is judged with its device's own.
     Raises ValueError where net and devices don't fit, or where `batches` gives nothing.
     """
-    _check(net, devices)
+    _check("accuracy", net, devices)
     pending, right, seen = [], 0, 0
     for x, y in batches:
         shards = zip(*(split_and_load(a, devices[: len(x)], even=False) for a in (x, y)))
@@ -240,16 +241,15 @@ def _nd(array):
     return array if isinstance(array, mx.nd.NDArray) else mx.nd.array(array, dtype=array.dtype)
 
 
-def _check(net, devices):
-    names = [str(d) for d in devices]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"devices={names}: needs at least one device, and each only once")
+def _check(call, net, devices):
+    names = check_devices(call, devices)
     for name, parameter in net.collect_params().items():
         try:
             where = [str(d) for d in parameter.list_ctx()]
         except RuntimeError as error:
-            raise ValueError(f"net: {name} is not initialised; net.initialize(ctx=devices) "
-                             "does it") from error
+            raise ValueError(f"{call}(net): {name} is not initialised; "
+                             "net.initialize(ctx=devices) does it") from error
         if set(where) != set(names):
-            raise ValueError(f"devices={names}: but {name} is on {where}; pass just the devices "
-                             "on which the network was initialised: one left out falls behind")
+            raise ValueError(f"{call}(devices={names}): but {name} is on {where}; pass just the "
+                             "devices on which the network was initialised: one left out falls "
+                             "behind")

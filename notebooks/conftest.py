@@ -1,12 +1,12 @@
 """Passes over the cells that need PyTorch where it isn't installed, and says so.
 
-COURSE_TWICE=training runs each cell that trains twice in a row, as learners do; COURSE_TWICE=all
-does it with every cell but those that only measure, which take most of a chapter's time. The second
-run may print other things, and so may cells after it (counters go on), but none may fail.
+COURSE_TWICE=training runs each cell with the tag `trains` twice in a row, as learners do;
+COURSE_TWICE=all does it with every cell but those that only measure, which take most of a
+chapter's time. The second run may print other things, and so may cells after it (counters go on),
+but none may fail.
 """
 
 import os
-import re
 from importlib.util import find_spec
 
 import pytest
@@ -15,7 +15,6 @@ from build import needs_torch
 TWICE = os.environ.get("COURSE_TWICE", "")
 if TWICE not in ("", "training", "all"):
     raise pytest.UsageError(f"COURSE_TWICE={TWICE}: must be training or all, or not be set")
-TRAINS = re.compile(r"\b(fit|train|(three|ten|twenty)_steps)\(|\.step\(")
 
 
 def pytest_collection_modifyitems(items):
@@ -33,7 +32,7 @@ def pytest_runtest_call(item):
     if TWICE and cell:
         item.options["check"] = False
     result = yield
-    if TWICE and cell and (TRAINS.search(cell.source) or (
-            TWICE == "all" and "measured" not in cell.metadata.get("tags", []))):
+    tags = cell.metadata.get("tags", []) if cell else []
+    if TWICE and cell and ("trains" in tags or TWICE == "all" and "measured" not in tags):
         item.runtest()
     return result

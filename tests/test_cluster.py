@@ -89,19 +89,22 @@ def test_hands_back_what_each_worker_printed(write, stub):
                                             f"worker {i}: to stderr", f"worker {i}: no newline"])
 
 
-def test_lines_come_as_they_are_printed(write, stub):
+def test_lines_come_as_they_are_printed(write, stub, tmp_path):
+    """The worker prints its second line only after its first one has been logged."""
     stub()
-    script = write("import time\nprint('one')\ntime.sleep(1)\nprint('two')")
-    times = {}
-    run(script, 1, log=lambda line: times.setdefault(line, time.monotonic()))
-    assert times["worker 0: two"] - times["worker 0: one"] > 0.8
+    script = write("import pathlib, sys, time\nprint('one')\n"
+                   "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)\nprint('two')")
+    logged = tmp_path / "logged"
+    assert run(script, 1, arguments=[logged], log=lambda line: logged.touch(), timeout=SLOW) == [
+        "one\ntwo\n"]
 
 
-def test_much_output_is_neither_lost_nor_a_reason_to_wait(write, stub):
+def test_much_output_is_neither_lost_nor_a_reason_to_wait(write, stub, tmp_path):
     stub()
-    script = write("for i in range(100_000): print(i, 'x' * 50)")
-    with Cluster(script, 1, log=None) as running:
-        assert until(lambda: running._events.qsize() > 99_999, 30)  # nobody has called wait
+    script = write("import pathlib, sys\nfor i in range(100_000): print(i, 'x' * 50)\n"
+                   "pathlib.Path(sys.argv[1]).touch()")
+    with Cluster(script, 1, arguments=[tmp_path / "done"], log=None, timeout=SLOW) as running:
+        assert until((tmp_path / "done").exists, SLOW)  # nobody has called wait
         lines = running.wait()[0].splitlines()
     assert len(lines) == 100_000 and lines[-1] == f"99999 {'x' * 50}"
 
@@ -143,12 +146,10 @@ def test_each_role_has_its_variables(write, monkeypatch):
 def test_a_failure_names_the_worker_and_ends_the_rest(write, stub, end, how):
     stub(60)
     script = write("import os, sys, time\nprint('I am', os.environ['COURSE_WORKER'])\n"
-                   f"if os.environ['COURSE_WORKER'] == '1':\n    {end}\ntime.sleep(60)")
-    start = time.monotonic()
+                   f"if os.environ['COURSE_WORKER'] == '1':\n    {end}\ntime.sleep(10**6)")
     with pytest.raises(Failed, match=f"^worker 1 {how} after [0-9.]+ s; the rest were ended"
                        ) as info:
         run(script, 2, log=None)
-    assert time.monotonic() - start < 10
     assert "worker 1: I am 1" in str(info.value) and "I am 0" not in str(info.value)
     assert ("the disk is full" in str(info.value)) == ("disk" in end)
     assert not marked(os.getpid())  # before the exception reached us
@@ -168,11 +169,14 @@ def test_the_deadline_holds_and_says_who_still_ran(write, stub):
     script = write("import os, signal, time\nprint('here')\n"
                    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
                    "os.environ['COURSE_WORKER'] == '1' and time.sleep(60)")
-    start = time.monotonic()
-    with pytest.raises(TimeoutError, match="^still running after 2.[0-9] s, the time allowed: "
-                       "worker 1; all were ended") as info:
-        run(script, 2, timeout=2, log=None)
-    assert 2 < time.monotonic() - start < 8
+    with Cluster(script, 2, timeout=SLOW, log=None) as running:
+        running.wait(until="worker 1: here")
+        others = set(running.processes.values()) - {running.processes["worker 1"]}
+        assert until(lambda: not any(map(psutil.pid_exists, others)), SLOW)
+        running._timeout = 0  # it has passed
+        with pytest.raises(TimeoutError, match="^still running after [0-9.]+ s, the time allowed: "
+                           "worker 1; all were ended") as info:
+            running.wait()
     assert "worker 1: here" in str(info.value)
     assert not marked(os.getpid())
 
@@ -297,6 +301,14 @@ def test_if_the_keeper_is_killed_that_is_said_and_workers_end(write, stub):
         assert until(lambda: not marked(os.getpid()), 5)
 
 
+def test_why_the_keeper_failed_is_said(write, stub):
+    """A variable larger than the system allows: no process can be started with it."""
+    stub(60)
+    with pytest.raises(Failed, match="(?s)^the keeper of the processes ended with status 1 .*"
+                       "Traceback.*Argument list too long"):
+        run(write(""), 1, env={"LARGE": "x" * 2**22}, log=None)
+
+
 @pytest.mark.parametrize("arguments, words", [
     (dict(workers=0), "workers=0.*at least 1"), (dict(workers=1.5), r"workers=1\.5.*whole number"),
     (dict(servers=0), "servers=0.*at least 1"), (dict(workers=True), "workers=True"),
@@ -323,8 +335,6 @@ def test_a_port_in_use_and_a_foreign_address_are_named_at_once(write):
     assert info.value.errno == errno.EADDRINUSE
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1:.*pass an address"):
         Cluster(write(""), address="192.0.2.1")
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1"):
-        Cluster(write(""), host="192.0.2.1")
 
 
 # ---- with MXNet ------------------------------------------------------------------------------
@@ -422,10 +432,8 @@ def test_after_a_workers_death_in_mid_epoch_training_resumes_to_the_same_weights
     script, options = write(TRAIN), {"log": None, "timeout": SLOW}
     lines = ["epoch 1\n", "epoch 2\n", "epoch 3\n"]
     assert run(script, 2, arguments=[whole], **options) == ["".join(lines)] * 2
-    start = time.monotonic()
     with pytest.raises(Failed, match="^worker 1 was killed by SIGKILL") as info:
         run(script, 2, arguments=[broken], env={"DIE": "1"}, **options)
-    assert time.monotonic() - start < 60
     assert "worker 1: epoch 1" in str(info.value)
     assert not marked(os.getpid())
     assert [p.name for p in broken.glob("*")] == ["epoch1"]  # the death was in mid-epoch

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from helpers import device
-from helpers.device import cores, devices
+from helpers.device import devices
+from helpers.engine import cores
+from helpers.gpu import Card
 
 ROOT = Path(helpers.__file__).parents[1]
 
@@ -24,11 +26,12 @@ def machine(monkeypatch):
     """A machine with 64 cores and no GPU until a test says otherwise."""
 
     def has(gpus=0, cores=64):
+        cards = [Card("a card", (8, 0), 2**34)] * gpus  # whatever driver is really here
         monkeypatch.setattr(mx.context, "num_gpus", lambda: gpus)
+        monkeypatch.setattr(device.gpu, "cards", lambda: cards)
         monkeypatch.setattr(device, "cores", lambda: cores)
 
     monkeypatch.delenv("COURSE_SIMULATE", raising=False)
-    monkeypatch.setattr(device, "_said", set())
     has()
     return has
 
@@ -115,28 +118,17 @@ def test_arrays_live_where_they_were_put():
     [
         (0, 8, 1, "1 simulated device: cpu(0), one core each"),
         (0, 2, 2, "2 simulated devices: cpu(0), cpu(1), one core each"),
-        (0, 64, 9, "9 simulated devices: cpu(0), cpu(1), ..., cpu(8), one core each"),
+        (0, 64, 5, "5 simulated devices: cpu(0), cpu(1), cpu(2), cpu(3), cpu(4), one core each"),
         (4, 2, 1, "1 GPU: gpu(0)"),
         (4, 2, 4, "4 GPUs: gpu(0), gpu(1), gpu(2), gpu(3)"),
     ],
 )
-def test_says_once_which(machine, capsys, gpu_count, core_count, k, line):
+def test_says_at_each_call_which(machine, capsys, gpu_count, core_count, k, line):
+    """A cell that is run again shows what it showed."""
     machine(gpus=gpu_count, cores=core_count)
     for _ in range(3):
         devices(k)
-    assert capsys.readouterr().out == line + "\n"
-
-
-def test_says_each_answer_once(machine, capsys):
-    devices(2), devices(3), devices(2)
-    machine(gpus=2)
-    devices(2), devices(3), devices(2)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "2 simulated devices",
-        "3 simulated devices",
-        "2 GPUs",
-    ]
+        assert capsys.readouterr().out == line + "\n"
 
 
 @pytest.mark.parametrize("core_count, named", [(2, "2 cores"), (1, "1 core,")])
@@ -159,96 +151,28 @@ def test_does_not_warn_where_nothing_is_shared(machine):
         devices(4)
 
 
-def write(root, **files):
-    folder = root / "sys/fs/cgroup"
-    (folder / "cpu").mkdir(parents=True, exist_ok=True)
-    names = {
-        "v2": "cpu.max",
-        "quota": "cpu/cpu.cfs_quota_us",
-        "period": "cpu/cpu.cfs_period_us",
-    }
-    for key, text in files.items():
-        (folder / names[key]).write_text(text)
+def cores_seen(code="", **variables):
+    """What a new process says of its cores, and of two devices, after `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nfrom helpers.device import cores, devices\n"
+         "print(cores())\ndevices(2)"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COURSE_SIMULATE": "1"} | variables,
+        capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
 
 
-@pytest.fixture
-def eight(monkeypatch):
-    """Affinity with eight cores."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-
-
-@pytest.mark.parametrize(
-    "files, expected",
-    [
-        ({}, 8),
-        ({"v2": "max 100000\n"}, 8),
-        ({"v2": "150000 100000\n"}, 1),
-        ({"v2": "299999 100000\n"}, 2),
-        ({"v2": "300000 100000\n"}, 3),
-        ({"v2": "50000 100000\n"}, 1),
-        ({"v2": "100000 50000\n"}, 2),
-        ({"v2": "9000000 100000\n"}, 8),
-        ({"quota": "300000\n", "period": "100000\n"}, 3),
-        ({"quota": "350000\n", "period": "100000\n"}, 3),
-        ({"quota": "20000\n", "period": "100000\n"}, 1),
-        ({"quota": "-1\n", "period": "100000\n"}, 8),
-        ({"v2": "400000 100000", "quota": "200000", "period": "100000"}, 2),
-        ({"v2": "200000 100000", "quota": "400000", "period": "100000"}, 2),
-    ],
-)
-def test_cores_by_quota(tmp_path, eight, files, expected):
-    write(tmp_path, **files)
-    assert cores(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"v2": ""},
-        {"v2": "200000"},
-        {"v2": "two 100000"},
-        {"v2": "200000 100000 7"},
-        {"v2": "200000 0"},
-        {"v2": "-1 100000"},
-        {"quota": "200000"},
-        {"period": "100000"},
-        {"quota": "200000", "period": "0"},
-        {"quota": "200000", "period": "-100000"},
-        {"quota": "many", "period": "100000"},
-        {"quota": "", "period": ""},
-    ],
-)
-def test_cores_ignores_what_it_cannot_read(tmp_path, eight, files):
-    write(tmp_path, **files)
-    assert cores(tmp_path) == 8
-
-
-def test_cores_without_affinity(tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    for count, expected in [(6, 6), (None, 1)]:
-        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
-        assert cores(tmp_path) == expected
+ONE = "1\n2 simulated devices: cpu(0), cpu(1), sharing 1 core\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
-def test_cores_follows_affinity_and_so_does_the_warning():
-    code = (
-        "import os\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from helpers.device import cores, devices\n"
-        "print(cores())\n"
-        "devices(2)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COURSE_SIMULATE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout == "1\n2 simulated devices: cpu(0), cpu(1), sharing 1 core\n"
-    assert "devices(k=2): this process may use 1 core," in done.stderr
+def test_cores_follow_affinity_and_so_does_the_warning():
+    out, err = cores_seen("import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})")
+    assert out == ONE
+    assert "devices(k=2): this process may use 1 core," in err
+
+
+def test_cores_can_be_limited_by_a_variable():
+    assert cores_seen(LOKY_MAX_CPU_COUNT="1")[0] == ONE
 
 
 def test_cores_of_this_machine():

@@ -196,6 +196,15 @@ def mostly_compared(notebook):
     return [f"{len(exempt)} of {len(code_cells(notebook))} code cells are tagged measured"]
 
 
+def training_tagged(notebook):
+    """A cell that takes a training step has the tag by which CI runs it twice."""
+    return [f"cell {number} trains, and lacks the tag"
+            for number, cell in enumerate(notebook.cells)
+            if cell.cell_type == "code" and "trains" not in tags(cell)
+            and ("autograd.record()" in cell.source or ".backward()" in cell.source)
+            and ".step(" in cell.source]
+
+
 def no_machine_paths(notebook):
     """Nothing says in whose folders the notebook was written or run."""
     return [
@@ -225,7 +234,8 @@ def alternative_texts(notebook):
 
 
 CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_title, ending,
-          short_cells, prose_between, mostly_compared, no_machine_paths, alternative_texts]
+          short_cells, prose_between, mostly_compared, training_tagged, no_machine_paths,
+          alternative_texts]
 
 
 # --- the chapters keep them -----------------------------------------------------------------
@@ -233,6 +243,13 @@ CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_titl
 
 def test_every_source_has_its_notebook_and_every_notebook_its_source():
     assert list(SOURCES) == list(BUILT) != [], "make notebooks"
+
+
+def test_every_chapter_but_one_has_cells_that_train():
+    """Splitting a batch is what comes before."""
+    without = {chapter[3:] for chapter, path in BUILT.items() if not any(
+        "trains" in tags(cell) for cell in nbformat.read(path, as_version=4).cells)}
+    assert without == {"splitting_a_batch"}
 
 
 @pytest.mark.parametrize("chapter", BUILT)
@@ -415,6 +432,8 @@ FAULTS = [
     (prose_between, lambda notebook: [notebook.cells.pop(number) for number in (5, 3)]),
     (mostly_compared, change(5, metadata={"tags": ["measured", "nbval-ignore-output"]})),
     (mostly_compared, change(5, metadata={"tags": ["nbval-ignore-output"]})),
+    (training_tagged, replace(1, "1 + 1", "with autograd.record():\n    f(x)\ntrainer.step(1)")),
+    (training_tagged, replace(3, "2 + 2", "loss.backward()\nsgd.step()")),
     (no_machine_paths, replace(0, "batch.png", "/home/ann/batch.png")),
     (no_machine_paths, replace(1, "1 + 1", "open('/home/ann/course/x')")),
     (no_machine_paths, show(3, "stream", name="stdout", text="/tmp/ipykernel_123/456.py:1: oh")),
@@ -542,8 +561,8 @@ def test_nbval_passes_over_what_needs_pytorch_where_it_is_not_there(tmp_path, wh
 def test_nbval_runs_cells_twice_where_that_is_asked(tmp_path, monkeypatch, twice, seen):
     cells = [new_code_cell("seen = []", metadata={"tags": ["measured"]})]
     for name in ("trains", "trains and measures", "measures", "neither"):
-        cells.append(new_code_cell(f"seen.append({name!r})" + "  # fit()" * ("trains" in name),
-                                   metadata={"tags": ["measured"] * ("measures" in name)}))
+        tags = ["trains"] * ("trains" in name) + ["measured"] * ("measures" in name)
+        cells.append(new_code_cell(f"seen.append({name!r})", metadata={"tags": tags}))
     cells.append(new_code_cell("_ = open('seen', 'w').write(', '.join(seen))"))
     nbformat.write(new_notebook(cells=cells), tmp_path / "01_scratch.ipynb")
     shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)

@@ -312,11 +312,11 @@ def quiet(part):
 
 @lru_cache
 def operations(part):
-    """Floating-point operations of a training step, per image, as chapter 11 counts them."""
-    ten = lift("10", "lenet", "Residual", "resnet18", "operations")
-    net = ten.lenet() if part in ("lenet", "settings") else ten.resnet18()
+    """Floating-point operations of a training step, per image, counted as in How far it scales."""
+    ours = lift("how_far_it_scales", "lenet", "Residual", "resnet18", "operations")
+    net = ours.lenet() if part in ("lenet", "settings") else ours.resnet18()
     net.initialize()
-    return 3 * sum(ten.operations(net, (1, 28, 28)).values())
+    return 3 * sum(ours.operations(net, (1, 28, 28)).values())
 
 
 def draw(parts, path):

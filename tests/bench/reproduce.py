@@ -141,8 +141,8 @@ class FromScratch:
 
     def __init__(self, row, seed, data):
         self.row = row
-        self.ours = lift("04", "shapes", "pool", "lenet", "loss_sum", "init_params", "get_params",
-                         "train_batch", "check", "train", "accuracy")
+        self.ours = lift("lenet_from_scratch", "shapes", "pool", "lenet", "loss_sum", "init_params",
+                         "get_params", "train_batch", "check", "train", "accuracy")
         self.devices = [mx.cpu(r) for r in range(row.k)]
         mean = data[0][0].mean() if row.model == "ours" else 0.0
         (images, labels), (test_images, test_labels) = data
@@ -171,13 +171,13 @@ class FromScratch:
 
 def network(model):
     if model in ("cnn", "xavier"):
-        return lift("06", "lenet").lenet()
+        return lift("lenet_with_trainer", "lenet").lenet()
     if model == "tutorial":
-        return lift("06", "lenet_tutorial").lenet_tutorial()
+        return lift("lenet_with_trainer", "lenet_tutorial").lenet_tutorial()
     mx.npx.set_np()
     if model == "resnet-plain":
-        return lift("08", "resnet18").resnet18(10)
-    net = lift("08", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10)
+        return lift("resnet18", "resnet18").resnet18(10)
+    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 

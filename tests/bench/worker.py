@@ -22,8 +22,8 @@ def lenet_scratch(job, x, y, steps):
     import mxnet as mx
     from lift import lift
 
-    ours = lift("04", "shapes", "pool", "lenet", "loss_sum", "init_params", "get_params",
-                "train_batch")
+    ours = lift("lenet_from_scratch", "shapes", "pool", "lenet", "loss_sum", "init_params",
+                "get_params", "train_batch")
     devices = [mx.cpu(r) for r in range(job.k)]
     replicas = [ours.get_params(ours.init_params(), d) for d in devices]
     x, y = mx.nd.array(x[: job.batch]), mx.nd.array(y[: job.batch])
@@ -141,8 +141,9 @@ def limits(job, x, y, steps):
 def reduce(job, x, y, steps):
     """Summing 16 MB on two devices by chapter 03's ways and by the engine's, seconds each."""
     import mxnet as mx
-    from helpers import parallel
+    from lift import lift
 
+    ours = lift("all_reduce", "log", "send", "allreduce", "tree_allreduce", "ring_allreduce")
     count = 4 * 2**20 if steps > 1 else 4096
     arrays = [mx.nd.ones(count, ctx=mx.cpu(r)) for r in range(job.k)]
     store = mx.kv.create("device")
@@ -154,8 +155,8 @@ def reduce(job, x, y, steps):
             mx.nd.waitall()
         return run
 
-    ways = {name: by(getattr(parallel, name)) for name in
-            ("allreduce", "tree_allreduce", "ring_allreduce")}
+    ways = {way.__name__: by(way)
+            for way in (ours.allreduce, ours.tree_allreduce, ours.ring_allreduce)}
     ways["KVStore device"] = by(lambda a: store.pushpull(0, a, out=a))
 
     def measure():
@@ -179,7 +180,7 @@ def loaders(job, x, y, steps):
     from mxnet.gluon.data.vision import transforms
 
     x, y = x[: 16 * steps * job.batch], y[: 16 * steps * job.batch]
-    dataset = ArrayDataset(lift("06", "as_bytes").as_bytes(x), y)
+    dataset = ArrayDataset(lift("lenet_with_trainer", "as_bytes").as_bytes(x), y)
     dataset = dataset.transform_first(transforms.ToTensor())
     iterator = mx.io.NDArrayIter(x, y, job.batch, shuffle=True)
 
