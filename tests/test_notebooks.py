@@ -306,7 +306,7 @@ def test_every_link_leads_somewhere(page):
 
 
 @pytest.mark.parametrize(("text", "dead"), [
-    ("[a](README.md) and [b](README.md#start), [c](https://example.org/x)", []),
+    ("[a](README.md) and [b](README.md#data), [c](https://example.org/x)", []),
     ("[a](READYOU.md)", ["READYOU.md"]),
     ("[a](README.md#nowhere)", ["README.md#nowhere"]),
     ("# One thing\n[a](#one-thing) [b](#another)", ["#another"]),

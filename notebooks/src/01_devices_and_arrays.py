@@ -594,7 +594,7 @@ print(*(f"{size / 1e3:,.0f}" for size in sizes), "KB")
 # it: the right-hand side becomes 1. `nnls` is least squares whose solution can't be negative, as
 # neither a latency nor a bandwidth is.
 
-# %%
+# %% tags=["trains"]
 from scipy.optimize import nnls
 
 
@@ -607,7 +607,7 @@ def fit(sizes, times):
 # A fit should be tried first where the answer is known. For times made from a latency of 0.5 and a
 # bandwidth of 4, in whatever units, it has to find just these two.
 
-# %%
+# %% tags=["trains"]
 known = np.array([1.0, 2.0, 8.0])
 found = fit(known, 0.5 + known / 4)
 assert np.allclose(found, (0.5, 4)), "on exact data the fit must find latency and bandwidth"
@@ -616,7 +616,7 @@ assert np.allclose(found, (0.5, 4)), "on exact data the fit must find latency an
 # Now your machine. Besides latency and bandwidth the cell prints the model's largest relative
 # error, because a fit without its error is half a result.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 times = np.array([copy_seconds(int(size)) for size in sizes])
 latency, bandwidth = fit(sizes, times)
 worst = np.abs((latency + sizes / bandwidth) / times - 1).max()

@@ -146,7 +146,7 @@ y = [1 * x[0], 3 * x[1]]
 # **Predict:** with the broken all-reduce, where will the two replicas of $w$ end? And will the loss
 # warn us?
 
-# %%
+# %% tags=["trains"]
 def train(all_reduce, steps=30, lr=0.05):
     weights, history = [nd.zeros(1, ctx=d) for d in pair], []
     for _ in range(steps):
@@ -163,7 +163,7 @@ def train(all_reduce, steps=30, lr=0.05):
 # %% [markdown]
 # We run it with both.
 
-# %%
+# %% tags=["trains"]
 good, bad = train(allreduce), train(no_broadcast)
 print("right : w =", good[-1, :2].round(2), " loss", good[-1, 2].round(2))
 print("broken: w =", bad[-1, :2].round(2), " loss", bad[-1, 2].round(2))

@@ -285,7 +285,7 @@ print("after one step in float64: equal to 1e-14 of the largest weight")
 # and never waiting would let thousands of steps pile up. And it stops at the first loss that is
 # not a number, and says at which step.
 
-# %%
+# %% tags=["trains"]
 def check(losses, step):
     if step >= 0 and not np.isfinite(losses[step].asscalar()):
         raise FloatingPointError(f"the loss is {losses[step].asscalar()} at step {step}: "
@@ -313,7 +313,7 @@ spoilt[300, 0, 14, 14] = np.nan
 # %% [markdown]
 # **Predict:** the batches come in random order. How many batches give a loss that is a number?
 
-# %%
+# %% tags=["trains"]
 try:
     train([get_params(init_params(), two[0])], two[:1], batches((spoilt, small[1]), 64), lr=0.3)
 except FloatingPointError as error:
@@ -330,7 +330,7 @@ except FloatingPointError as error:
 # seeds, on 1, 2 and 4 devices, in float64. The claim is that all weights on all devices agree to
 # $10^{-12}$ of the largest. Four devices are named directly, since being right needs no four cores.
 
-# %%
+# %% tags=["trains"]
 four = [mx.cpu(r) for r in range(4)]
 
 
@@ -343,7 +343,7 @@ def twenty_steps(k, seed, dtype="float64"):
 # %% [markdown]
 # The loss must fall, or the comparison would be worth little: you'll see below why.
 
-# %%
+# %% tags=["trains"]
 curves = {}
 for seed in range(3):
     (reference,), curves[1, seed] = twenty_steps(1, seed)
@@ -371,7 +371,7 @@ show(fig, alt="Three loss curves, one a seed; in each, the lines of 1, 2 and 4 d
 # It was not to be had by looking at the replicas among
 # themselves only: those are equal to the bit, whatever they have learned.
 
-# %%
+# %% tags=["trains"]
 replicas, _ = twenty_steps(4, seed=0, dtype="float32")
 for same in zip(*replicas):
     assert_replicas_equal(same)
@@ -425,7 +425,7 @@ show(fig, alt="Difference between one and two devices against steps: float32 sta
 # *The Straight Dope* starts its weights as normal numbers times 0.01. Let us take twenty steps like
 # that, once with an all-reduce and once with none at all.
 
-# %%
+# %% tags=["trains"]
 def plateau(**options):
     rng = np.random.default_rng(0)
     params = [nd.array(0.01 * rng.standard_normal(s) * (len(s) > 1)) for s in shapes]
@@ -482,7 +482,7 @@ assert 0 < untrained < 0.4, f"{untrained}: better than an untrained network can 
 # A run: an epoch and a half of MNIST, or as many of a smaller set as make sixty steps of 256. It
 # keeps the loss of each step and shows a bar.
 
-# %%
+# %% tags=["trains"]
 import sys
 from itertools import islice
 from math import ceil
@@ -503,7 +503,7 @@ def fit(k, size, lr, images=max(3 * len(train_set[1]) // 2, 60 * 256)):
 # doubled, as *The Straight Dope* does to keep each device's shard as large as before. This cell
 # takes **about two minutes with MNIST** on slow cores.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 runs = {}
 for setting in [(1, 256, 0.3), (2, 256, 0.3), (2, 512, 0.6)]:
     runs[setting] = fit(*setting)
@@ -644,7 +644,7 @@ else:
 # learned more slowly, and the page could not say why (*The Straight Dope*, chapter 7). We take two
 # more runs, of 15,360 images each, and change one thing at a time.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 for setting in [(2, 512, 0.3), (2, 256, 0.6)]:
     runs[setting] = fit(*setting, images=60 * 256)
 for setting, (losses, _) in runs.items():

@@ -418,7 +418,7 @@ show(fig, alt="A map of arrays: on each of two devices, the values of four weigh
 # It can't: it has no idea that there are images. **Predict:** what if we give the whole batch to
 # device 0, and step?
 
-# %%
+# %% tags=["trains"]
 def trainer_of(net, rate=0.2):
     return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
 
@@ -432,7 +432,7 @@ attempt(lambda: trainer.step(64))
 # A warning, raised as an error: on `cpu(1)` nothing has computed a gradient since the last step.
 # The Trainer noticed that; it did not split anything. **Predict:** has the step been taken?
 
-# %%
+# %% tags=["trains"]
 alone = lenet(two[:1])
 forward_backward(alone, x[:64], y[:64], two[:1])
 trainer_of(alone).step(64)
@@ -448,7 +448,7 @@ print("the step was taken, then the error was raised")
 # The whole of a training step then is: split, forward and backward on each device, `step`. It
 # divides by the number of examples that you tell it, here 64.
 
-# %%
+# %% tags=["trains"]
 def train(places, net=None, seen=slice(None), **options):
     net, losses = net or lenet(places), []
     trainer = trainer_of(net)
@@ -463,7 +463,7 @@ def train(places, net=None, seen=slice(None), **options):
 # (`net`, `seen` and `options` are for later: another network, a part of each batch, arguments for
 # `step`.) The oracle of chapter 04 again: twenty steps on one device, while the loss falls.
 
-# %%
+# %% tags=["trains"]
 def falls(losses, to=1.0):
     return np.mean(losses[-5:]) < to * np.mean(losses[:5])
 
@@ -487,7 +487,7 @@ def apart(net, reference):
 # %% [markdown]
 # **Predict:** how far off are 2 and 4 devices, and 3, whose shards are of 11, 11 and 10 images?
 
-# %%
+# %% tags=["trains"]
 for k in (2, 3, 4):
     far = apart(train(four[:k])[0], reference)
     assert far < 1e-12, f"{far}: {k} devices must compute what one computes"
@@ -503,7 +503,7 @@ print("1, 2, 3 and 4 devices: the same weights to 1e-12 of the largest, on every
 # scores? It takes the right class's entry of a softmax; 128 entries serve it as well as ten.
 # **Predict** the loss of such a network before it has learned anything, and whether it falls.
 
-# %%
+# %% tags=["trains"]
 published, losses = train(two, ready(cnn(), two))
 print(f"ln 128 = {np.log(128):.2f}, ln 10 = {np.log(10):.2f}")
 assert abs(losses[0] - np.log(128)) < 0.3, f"{losses[0]:.2f}: it guesses among 128 classes"
@@ -547,7 +547,7 @@ def tiny(places):
 # %% [markdown]
 # On two different devices, after `step(2)` at rate 1, both weights are $-1/2$, everywhere:
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(two)
 trainer.step(2)
 for replica in net.weight.list_data():
@@ -568,7 +568,7 @@ print(net.weight.list_ctx(), [g.asnumpy().tolist() for g in net.weight.list_grad
 # other replica was never used, and has the zeros that it began with. **Predict:** does `step`
 # notice? And what are the weights afterwards?
 
-# %%
+# %% tags=["trains"]
 attempt(lambda: trainer.step(2))
 print([w.asnumpy().tolist() for w in net.weight.list_data()])
 
@@ -579,7 +579,7 @@ print([w.asnumpy().tolist() for w in net.weight.list_data()])
 # And the published loop calls `step` with `ignore_stale_grad=True`, which takes even this error
 # away. **Predict** the weights.
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny([mx.cpu(), mx.cpu()])
 trainer.step(2, ignore_stale_grad=True)
 assert (net.weight.data().asnumpy() == [[0, -0.5]]).all(), "the first image has vanished"
@@ -590,7 +590,7 @@ print(net.weight.data().asnumpy().tolist())
 # training on a repeated device must give *exactly* what one device learns from the second half of
 # each batch, with its sum divided by the whole batch's 32. **Predict:** does the loss fall?
 
-# %%
+# %% tags=["trains"]
 doubled, losses = train([mx.cpu(), mx.cpu()], ignore_stale_grad=True)
 half, _ = train(four[:1], seen=slice(16, None))
 assert apart(doubled, half) < 1e-12, "only the last shard of each batch has been learned from"
@@ -645,7 +645,7 @@ attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 # A parameter without gradient has none on any device, and `list_grad` raises. The
 # Trainer leaves it alone, and the others train as before.
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 net = lenet(two)
 net[0].collect_params().setattr("grad_req", "null")
 attempt(lambda: net[0].weight.list_grad())
@@ -686,7 +686,7 @@ assert identical(), "one replica is all there is to save"
 # zero by hand before each step, or the old ones count again. The Trainer still has to be told to
 # ignore the replica that is never used. And there is still only one device to do the work.
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 net = nn.Dense(1, use_bias=False, in_units=2)
 net.collect_params().setattr("grad_req", "add")
 net.initialize(mx.init.Zero(), ctx=[mx.cpu(), mx.cpu()])

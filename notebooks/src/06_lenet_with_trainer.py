@@ -174,7 +174,7 @@ def forward_backward(net, x, y, places):
 # same. Then comes the step. The Trainer sums the gradients over devices and divides by the number
 # that it is given.
 
-# %%
+# %% tags=["trains"]
 def train_batch(net, trainer, x, y, places):
     outputs, ys, losses = forward_backward(net, x, y, places)
     trainer.step(len(x))
@@ -236,7 +236,7 @@ def weights(net):
 # %% [markdown]
 # Four images on two devices. **Predict** the weights after a step.
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(pair)
 backward(net, ([[2, 0], [4, 0]], [[0, 2], [0, 8]]))
 trainer.step(4)
@@ -248,7 +248,7 @@ assert weights(net) == [-1.5, -2.5], "minus the mean of four images"
 # It is natural to take the mean of a loss. **Predict** the weights if each device does so, with
 # everything else as it was.
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(pair)
 backward(net, ([[2, 0], [4, 0]], [[0, 2], [0, 8]]), reduce=lambda loss: loss.mean())
 trainer.step(4)
@@ -260,7 +260,7 @@ print(weights(net))
 # leave the loss alone and tell `step` the batch size, or take means and tell it the number of
 # devices. The second is right for equal shards only.
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(pair)
 backward(net, ([[2, 0], [4, 0]], [[0, 2], [0, 8]]), reduce=lambda loss: loss.mean())
 trainer.step(2)
@@ -274,7 +274,7 @@ assert weights(net) == [-1.5, -2.5], "the mean of two means, of shards of two"
 #
 # The real network answers, in float64: a step from the same weights with either size.
 
-# %%
+# %% tags=["trains"]
 x64 = nd.array(data.train_images[:640], dtype="float64")
 
 
@@ -312,7 +312,7 @@ except ValueError as error:
 #
 # **Predict** the weights after step two, at rate 1.
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(pair)
 backward(net, ([[1, 0]], [[0, 1]]))
 trainer.step(2)
@@ -330,7 +330,7 @@ print("after one step", first, " after two", weights(net))
 # With `update_on_kvstore=False` it does. **Predict:** what happens now, without and with
 # `ignore_stale_grad=True`?
 
-# %%
+# %% tags=["trains"]
 for ignore in (False, True):
     net, trainer = tiny(pair, update_on_kvstore=False)
     backward(net, ([[1, 0]], [[0, 1]]))
@@ -350,7 +350,7 @@ for ignore in (False, True):
 #
 # What is right? The idle device takes part with a gradient of zero:
 
-# %%
+# %% tags=["trains"]
 net, trainer = tiny(pair)
 backward(net, ([[1, 0]], [[0, 1]]))
 trainer.step(2)
@@ -365,7 +365,7 @@ assert weights(net) == [-1.5, -0.5], "the one image, and nothing else"
 # Now all of it together. Batches of 130 images leave a last one of 120, which 4 devices split
 # evenly; and 130 they don't. Ten steps in float64, the loss falling, any number of devices:
 
-# %%
+# %% tags=["trains"]
 def ten_steps(k):
     net, seen = start(lenet, four[:k], dtype="float64"), []
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2})
@@ -380,7 +380,7 @@ def ten_steps(k):
 # %% [markdown]
 # **Predict** how far apart they are.
 
-# %%
+# %% tags=["trains"]
 reference, seen = ten_steps(1)
 assert np.mean(seen[-3:]) < 0.95 * np.mean(seen[:3]), "compare only while the loss falls"
 for k in (2, 4):
@@ -440,7 +440,7 @@ assert metric.get() == ("accuracy", share), "NumPy counts the same"
 # tutorial's loop it stands between `backward` and `step`. Meanwhile Python can't hand out new work.
 # We time three loops in turn: without a metric, with it before `step`, and before `backward`.
 
-# %%
+# %% tags=["trains"]
 def loop(where, steps=8):
     for _ in range(steps):
         xs, ys = split(x[:128], two), split(y[:128], two)
@@ -525,7 +525,7 @@ ours = [epoch(net, trainer, batches, pair) for _ in range(2)]
 # `fit` on four devices against that on two, and against `ten_steps` on one, which took the same
 # batches. **Predict:** are losses, accuracies and weights equal?
 
-# %%
+# %% tags=["trains"]
 net, trainer = double(four)
 history = fit(net, trainer, batches, four, epochs=2, progress=False)
 assert history.train_accuracy == ours, "it counts what the metric counts"
@@ -539,7 +539,7 @@ for p, q in zip(net.collect_params().values(), reference.collect_params().values
 # Now batches of 3, 3 and 1 images for two devices, so that in the last step one has nothing to do.
 # **Predict:** equal to one device?
 
-# %%
+# %% tags=["trains"]
 def seven_images(places):
     net, trainer = double(places)
     fit(net, trainer, Batches(x64[:7], y[:7], 3, shuffle=False), places, progress=False)
@@ -562,7 +562,7 @@ trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 # %% [markdown]
 # An epoch of ten steps, one of which has the spoilt image:
 
-# %%
+# %% tags=["trains"]
 try:
     fit(net, trainer, Batches(spoilt, y, 64), pair, progress=False)
 except FloatingPointError as error:
@@ -602,7 +602,7 @@ trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
 # %% [markdown]
 # A million epochs, and the button after a second:
 
-# %%
+# %% tags=["trains"]
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     fit(net, trainer, Batches(x, y, 64), pair, epochs=10**6, progress=False)
@@ -615,7 +615,7 @@ assert_same_parameters(net)
 # difference: all of them are whole. So you can look at the network now, save it, or just run the
 # cell again and train on:
 
-# %%
+# %% tags=["trains"]
 history = fit(net, trainer, Batches(x, y, 64), pair, epochs=2, progress=False)
 assert np.isfinite(history.losses).all() and len(history.losses) == 20
 
@@ -695,7 +695,7 @@ def rate(batches):
 # %% [markdown]
 # And training itself, on batches that are there already, on two devices.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 few = ArrayDataset(pictures[:4000], labels[:4000]).transform_first(transforms.ToTensor())
 images = data.train_images[:4000], data.train_labels[:4000]
 iterator = mx.io.NDArrayIter(*images, 128, shuffle=True)
@@ -748,7 +748,7 @@ show(fig, alt="Bars of images per second for five pipelines, on a logarithmic ax
 # 15,360 images each, or about as many from a smaller set. This cell takes **about half a minute
 # with MNIST** on slow cores.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 settings = [(1, 64, 0.3), (2, 64, 0.3), (2, 128, 0.3), (2, 128, 0.6)]
 size = min(15_360, len(labels) // 128 * 128)
 test = Batches(data.test_images[:2000], data.test_labels[:2000], 500, shuffle=False)
@@ -806,7 +806,7 @@ show(fig, alt="Loss against images seen for four settings; the curves of one and
 # As in chapter 04: the same batch on one and on two devices in turn, waited for, rounds with other
 # programs' work discarded, medians.
 
-# %%
+# %% tags=["trains"]
 from helpers.timing import Others
 
 trainings = []
@@ -819,7 +819,7 @@ for k in (1, 2):
 # %% [markdown]
 # **Predict** the ratio. It takes about ten seconds.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 kept, discarded = [], []
 while len(kept) < 5 and len(discarded) < 5:
     with Others() as others:
@@ -895,7 +895,7 @@ assert set(np.concatenate(epochs)) == set(range(70)), "each one is seen sooner o
 # The shards are of 3 and 2 images. Each mean gets weight 1/2, so an image of
 # the shorter shard counts 1/4 and one of the longer 1/6, where 1/5 would be right.
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 net, trainer = tiny(pair)
 shards = [len(shard) for shard in split(nd.zeros((5, 2)), pair, even_split=False)]
 backward(net, [[[1, 0]] * shards[0], [[0, 1]] * shards[1]], reduce=lambda loss: loss.mean())

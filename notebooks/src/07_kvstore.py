@@ -193,7 +193,7 @@ def tiny(**options):
 # **Predict:** after `step(1)`, what does each device hold as weight, and what as *gradient*, in
 # either mode?
 
-# %%
+# %% tags=["trains"]
 def show_step(**options):
     w, trainer = tiny(**options)
     trainer.step(1)
@@ -330,7 +330,7 @@ def backward(net, x, y, places):
 # as well. `rows` takes a part of each batch only, and `step` may be replaced: both will be needed
 # soon.
 
-# %%
+# %% tags=["trains"]
 def train(places, rows=slice(0, 64), step=lambda net, trainer, n: trainer.step(n), steps=20,
           dtype="float64", rate=1 / 16, momentum=0.9, **options):
     net, losses = network(places, dtype), []
@@ -346,7 +346,7 @@ def train(places, rows=slice(0, 64), step=lambda net, trainer, n: trainer.step(n
 # %% [markdown]
 # The reference: one device, no store. Its loss must fall, or equality would mean little.
 
-# %%
+# %% tags=["trains"]
 reference, losses = train(four[:1])
 assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5]), "compare only while the loss falls"
 
@@ -369,7 +369,7 @@ def apart(net, other):
 # weights by more than $10^{-12}$ after twenty steps? (On one device a store has to be passed as an
 # object, or none is made.)
 
-# %%
+# %% tags=["trains"]
 for k in (1, 2, 4):
     for kind in ("local", "device"):
         for choice in (True, False):
@@ -386,7 +386,7 @@ print("twelve ways, one result: equal to 1e-12 of the largest weight")
 # *single* device learns that only ever sees the first half of each batch, and replica 1 likewise.
 # That we can check.
 
-# %%
+# %% tags=["trains"]
 parted, _ = train(pair, kvstore=None)
 for r, rows in enumerate((slice(0, 32), slice(32, 64))):
     half, _ = train(four[:1], rows=rows)
@@ -435,7 +435,7 @@ print([a.asnumpy().tolist() for a in w.list_data()])
 # And if each device clips its own gradient, before the sum? $(6, 0)$ becomes $(5, 0)$ and $(0, 8)$
 # becomes $(0, 5)$.
 
-# %%
+# %% tags=["trains"]
 w, trainer = tiny()
 for grad in w.list_grad():
     grad *= min(1, 5 / grad.norm().asscalar())
@@ -523,7 +523,7 @@ expected = [w - 1 / 16 / 64 * g * min(1, 20 / norm) for w, g in zip(old, total)]
 # %% [markdown]
 # On all four replicas:
 
-# %%
+# %% tags=["trains"]
 assert norm > 20, "a gradient shorter than the limit would test nothing"
 net, _ = train(four, step=clipped_step, steps=1, update_on_kvstore=False)
 for p, truth in zip(net.collect_params().values(), expected):
@@ -533,7 +533,7 @@ print("one clipped step on four devices is NumPy's")
 # %% [markdown]
 # Twenty steps now, on 1, 2 and 4 devices. And twenty with the wrong order on two:
 
-# %%
+# %% tags=["trains"]
 def clip_before_sum(net, trainer, n):
     for grads in of_each_device(net):
         clip(grads, 20)
@@ -543,7 +543,7 @@ def clip_before_sum(net, trainer, n):
 # %% [markdown]
 # **Predict:** by how much will those be off, of the largest weight?
 
-# %%
+# %% tags=["trains"]
 one, losses = train(four[:1], step=clipped_step, update_on_kvstore=False)
 assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5]), "compare only while the loss falls"
 for k in (2, 4):
@@ -735,7 +735,7 @@ print("device:", model, "kB on the two devices; local: none there")
 # one parameter. We let a real `Trainer` take a step on four devices, with all its defaults but the
 # optimiser, which is the spy.
 
-# %%
+# %% tags=["trains"]
 text = nn.Sequential()
 text.add(nn.Embedding(20_000, 64), nn.Dense(512, activation="relu"),
          nn.Dense(512, activation="relu"), nn.Dense(10))
@@ -972,7 +972,7 @@ print("residuals after eight pushes:", residual.tolist())
 # The same network in float32, which is all that compression works with, at plain SGD. **Predict:**
 # which of the thresholds 0.01, 1 and 10 comes closest to training without compression?
 
-# %%
+# %% tags=["trains"]
 curves = {None: train(pair, steps=64, dtype="float32", rate=0.1, momentum=0)[1]}
 for threshold in (0.01, 1, 10):
     curves[threshold] = train(pair, steps=64, dtype="float32", rate=0.1, momentum=0,
@@ -1077,7 +1077,7 @@ def start(weights=False, states=False):
 # %% [markdown]
 # Ten steps, from the batch where the others stopped:
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 def ten_steps(net, trainer, first):
     for batch in range(first, first + 10):
         x, y = (a[64 * batch % 1024 :][:64] for a in (images.astype("float64"), labels))

@@ -341,7 +341,7 @@ assert [len(shard) for shard in lonely] == [1, 0], "in np mode a device may get 
 # batch. **Predict:** with `batch_size` 256, by what factor is the update wrong for a last batch of
 # 96?
 
-# %%
+# %% tags=["trains"]
 assert 60_000 % 256 == 96, "the last batch of an epoch of 60,000"
 def moved(divisor):  # by how much one weight moves, where each of 96 images pulls it by 1
     layer = nn.Dense(1, in_units=1, use_bias=False)
@@ -403,7 +403,7 @@ loss = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # One call sets up d2l's two tools and one line in each epoch feeds them; the rest is chapter 06's.
 
-# %%
+# %% tags=["trains"]
 def train(net, batches, test, devices, lr, epochs):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
     timer, animator = d2l.Timer(), d2l.Animator("epoch", "test accuracy", xlim=[1, epochs])
@@ -427,7 +427,7 @@ def train(net, batches, test, devices, lr, epochs):
 # shown once, at the end, with a text for those who can't see it. Three epochs of four batches of
 # 16, the last one smaller, are no training yet; it is the loop that is tried.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 from IPython.utils.capture import capture_output
 
@@ -551,7 +551,7 @@ def backward(net, x, y, contexts):
 # %% [markdown]
 # The other half is Trainer's.
 
-# %%
+# %% tags=["trains"]
 def step(net, x, y, contexts):
     backward(net, x, y, contexts)
     gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(len(y))
@@ -668,7 +668,7 @@ def contestant(make, devices):
 # %% [markdown]
 # Images a second, from three steps:
 
-# %%
+# %% tags=["trains"]
 def rate(net, trainer, devices, size=8):
     x, y = (np.array(a[: size * len(devices)], dtype=a.dtype) for a in train_set)
     npx.waitall()
@@ -749,7 +749,7 @@ _ = gc.collect()
 # more in each layer (chapter 04 sat on a plateau for less). BatchNorm rescales it. **Predict:** so
 # does the start matter here? A thinner network, 40 steps of 24 images, once from each:
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 starts = {"Normal(0.01)": init.Normal(sigma=0.01), "Xavier": init.Xavier()}
 curves = {}
 for name, start in starts.items():
@@ -767,7 +767,7 @@ for name, start in starts.items():
 # half a minute** on slow cores. For the published lengths there is `make reproduce`, which trains
 # on all 60,000 images for as long as you let it.
 
-# %% tags=["measured"]
+# %% tags=["measured", "trains"]
 big.initialize(init.Xavier(), ctx=two, force_reinit=True)
 big.hybridize(static_alloc=True, static_shape=True)  # again, see above
 trainer = gluon.Trainer(big.collect_params(), "sgd", {"learning_rate": 0.1})

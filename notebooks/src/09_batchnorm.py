@@ -151,7 +151,7 @@ def backward(net, x, y, contexts):
 # %% [markdown]
 # The other half is Trainer's.
 
-# %%
+# %% tags=["trains"]
 def step(net, x, y, contexts):
     backward(net, x, y, contexts)
     gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(len(y))
@@ -244,7 +244,7 @@ start = thin(pair[:1], norm=layer_norm)
 # %% [markdown]
 # Three steps from that start, on one device, on two and on four:
 
-# %%
+# %% tags=["trains"]
 def three_steps(contexts, norm=layer_norm):
     net = thin(contexts, like=start, norm=norm)
     for i in range(3):
@@ -255,7 +255,7 @@ def three_steps(contexts, norm=layer_norm):
 # %% [markdown]
 # **Predict** which of these hold.
 
-# %%
+# %% tags=["trains"]
 on_one, on_two, on_four = (three_steps(four[:k]) for k in (1, 2, 4))
 assert apart(on_one, start) > 1e-3, "three steps must move the weights, or this shows nothing"
 assert apart(on_two, on_one) < 1e-12 and apart(on_four, on_one) < 1e-12, "equal without BatchNorm"
@@ -317,7 +317,7 @@ assert onp.abs(variances.mean(axis=0) + new * between - var_1).max() < 1e-12, "l
 # statistics too. **Predict:** are the devices' statistics different after the first whole step?
 # After the second?
 
-# %%
+# %% tags=["trains"]
 probe = thin(pair, like=origin)
 trainer = gluon.Trainer(probe.collect_params(), "sgd", {"learning_rate": 0.1})
 differ = []
@@ -437,7 +437,7 @@ assert raises(TypeError, lambda: group(np.ones((2, 4, 3, 3)))), "GroupNorm takes
 # What LayerNorm's own time is on your machine, for a step of the whole network with eight images on
 # one device. Both networks are hybridised, and the first step, which plans memory, is not counted.
 
-# %%
+# %% tags=["trains"]
 def rate(net, trainer, device, size=8, steps=3):  # images a second
     x, y = (np.array(a[:size], dtype=a.dtype, ctx=device) for a in train_set)
     npx.waitall()
@@ -630,7 +630,7 @@ small_start = thin(pair[:1], make=small)
 # %% [markdown]
 # Three steps as above, with the forward pass to be chosen.
 
-# %%
+# %% tags=["trains"]
 def small_steps(contexts, forward):
     net = thin(contexts, make=small, like=small_start)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -913,7 +913,7 @@ folder.cleanup()
 # places to cut at as well. The loss is a mean over nine images either way, as long as `step` is
 # told nine.
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 class InFiveAndFour(InHalves):
     def hybrid_forward(self, F, x):
         return F.np.concatenate([self.norm(part) for part in F.np.split(x, [5])])

@@ -154,7 +154,7 @@ def start(kvstore="device", on_store=None, **options):
 # The step, with a place to do something between the backward pass and the sum. By default nothing
 # is done there.
 
-# %%
+# %% tags=["trains"]
 softmax = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
@@ -1016,7 +1016,7 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 #
 # $(2k + 1) P$ copies and $P$ sums: seven copies a parameter.
 
-# %% tags=["solution"]
+# %% tags=["solution", "trains"]
 three = [mx.cpu(r) for r in range(3)]
 net = nn.Dense(5, in_units=7)
 net.initialize(ctx=three)

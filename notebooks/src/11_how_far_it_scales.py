@@ -163,7 +163,7 @@ split = gluon.utils.split_and_load
 # %% [markdown]
 # A training step is chapter 06's, bare: no loss is looked at, so that nothing waits.
 
-# %%
+# %% tags=["trains"]
 def train_step(net, trainer, x, y, contexts):
     xs, ys = split(x, contexts), split(y, contexts)
     with autograd.record():
@@ -931,7 +931,7 @@ print(f"{work['LeNet'] / small:.1f} times fewer operations than LeNet")
 # %% [markdown]
 # One training, from the same weights each time. If its loss is not a number, it has no accuracy.
 
-# %%
+# %% tags=["trains"]
 def trained_accuracy(batch, rate, images, test, epochs=1):
     mx.random.seed(10)
     net = start(small_lenet(), places[:1])

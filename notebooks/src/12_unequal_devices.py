@@ -522,7 +522,7 @@ images, labels = (nd.array(a, dtype="float64")
 # Ten steps, every one of them cut in another way, as if speeds changed all the time. The weights
 # must be those of one device.
 
-# %%
+# %% tags=["trains"]
 def ten_steps(k):
     net, losses, rng = start(four[:k], "float64"), [], np.random.default_rng(5)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2})
@@ -540,7 +540,7 @@ def ten_steps(k):
 # %% [markdown]
 # **Predict** how far three devices are from one.
 
-# %%
+# %% tags=["trains"]
 (truth_after, losses), (found, _) = ten_steps(1), ten_steps(3)
 assert np.mean(losses[-3:]) < 0.97 * np.mean(losses[:3]), "compare only while the loss falls"
 far = apart(found, truth_after)
@@ -601,7 +601,7 @@ alone, both = model(two[:1]), model(two)
 # %% [markdown]
 # The rate of such a step, for any cut and any handicaps:
 
-# %%
+# %% tags=["trains"]
 def rate(net_and_trainer, sizes, handicaps, repeats=1):
     (net, trainer), n, places = net_and_trainer, sum(sizes), two[: len(sizes)]
     shards = list(zip(load(x[:n], sizes, places), load(y[:n], sizes, places), handicaps))

@@ -232,7 +232,7 @@ assert apart([F.cross_entropy(t, target, reduction="none").numpy()], [each]) < 1
 # Three steps with momentum and weight decay on one weight whose gradient is always 1, with the
 # learning rate given for each step:
 
-# %%
+# %% tags=["trains"]
 def mxnet_sgd(rates):
     w = gluon.Parameter("w", shape=(1,), dtype="float64")
     w.initialize(mx.init.One())
@@ -249,7 +249,7 @@ def mxnet_sgd(rates):
 # %% [markdown]
 # The same in PyTorch:
 
-# %%
+# %% tags=["trains"]
 def torch_sgd(rates):
     w = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], lr=1.0, momentum=0.5, weight_decay=0.25)
@@ -388,7 +388,7 @@ assert apart(state(theirs), values(ours)) == 0, "the same bits on both sides"
 # From here on the two must agree. A step in Gluon gives three things: the mean loss, the mean
 # gradients, and the new weights. It works for one device or several.
 
-# %%
+# %% tags=["trains"]
 def gluon_step(net, x, y, places, rate=0.125):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
     x, y = nd.array(x, dtype=x.dtype), nd.array(y)
@@ -405,7 +405,7 @@ def gluon_step(net, x, y, places, rate=0.125):
 # %% [markdown]
 # And in PyTorch:
 
-# %%
+# %% tags=["trains"]
 def torch_step(net, x, y, rate=0.125):
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
     optimizer.zero_grad()

@@ -424,7 +424,7 @@ for rank in read_back("hello"):
 # parameters to everybody, and in each backward pass it all-reduces gradients and divides by the
 # number of ranks. These are the steps.
 
-# %%
+# %% tags=["trains"]
 def ddp_steps(net, given):  # three steps from `start`; x: [3, n, 1, 28, 28], y: [3, n]
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
@@ -478,7 +478,7 @@ torch.save(given, folder / "given.pt")
 # %% [markdown]
 # The same three steps on two simulated devices of MXNet. The trainer stays the same over the steps.
 
-# %%
+# %% tags=["trains"]
 def gluon_steps(make, places):
     net = start(make, places)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
@@ -603,7 +603,7 @@ def average_gradients(net):
 # %% [markdown]
 # One step of each, and the weights before and after:
 
-# %%
+# %% tags=["trains"]
 def unseeded(given):
     torch.manual_seed(dist.get_rank())
     found = {}
@@ -636,7 +636,7 @@ assert (toy.weight.grad == 0).all(), "softmax of one number is 1, whatever the n
 # complaint. Worse, it can't notice a *missing* all-reduce: here are two ranks that don't talk at
 # all, with this loss and with one that works. Starts are equal, data differ.
 
-# %%
+# %% tags=["trains"]
 def silent(given):
     found = {}
     for name, loss in (("one class", F.cross_entropy), ("mse", F.mse_loss)):
@@ -794,7 +794,7 @@ assert set(sum(orders, [])) > set(orders[0]), "and other images"
 # work, each on as many images as rank 0 had alone. In turn, four times, and the first time doesn't
 # count.
 
-# %%
+# %% tags=["trains"]
 def seconds(model, x, y, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     begin = perf_counter()
@@ -828,7 +828,7 @@ def rates(given, rounds=4):
 # And an epoch of real training: all 640 images, dealt by a sampler, in batches of 32 a rank, three
 # times over.
 
-# %%
+# %% tags=["trains"]
 def training(given):
     data = torch.utils.data.TensorDataset(given["images"], given["labels"])
     sampler = torch.utils.data.DistributedSampler(data, seed=12)

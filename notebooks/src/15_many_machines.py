@@ -318,7 +318,7 @@ def restore(path, net):
 # 64 there, too.) With `die=[r, e, s]` worker $r$ kills itself in epoch $e$ before step $s$, with
 # the signal that leaves a process no last word.
 
-# %%
+# %% tags=["trains"]
 def train(path, name, epochs, store="dist_sync", divide_by="all", die=None, rate=0.25):
     store = mx.kvstore.create(store)
     net, losses, rank, k = lenet("float64"), [], store.rank, store.num_workers
@@ -356,7 +356,7 @@ def task(name, resume=False, **options):
 # %% [markdown]
 # The one worker, two epochs:
 
-# %%
+# %% tags=["trains"]
 train(store="local", **task("one"))
 
 # %% [markdown]
@@ -411,7 +411,7 @@ print("two workers, 32 steps: weights equal one worker's to 1e-12 of the largest
 # number of workers**. Code that was right on one machine says `step(len(x))`, with the worker's
 # own `x`, and nothing complains. **Predict:** what does the training below do, with two workers?
 
-# %%
+# %% tags=["trains"]
 run(training, arguments=[json.dumps(task("wrong", divide_by="own"))], log=None)
 train(store="local", **task("fast", rate=0.5))
 
@@ -451,7 +451,7 @@ show(fig, alt="Loss over 32 steps on two workers, once with sums divided by the 
 # Left to itself, `Trainer` under `dist` sends the optimiser to the servers, and they update:
 # `update_on_kvstore=True`. It has three consequences. One worker and one server will show two.
 
-# %%
+# %% tags=["trains"]
 def rules(path):
     w = gluon.Parameter("w", shape=(2,), init="ones")
     w.initialize()
@@ -493,7 +493,7 @@ assert [line.split(":")[0] for line in lines.splitlines()] == [
 # worker: weak scaling (chapter 11). Both in the same processes, in turn, so that a machine that
 # slows down does so for both. `_barrier` waits until all workers have reached it.
 
-# %%
+# %% tags=["trains"]
 def race(store, path, rounds=5, steps=5, n=256):
     nets = [lenet("float32") for _ in range(2)]
     trainers = [gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=s)
@@ -1051,7 +1051,7 @@ except ImportError as error:
 # its own images has to be divided by the size of the whole batch and multiplied by $k$. With
 # `die=[r, e, s]` worker $r$ kills itself, but only at the first start.
 
-# %% tags=["torch"]
+# %% tags=["torch", "trains"]
 def ddp(path, name, epochs, die=None):
     dist.init_process_group("gloo")
     rank, k = dist.get_rank(), dist.get_world_size()
