@@ -331,6 +331,12 @@ def test_tables_of_contents_are_those_that_the_build_makes(page):
         "make notebooks, or: make notebooks ARGS=--prose")
 
 
+def test_readme_is_short_enough_to_be_read():
+    words = [word for word in (ROOT / "README.md").read_text("utf-8").split()
+             if re.search(r"\w", word)]
+    assert len(words) <= 1300
+
+
 # --- and each check finds its fault ---------------------------------------------------------
 
 
