@@ -14,13 +14,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests/bench"))
 
-import bench  # noqa: E402
+import bench  # noqa: E402  before NumPy, as in the bench
+import numpy as np  # noqa: E402
 import worker  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("COURSE_OFFLINE", "1")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """What the conductor hands to its workers."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", images=rng.random((64, 1, 28, 28), dtype="float32"),
+             labels=rng.integers(0, 10, 64).astype("int32"))
+    return tmp_path / "data.npz"
 
 
 def rounds(*found, others=0.0, product=2.0, copy=1.4):
@@ -45,7 +55,7 @@ def test_one_round_that_is_too_good_to_be_true_does_not_discard_the_others(monke
 
 
 def test_figures_are_of_kept_rounds_where_there_are_enough():
-    part = {"jobs": ["a", "b"],
+    part = {"jobs": ["a", "b"],  # anything that can be compared
             "rounds": [*rounds((1, 2), (2, 4), (3, 7)), *rounds((9, 9), others=0.5)]}
     assert bench.column(part, "b") == [2, 4, 7]
     part["rounds"] = part["rounds"][1:]
@@ -63,14 +73,17 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
 @pytest.mark.parametrize("part", ["lenet", "settings", "resnet", "blocks", "large"])
 def test_each_job_is_set_against_the_same_on_one_device(part):
     chosen = [job for job in bench.PARTS[part] if job != bench.LIMITS]
-    names = [str(job) for job in chosen]
-    assert len(set(names)) == len(names)
+    assert len(set(map(str, chosen))) == len(chosen)
     for job in chosen:
-        one = replace(job, k=1)
-        expected = None if job.k == 1 and job.processes == 1 else str(one)
-        if job.processes > 1:
-            expected = str(replace(one, processes=1, batch=one.batch * job.processes))
-        assert bench.single(str(job), names) == expected
+        one = replace(job, k=1, processes=1, batch=job.batch * job.processes)
+        assert bench.single(job, bench.PARTS[part]) == (None if one == job else one)
+    assert bench.single(bench.LIMITS, bench.PARTS[part]) is None
+
+
+@pytest.mark.parametrize("change", [{"batch": 128}, {"settings": ()}, {"name": "lenet-scratch"}])
+def test_a_job_on_one_device_that_differs_otherwise_is_not_compared(change):
+    one = replace(bench.Job("lenet-trainer"), **change)
+    assert bench.single(bench.Job("lenet-trainer", 2), [one, bench.Job("lenet-trainer", 2)]) is None
 
 
 def test_every_job_has_work_that_a_worker_knows():
@@ -84,7 +97,7 @@ def test_the_share_of_the_limit_is_taken_round_by_round():
                                                     "copy, GB/s": 1e6}, "gib": 1.0}]}
 
     limit = bench.operations("lenet") / 1e9  # GFLOP/s, for an image a second
-    part = {"jobs": ["lenet-trainer, 1 device", str(bench.LIMITS)],
+    part = {"jobs": [bench.Job("lenet-trainer"), bench.LIMITS],
             "rounds": [measured(50, 100 * limit), measured(10, 20 * limit),
                        measured(9, 10 * limit)]}
     row = bench.row(part, part["jobs"][0], None, "lenet").split("|")
@@ -100,11 +113,48 @@ def test_operations_are_counted_by_hand():
     assert bench.operations("lenet") == 3 * forward
 
 
+def compare(model):
+    """Prints how far PyTorch's and MXNet's outputs and gradients are apart, as shares of the
+    largest entry, with equal weights and in float64."""
+    import mxnet as mx
+    import reproduce
+    import torch
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((8, 1, 28, 28)), rng.integers(0, 10, 8)
+    net = reproduce.network({"lenet": "xavier"}.get(model, model))
+    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
+    net.initialize(mx.init.Xavier())
+    net(array(x.astype("float32")))  # makes the shapes known
+    net.cast("float64")
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    with mx.autograd.record():
+        out = net(array(x, dtype="float64"))
+        loss(out, array(y)).mean().backward()
+    theirs = worker.torch_network(model).double()
+    ours = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    with torch.no_grad():
+        for p, q in zip(ours, theirs.parameters(), strict=True):
+            q.copy_(torch.from_numpy(p.data().asnumpy()))
+    answer = theirs(torch.from_numpy(x))
+    torch.nn.functional.cross_entropy(answer, torch.from_numpy(y)).backward()
+    pairs = [(out.asnumpy(), answer.detach().numpy()),
+             *((p.grad().asnumpy(), q.grad.numpy())
+               for p, q in zip(ours, theirs.parameters(), strict=True))]
+    most = max(np.abs(b).max() for _, b in pairs[1:])
+    print(json.dumps([np.abs(a - b).max() / (most if i else np.abs(b).max())
+                      for i, (a, b) in enumerate(pairs)]))
+
+
 @pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1")
-@pytest.mark.parametrize(("model", "parameters"), [("lenet", 129_068), ("resnet", 11_175_818)])
-def test_pytorch_trains_the_same_network(model, parameters):
-    net = worker.torch_network(model)
-    assert sum(p.numel() for p in net.parameters()) == parameters
+@pytest.mark.parametrize(("model", "arrays"), [("lenet", 8), ("resnet", 76)])
+def test_pytorch_trains_the_same_network(model, arrays):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import helpers, test_bench; test_bench.compare({model!r})"],
+        text=True, capture_output=True, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
+    assert done.returncode == 0, done.stderr
+    apart = json.loads(done.stdout)
+    assert len(apart) == 1 + arrays and max(apart) < 1e-10
 
 
 # --- workers ----------------------------------------------------------------------------------
@@ -112,29 +162,65 @@ def test_pytorch_trains_the_same_network(model, parameters):
 TINY = bench.Job("lenet-trainer", batch=8)
 
 
-def test_a_worker_gets_the_settings_of_its_job_and_no_others(monkeypatch):
+def test_a_worker_gets_the_settings_of_its_job_and_no_others(monkeypatch, data):
     asked = []
     monkeypatch.setattr(bench.subprocess, "Popen", lambda *_, env, **__: asked.append(env))
     for settings in (bench.COURSE, (), ("threads",), ("scratch space",), ("allocator",)):
-        bench.Worker(replace(TINY, settings=settings), quick=True)
+        bench.Worker(replace(TINY, settings=settings), quick=True, data=data)
     names = ("OMP_NUM_THREADS", "MXNET_CPU_TEMP_COPY", "MALLOC_MMAP_MAX_")
     # helpers.engine makes the settings of a worker that has all of them
     assert [[name in env for name in names] for env in asked] == [
         [False] * 3, [False] * 3, [True, False, False], [False, True, False], [False, False, True]]
 
 
-def test_a_worker_that_fails_says_why():
-    one = bench.Worker(replace(TINY, name="no-such"), quick=True)
+def test_a_worker_that_fails_says_why(data):
+    one = bench.Worker(replace(TINY, name="no-such"), quick=True, data=data)
     with pytest.raises(RuntimeError, match="(?s)no-such.*KeyError"):
         bench.ask([one])
     one.end()
 
 
-def test_no_worker_outlives_the_bench(tmp_path):
-    code = ("import bench, sys; one = bench.Worker(bench.Job('lenet-trainer', batch=8), True); "
+LOADED = """
+import sys, worker
+from types import SimpleNamespace
+sys.stdin = []   # nobody asks
+worker.main(SimpleNamespace(name=sys.argv[1], batch=8, k=1, quick=True, data=sys.argv[2],
+                            course=sys.argv[3] == "True"))
+print([name for name in ("mxnet", "helpers", "torch") if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("name, loaded", [
+    ("lenet-trainer", ["mxnet", "helpers"]),
+    pytest.param("torch-lenet", ["torch"], marks=pytest.mark.skipif(
+        not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1"))])
+def test_a_worker_loads_what_its_job_is_about_and_nothing_else(monkeypatch, data, name, loaded):
+    asked = []
+    monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: asked.append(command))
+    bench.Worker(replace(TINY, name=name), quick=True, data=data)
+    monkeypatch.undo()
+    course = json.loads(asked[0][2])["course"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, name, data, str(course)], text=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/bench'}"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == str(loaded)
+
+
+def test_a_workers_peak_memory_is_its_own():
+    held = b"x" * 2**29
+    code = "import worker; print(worker.peak_memory())"
+    found = subprocess.check_output([sys.executable, "-c", code], text=True,
+                                    cwd=ROOT / "tests/bench")
+    assert 0.001 < float(found) < len(held) / 2**30 / 2
+
+
+def test_no_worker_outlives_the_bench(data):
+    code = ("import bench, sys; "
+            "one = bench.Worker(bench.Job('lenet-trainer', batch=8), True, sys.argv[1]); "
             "bench.ask([one]); print(one.process.pid, flush=True); sys.stdin.read()")
-    parent = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE,
-                              stdin=subprocess.PIPE, env=os.environ | {
+    parent = subprocess.Popen([sys.executable, "-c", code, data], text=True,
+                              stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {
                                   "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/bench'}"})
     pid = int(parent.stdout.readline())
     parent.kill()
@@ -148,6 +234,20 @@ def test_no_worker_outlives_the_bench(tmp_path):
 
 
 # --- the command ------------------------------------------------------------------------------
+
+
+def test_set_up_is_timed_with_no_cache(monkeypatch):
+    caches = []
+
+    def run(command, env=None, **_):
+        if env is None:  # the chapters
+            Path(command[3]).write_text('{"chapters": []}')
+        else:
+            caches.extend(Path(env[name]).exists() for name in ("UV_CACHE_DIR", "PIP_CACHE_DIR"))
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    bench.chapters(quick=False)
+    assert caches == [False, False]
 
 
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):

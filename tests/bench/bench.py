@@ -5,7 +5,8 @@
     make bench ARGS="--only lenet limits"  some of the parts
 
 A part of the bench has several workers, each a process of its own that waits until it is told to
-measure, so that its peak memory is its own. They take turns, A B A B, round after round; beside
+measure, so that its peak memory is its own; PyTorch's know nothing of MXNet and of the course's
+settings. They take turns, A B A B, round after round; beside
 them run two controls that don't know MXNet: two one-thread matrix products at once against one,
 and the same for copies of memory. A round in which a control or other programs' CPU time says that
 the machine was not ours is discarded, and counted. The table is printed and written to
@@ -21,13 +22,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from helpers.device import cores
-from helpers.engine import ALLOCATOR, SETTINGS
+from helpers import load_data
+from helpers.engine import ALLOCATOR, SETTINGS, cores
 from helpers.plotting import BLUE, figure
 from helpers.timing import Others
 
@@ -54,7 +55,7 @@ class Job:
     batch: int = 256
     settings: tuple = COURSE
     processes: int = 1  # so many workers at once, their figures added up
-    gib: float = 0.7  # memory that it takes
+    gib: float = field(default=0.7, compare=False)  # memory that it takes
 
     def __str__(self):
         devices = f"{self.k} device{'s' * (self.k > 1)}"
@@ -103,10 +104,10 @@ PARTS = {
 class Worker:
     """A process that measures `job` each time it is asked to."""
 
-    def __init__(self, job, quick):
+    def __init__(self, job, quick, data):
         # Ours has the course's settings already; a worker gets those of its job.
         env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-        env |= {"PYTHONPATH": str(ROOT), "COURSE_OFFLINE": "1"}
+        env |= {"PYTHONPATH": str(ROOT)}
         if job.settings != COURSE:
             for setting in job.settings:
                 env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
@@ -115,7 +116,8 @@ class Worker:
         if job.name.startswith("torch"):
             env["OMP_NUM_THREADS"] = str(cores())
         self.job, self.log = job, tempfile.TemporaryFile("w+")
-        wish = json.dumps(asdict(job) | {"course": job.settings == COURSE, "quick": quick})
+        course = job.settings == COURSE and "torch" not in job.name
+        wish = json.dumps(asdict(job) | {"course": course, "quick": quick, "data": str(data)})
         self.process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("worker.py"), wish], env=env, text=True,
             bufsize=1, stderr=self.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -161,16 +163,19 @@ class Controls:
 
 
 def run(part, quick):
-    """All rounds of a part: a list of {"product", "copy", "others", "found": [one a job]}."""
+    """A part's jobs, and its rounds: {"product", "copy", "others", "found": [one a job]} each."""
     chosen = [job for job in PARTS[part] if find_spec("torch") or "torch" not in job.name]
     if quick:
         chosen = [replace(job, batch=min(job.batch, 8), processes=1) for job in chosen]
     check_memory(part, sum(job.gib * job.processes for job in chosen))
     rounds, controls, workers = [], Controls(min(2, cores()), quick), []
-    with tqdm(total=1 if quick else ROUNDS, desc=part, file=sys.stdout, ncols=79) as bar:
+    with tqdm(total=1 if quick else ROUNDS, desc=part, file=sys.stdout, ncols=79) as bar, \
+            tempfile.TemporaryDirectory() as folder:
+        data, images = Path(folder) / "data.npz", load_data("mnist", limit=10_000)
+        np.savez(data, images=images.train_images, labels=images.train_labels)
         try:
             for job in chosen:  # one after another: each has the machine to itself to make ready
-                team = [Worker(job, quick) for _ in range(job.processes)]
+                team = [Worker(job, quick, data) for _ in range(job.processes)]
                 workers.append(team)
                 ask(team)
             while sum(kept(rounds)) < bar.total and len(rounds) < 2 * bar.total:
@@ -184,7 +189,7 @@ def run(part, quick):
             for team in workers:
                 for worker in team:
                     worker.end()
-    return {"jobs": [str(job) for job in chosen], "rounds": rounds}
+    return {"jobs": chosen, "rounds": rounds, "data": images.name}
 
 
 def ask(team):
@@ -208,11 +213,13 @@ def kept(rounds):
 
 
 def chapters(quick):
-    """Seconds of set-up from nothing, and of each chapter; once each."""
+    """Seconds of set-up from nothing, no cache either, and of each chapter; once each."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "requirements", Path(folder) / "requirements")
+        env = {**os.environ, "UV_CACHE_DIR": f"{folder}/uv", "PIP_CACHE_DIR": f"{folder}/pip"}
         found = {"set-up, s": None if quick else seconds(lambda: subprocess.run(
-            ["sh", f"{folder}/requirements/setup.sh"], check=True, stdout=subprocess.DEVNULL), 1)}
+            ["sh", f"{folder}/requirements/setup.sh"], check=True, stdout=subprocess.DEVNULL,
+            env=env), 1)}
         table = Path(folder) / "run.json"
         subprocess.run([sys.executable, ROOT / "notebooks/src/run.py", "--json", table]
                        + ["02"] * quick, check=True, cwd=ROOT)
@@ -237,12 +244,10 @@ def ratios(above, below):
     return statistics.median(each), min(each), max(each)
 
 
-def single(job, names):
-    """The job that `job` is set against: the same on one device, or None."""
-    one = job.replace(" 2 devices", " 1 device").replace(" 4 devices", " 1 device")
-    if "processes" in job:
-        one = next(n for n in names if n.startswith(job.split(",")[0] + ", 1 device"))
-    return one if one in names and one != job else None
+def single(job, jobs):
+    """The one of `jobs` that `job` is set against: the same, in one process on one device."""
+    one = replace(job, k=1, processes=1, batch=job.batch * job.processes)
+    return one if one in jobs and one != job else None
 
 
 def table(parts):
@@ -256,9 +261,9 @@ def table(parts):
         else:
             lines += ["", f"| {name} | images/s | over one device (from, to) | over PyTorch | "
                       "share of the matrix product | peak memory, GiB |", "| --- " * 6 + "|"]
-            peers = [j for j in part["jobs"] if j.startswith("PyTorch")]
+            peers = [job for job in part["jobs"] if job.name.startswith("torch")]
             best = max(peers, key=lambda j: statistics.median(column(part, j)), default=None)
-            lines += [row(part, job, best, name) for job in part["jobs"] if job != str(LIMITS)]
+            lines += [row(part, job, best, name) for job in part["jobs"] if job != LIMITS]
             lines += ["", quiet(part)]
     return "\n".join([f"Machine: {machine()}.", *lines, ""])
 
@@ -269,8 +274,8 @@ def row(part, job, peer, model):
     over = "{:.2f} ({:.2f}, {:.2f})".format(*ratios(rate, column(part, one))) if one else ""
     than = f"{ratios(rate, column(part, peer))[0]:.2f}" if peer else ""
     share = ""
-    if str(LIMITS) in part["jobs"]:
-        most = column(part, str(LIMITS), fastest_product)
+    if LIMITS in part["jobs"]:
+        most = column(part, LIMITS, fastest_product)
         share = f"{ratios(rate, most)[0] * operations(model):.0%}"
     peak = max(column(part, job, lambda answer: answer["gib"]))
     return (f"| {job} | {statistics.median(rate):,.0f} | {over} | {than} | {share} | "
@@ -326,12 +331,12 @@ def draw(parts, path):
             for job in part["jobs"] if single(job, part["jobs"])]
     if not bars:
         return
-    names, middle, low, high = zip(*bars[::-1])
+    jobs, middle, low, high = zip(*bars[::-1])
     best = max(bars, key=lambda bar: bar[1])
     fig, ax = figure(f"At best {best[1]:.2f} times one device: {best[0]}",
                      "images/s over those of one device", size=(9, 1 + 0.3 * len(bars)))
     gaps = [[m - a for m, a in zip(middle, low)], [b - m for m, b in zip(middle, high)]]
-    ax.barh(names, middle, xerr=gaps, color=BLUE, ecolor="black", capsize=3)
+    ax.barh(list(map(str, jobs)), middle, xerr=gaps, color=BLUE, ecolor="black", capsize=3)
     ax.axvline(1, color="black", linewidth=1)
     fig.savefig(path, dpi=110)
 
@@ -344,6 +349,7 @@ def main(arguments=None):
                         help=", ".join(names))
     parser.add_argument("--build", type=Path, default=BUILD, help="folder for what is written")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("COURSE_OFFLINE", "1")
     name = "bench-quick" if options.quick else "bench"
     parts = {}
     try:
@@ -356,7 +362,9 @@ def main(arguments=None):
             text = table(parts)
             print(text)
             (options.build / f"{name}.md").write_text(text)
-            write(options.build / f"{name}.json", {"machine": machine(), "parts": parts})
+            named = {part: found | {"jobs": list(map(str, found["jobs"]))} if "jobs" in found else
+                     found for part, found in parts.items()}
+            write(options.build / f"{name}.json", {"machine": machine(), "parts": named})
             draw(parts, options.build / f"{name}.png")
     return 0
 

@@ -5,7 +5,7 @@ import os
 import platform
 from pathlib import Path
 
-from helpers.device import cores
+from helpers.engine import cores
 
 import psutil
 

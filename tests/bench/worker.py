@@ -1,12 +1,14 @@
 """One worker of `make bench`: a process that measures one thing each time it is told to.
 
 Started by bench.py with a job as JSON. It answers each line on its standard input with one on its
-standard output: what it found, its peak memory, and the data set's name. Nothing of the course
-is imported before it is known which of the engine's settings the job wants.
+standard output: what it found, and its peak memory. Nothing of the course is imported before it is
+known which of the engine's settings the job wants, and nothing at all, nor MXNet, where it is
+PyTorch that is measured.
 """
 
 import json
 import os
+import re
 import resource
 import statistics
 import sys
@@ -14,6 +16,7 @@ import threading
 import time
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 
@@ -57,7 +60,7 @@ def with_fit(model):
 
 
 def torch_network(model):
-    """The same network in PyTorch; the number of parameters is compared in a test."""
+    """The same network in PyTorch, its layers in the order of Gluon's; a test compares the two."""
     from torch import nn
 
     if model == "lenet":
@@ -68,13 +71,14 @@ def torch_network(model):
     class Residual(nn.Module):
         def __init__(self, before, after, stride):
             super().__init__()
-            self.change = nn.Sequential(
-                nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU(),
-                nn.Conv2d(after, after, 3, 1, 1), nn.BatchNorm2d(after))
-            self.keep = nn.Conv2d(before, after, 1, stride) if stride > 1 else nn.Identity()
+            self.conv1 = nn.Conv2d(before, after, 3, stride, 1)
+            self.conv2 = nn.Conv2d(after, after, 3, 1, 1)
+            self.project = nn.Conv2d(before, after, 1, stride) if stride > 1 else nn.Identity()
+            self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
 
         def forward(self, x):
-            return (self.change(x) + self.keep(x)).relu()
+            change = self.norm1(self.conv1(x)).relu()
+            return (self.norm2(self.conv2(change)) + self.project(x)).relu()
 
     sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     blocks = [Residual(*size) for a, b, s in sizes for size in ((a, b, s), (b, b, 1))]
@@ -83,12 +87,10 @@ def torch_network(model):
 
 
 def with_torch(model, last):
-    """PyTorch on all cores at once, which is how it uses them by itself."""
+    """PyTorch as it comes, on all cores at once: so many threads does OMP_NUM_THREADS give it."""
     def prepare(job, x, y, steps):
         import torch
-        from helpers.device import cores
 
-        torch.set_num_threads(cores())
         form = torch.channels_last if last else torch.contiguous_format
         net = torch_network(model).to(memory_format=form)
         x = torch.from_numpy(x[: job.batch]).contiguous(memory_format=form)
@@ -112,7 +114,7 @@ def limits(job, x, y, steps):
     """What the same cores reach in a large matrix product, GFLOP/s by library, and copying."""
     import mxnet as mx
     import numpy as np
-    from helpers.device import cores
+    from helpers.engine import cores
 
     size = 2048 if steps > 1 else 256
     a, b = np.random.default_rng(0).random((2, size, size), dtype="float32")
@@ -228,20 +230,27 @@ def main(job):
     """Make ready, then measure once for each line that comes in."""
     answers = os.fdopen(os.dup(1), "w")  # for answers alone; whatever else is printed goes to 2
     os.dup2(2, 1)
-    if not job.course:  # loaded before helpers, it keeps the settings that it finds
-        import mxnet  # noqa: F401
+    if not job.course and "torch" not in job.name:
+        import mxnet  # noqa: F401  loaded before helpers, it keeps the settings that it finds
         warnings.filterwarnings("ignore", "mxnet was imported before helpers")
-    from helpers import load_data
+    elif job.course:
+        import helpers  # noqa: F401  makes the settings, before NumPy is loaded
+    import numpy as np
 
     steps = 1 if job.quick else 12 if "lenet" in job.name else 2
-    data = load_data("mnist", limit=10_000)
-    measure = WORK[job.name](job, data.train_images, data.train_labels, steps)
+    with np.load(job.data) as data:
+        measure = WORK[job.name](job, data["images"], data["labels"], steps)
     measure()  # the first time makes shapes known and memory grow
     for _ in sys.stdin:  # ends with the process that started us
-        found = measure()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(json.dumps({"found": found, "gib": peak, "data": data.name}), file=answers,
-              flush=True)
+        print(json.dumps({"found": measure(), "gib": peak_memory()}), file=answers, flush=True)
+
+
+def peak_memory():
+    """GiB that this program held at most."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30
+    # Linux's ru_maxrss begins with what our parent held when it started us.
+    return int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 2**20
 
 
 if __name__ == "__main__":
