@@ -152,16 +152,19 @@ def cache():
 
 
 def index():
-    place = os.getenv("UV_DEFAULT_INDEX") or os.getenv("UV_INDEX_URL") or "https://pypi.org/simple"
-    name = urllib.parse.urlsplit(place).hostname   # the rest may hold a password
+    place = os.getenv("UV_DEFAULT_INDEX") or os.getenv("UV_INDEX_URL") or "https://pypi.org/simple/"
+    parts = urllib.parse.urlsplit(place)
+    host = parts.netloc.rpartition("@")[2]   # what is before it may be a password
     try:
-        urllib.request.urlopen(place.rstrip("/") + "/numpy/", timeout=10).close()
+        urllib.request.urlopen(parts._replace(netloc=host).geturl(), timeout=10).close()
+    except urllib.error.HTTPError:
+        pass   # it may want the password; that it answers is enough
     except (OSError, ValueError) as error:
-        found = f"{name}: {getattr(error, 'reason', error)}"
+        found = f"{host}: {getattr(error, 'reason', error)}"
         if find("uv") and uv_cache().exists():
             return MISSING, found, "set-up needs it, unless uv's cache has every package"
         return BAD, found, "set-up needs it: check the network"
-    return GOOD, f"{name} answers", ""
+    return GOOD, f"{host} answers", ""
 
 
 # --- What is set up -----------------------------------------------------------------------------
@@ -324,6 +327,8 @@ def examine(name, check, fault=(BAD, "")):
 
 def main():
     sys.stdout.reconfigure(errors="replace")
+    sys.dont_write_bytecode = True                # here
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"   # and in what is asked
     marks = [examine("system", system), examine("set-up", environment)]
     ready = marks[-1] == GOOD
     for each in (COURSE if ready else SETUP).items():

@@ -310,8 +310,9 @@ if ! made; then
     [ -d .venv ] || attempt ".venv could not be made" "The system" mkdir .venv
     record "$unfinished" $stamp
     for each in .venv/* .venv/.[!.]* .venv/..?*; do
-        [ "$each" = $stamp ] ||
+        if [ "$each" != $stamp ] && { [ -e "$each" ] || [ -L "$each" ]; }; then
             attempt "the old .venv could not be removed" "The system" rm -rf "$each"
+        fi
     done
     attempt "$failure" uv "$uv" venv --quiet --allow-existing --python "$python" .venv
     if [ "$(uname)" = Linux ]; then
@@ -328,7 +329,7 @@ if ! made; then
     # With this, `import helpers` works from any folder, so in every notebook's kernel.
     site=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
     record "$root" "$site/many_devices.pth"
-    record "$wanted" $stamp
+    [ "$with_torch" = 1 ] || record "$wanted" $stamp
 fi
 if [ "$with_torch" = 1 ] && ! torch_made; then
     needs="PyTorch takes up to 6 GB"
