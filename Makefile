@@ -3,21 +3,34 @@
 
 BIN := .venv/bin
 
-# Tools start others by name: Jupyter its kernels, nbgrader its database migrations.
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+# What is typed after `make` is taken as it is: make would drop a $ in a path.
+$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),\
+    $(eval override export $(name) := $$(value $(name)))))
+override ARGS := $(value ARGS)
+
+# Tools start others by name: nbgrader its database migrations.
+export PATH := $(CURDIR)/$(BIN):$(value PATH)
 # A kernel of the same name in the reader's home must not stand in for this environment's.
 export JUPYTER_PREFER_ENV_PATH := 1
 
 # A notebook runs in notebooks/, where a path relative to here would point elsewhere.
-ifneq ($(COURSE_DATA),)
-override COURSE_DATA := $(if $(filter /% ~%,$(firstword $(COURSE_DATA))),,$(CURDIR)/)$(COURSE_DATA)
-export COURSE_DATA
+ifneq ($(value COURSE_DATA),)
+override export COURSE_DATA := $(if $(filter /% ~%,$(firstword $(value \
+    COURSE_DATA))),,$(CURDIR)/)$(value COURSE_DATA)
 endif
 
-# As they were typed, whatever is in them: a path may have a $.
-override SUBMISSIONS := $(value SUBMISSIONS)
-override OUT := $(value OUT)
-export SUBMISSIONS OUT
+# What tools keep in the home, where that can't be written to. What a reader has set stays.
+ifneq ($(shell [ -w "$$HOME" ] || echo no),)
+$(shell echo "The home, HOME=$$HOME, can't be written to: caches and settings go to build/home" >&2)
+export UV_CACHE_DIR ?= $(CURDIR)/build/home/uv
+export UV_PYTHON_INSTALL_DIR ?= $(CURDIR)/build/home/pythons
+export PIP_CACHE_DIR ?= $(CURDIR)/build/home/pip
+export JUPYTER_CONFIG_DIR ?= $(CURDIR)/build/home/jupyter-config
+export JUPYTER_DATA_DIR ?= $(CURDIR)/build/home/jupyter
+export IPYTHONDIR ?= $(CURDIR)/build/home/ipython
+export MPLCONFIGDIR ?= $(CURDIR)/build/home/matplotlib
+endif
+
 assignments grade: export PYTHONPATH := $(CURDIR)/notebooks/assignments
 
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
@@ -27,31 +40,31 @@ test run notebooks: export COURSE_OFFLINE ?= 1
     book test-browser bench reproduce doctor lint lock clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
-	    while IFS='|' read -r name does; do printf '  make %-12s %s\n' "$$name" "$$does"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
+	    while IFS='|' read -r name does; do printf '  make %-15s %s\n' "$$name" "$$does"; done
 
 setup:  ## make .venv, or bring it up to date (every target does this first); TORCH=1: with PyTorch
 	@sh requirements/setup.sh
 
 lab: setup  ## open the course in JupyterLab, on this machine only
-	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
-	    --LabApp.default_url=/lab/tree/notebooks/01_devices_and_arrays.ipynb \
+	$(BIN)/python -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
+	    --LabApp.default_url=/lab/tree/notebooks/start.md \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
 	$(BIN)/python -m pytest $(ARGS)
 
 run: setup  ## run the chapters, CH="01 03" or all, and show how long each takes
-	$(BIN)/python notebooks/src/run.py $(CH)
+	set -f; $(BIN)/python notebooks/src/run.py $$CH
 
-notebooks: setup  ## rebuild the chapters, CH="01 03" or all, from notebooks/src
-	$(BIN)/python notebooks/src/build.py $(CH)
+notebooks: setup  ## rebuild the chapters, CH="01 03" or all; ARGS=--prose: without running them
+	set -f; $(BIN)/python notebooks/src/build.py $$CH $(ARGS)
 
 assignments: setup  ## make the student versions of the assignments, in build/assignments/release
 	$(BIN)/python -m marking release
 
 grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback in folder-marks
-	@: $(if $(SUBMISSIONS),,$(error name the folder: make grade SUBMISSIONS=folder))
+	@: $(if $(value SUBMISSIONS),,$(error name the folder: make grade SUBMISSIONS=folder))
 	@$(BIN)/python -m marking grade "$$SUBMISSIONS" $${OUT:+"$$OUT"}
 
 test-grading: setup  ## test the marking: right, wrong and hostile solutions
@@ -72,20 +85,23 @@ test-browser: setup  ## test JupyterLab and the book in a browser, Debian's Chro
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
-	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/bench.py $(ARGS)
+	PYTHONPATH="$$PWD" $(BIN)/python tests/bench/bench.py $(ARGS)
 
 reproduce: setup  ## train the published experiments at full size; ARGS=--quick for a few batches
-	PYTHONPATH="$(CURDIR)" $(BIN)/python tests/bench/reproduce.py $(ARGS)
+	PYTHONPATH="$$PWD" $(BIN)/python tests/bench/reproduce.py $(ARGS)
 
-doctor: setup  ## say what this machine can do, and what to do about what it can't
-	$(BIN)/python -m helpers.doctor
+doctor:  ## say what this machine can do, and what to do about what it can't; also before set-up
+	@python=$$(sh requirements/setup.sh --find-any) || { \
+	    echo "The doctor needs a Python from 3.8 on, and there is none here. Set-up needs Python" \
+	        "3.11, or uv, which fetches it." >&2; exit 1; }; \
+	"$$python" requirements/doctor.py
 
 lint: setup  ## look for mistakes in the code without running it
-	$(BIN)/ruff check $(ARGS)
+	$(BIN)/python -m ruff check $(ARGS)
 
 lock:  ## resolve requirements/cpu.in and gpu.in into .txt; ARGS=--upgrade for newer versions
-	for build in cpu gpu; do \
-	    "$$(sh requirements/setup.sh --find-uv)" pip compile --quiet --universal \
+	uv=$$(sh requirements/setup.sh --get-uv) && for build in cpu gpu; do \
+	    "$$uv" pip compile --quiet --universal \
 	        --python-version 3.11 --generate-hashes --no-header --no-annotate $(ARGS) \
 	        requirements/$$build.in -o requirements/$$build.txt || exit; \
 	done

@@ -123,5 +123,5 @@ def test_setup_chooses_the_build_by_the_cards(driver, tmp_path, cards, chosen):
     sum_ = subprocess.run(["cksum"], stdin=open(tmp_path / f"requirements/{other}.txt"),
                           capture_output=True, text=True).stdout.strip()
     (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/.stamp").write_text(f"{tmp_path.resolve()} {sum_}\n")
+    (tmp_path / ".venv/.many-devices").write_text(f"{tmp_path.resolve()} {sum_}\n")
     assert lock(GPU="") == f"requirements/{other}.txt"
