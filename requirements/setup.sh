@@ -75,7 +75,10 @@ explain() {
         *) why="the reason is in $who's words" ;;
     esac
     say "$what: $why."
-    [ -z "$words" ] || printf '%s says:\n%s\n' "$who" "$words" | sed '2,$s/^/    /' >&2
+    if [ -n "$words" ]; then
+        echo "$who says:" >&2
+        printf '%s\n' "$words" | tail -n 12 | sed 's/^/    /' >&2   # pip's may be a traceback
+    fi
     exit 1
 }
 

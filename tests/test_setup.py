@@ -140,8 +140,8 @@ case "$*" in
     torch) install torch_first torch ;;
 esac
 """
-COMMANDS = ["sh", "cat", "cksum", "cp", "grep", "sed", "df", "awk", "ls", "ln", "sleep", "uname",
-            "wc", *filter(shutil.which, ["flock"])]   # Macs have no flock
+COMMANDS = ["sh", "cat", "cksum", "cp", "grep", "sed", "df", "awk", "ls", "ln", "sleep", "tail",
+            "uname", "wc", *filter(shutil.which, ["flock"])]   # Macs have no flock
 FRESH = ["mkdir", "tee", "venv", "python", "numpy", "mxnet", "d2l", "tee", "tee"]
 AND_TORCH = ["pip", "torch_first", "torch", "tee", "tee"]
 WHOLE = {"numpy.py", "mxnet.py", "d2l.py", "many_devices.pth"}
@@ -424,6 +424,7 @@ REASONS = [
     (PLATFORM, r"there is a package of which this kind of machine \(.*\) has no build\."),
     (UNAVAILABLE, "the package index answers, but does not hand them out."),
     (NOT_FOUND, "the package index answers, but does not hand them out."),
+    ("\n".join(["ERROR: Exception:", *["  File ..."] * 60, PIP_DISK]), NO_SPACE + ".*GB.*"),
     ("thread 'main' panicked at src/main.rs", "the reason is in (uv|pip)'s words."),
 ]
 
@@ -435,7 +436,7 @@ def assert_told(said, what, reason, tool, words):
     assert re.fullmatch(re.escape(f"setup: {what}: ") + reason, sentence), sentence
     before, after = lines[:lines.index(sentence)], lines[lines.index(sentence) + 1:]
     assert not set(map(str.strip, before)) & set(map(str.strip, words.splitlines()))
-    assert after == ([f"{tool} says:"] + [f"    {line}" for line in words.splitlines()]
+    assert after == ([f"{tool} says:"] + [f"    {line}" for line in words.splitlines()[-12:]]
                      if words else [])
 
 
