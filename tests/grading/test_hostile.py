@@ -11,11 +11,11 @@ import behind_walls
 import pytest
 from marking import process
 
-# (assignment, exercise, what, source, what is said of the first test; None: see the test below)
+# (assignment, exercise, what, source, what is said of the first test: a regular expression)
 ATTACKS = []
 
 
-def attack(place, what, source, reason=""):
+def attack(place, what, source, reason):
     ATTACKS.append((*place.split(), what, source, reason))
 
 
@@ -33,7 +33,7 @@ def device_gradients(net, x, y, devices):
         frame = frame.f_back
     return [[nd.zeros(p.shape, d, dtype="float64") for d in devices]
             for p in net.collect_params().values()]
-""")
+""", "has other values")
 attack(MEASURE, "overwrites the machine's costs by frames", """
 import sys
 def measure(push, wait, clock, steps, rounds):
@@ -47,7 +47,7 @@ def measure(push, wait, clock, steps, rounds):
                     pass
         frame = frame.f_back
     return 1.0
-""")
+""", "the arguments did not come back")
 attack("ps3 epoch", "overwrites its caller's batches by frames, calls nothing", """
 import sys
 def train_epoch(images, labels, order, size, step):
@@ -58,7 +58,7 @@ def train_epoch(images, labels, order, size, step):
                 value.clear()
         frame = frame.f_back
     return 0.0
-""")
+""", "the arguments did not come back")
 attack(EVEN, "looks for expected values in all objects of its process", """
 import gc
 def split_even(batch, devices):
@@ -67,7 +67,7 @@ def split_even(batch, devices):
                 value[0], mx.nd.NDArray):
             return value
     return [batch] * len(devices)
-""")
+""", "has shape")
 attack(EVEN, "puts an object that equals everything into every list of its process", """
 import gc
 class Yes:
@@ -88,12 +88,12 @@ attack(EVEN, "makes all devices the first", """
 def split_even(batch, devices):
     devices[:] = [mx.cpu(0)] * len(devices)
     return [batch.copyto(mx.cpu(0)) for d in devices]
-""")
+""", "has shape")
 attack(STEP, "leaves one replica in the list", """
 def train_step(xs, ys, replicas, lr):
     del replicas[1:]
     return 0.0
-""")
+""", "replica 0 has not changed")
 attack(STEP, "one list on cpu(0) for all replicas", """
 def train_step(xs, ys, replicas, lr):
     x, y = (nd.concat(*[a.copyto(mx.cpu(0)) for a in part], dim=0) for part in (xs, ys))
@@ -116,7 +116,7 @@ def ring_allreduce(arrays, send):
     total = sum(a.asnumpy() for a in arrays)
     for a in arrays:
         a[:] = mx.nd.array(total, a.context, dtype=a.dtype)
-""", "")
+""", "nothing was sent to cpu")
 # --- speaking to the judge by itself -------------------------------------------------------------
 SOCKETS = """
 import os, stat
@@ -175,7 +175,7 @@ def train_epoch(images, labels, order, size, step):
     threading.Thread(target=lambda: (time.sleep(0.3), step(images, labels, 1)), daemon=True).start()
     time.sleep(0.2)
     return 0.0
-""")
+""", "called for 0 of 3 batches")
 attack("ps5 measure", "calls the judge's clock without end",
        "def measure(push, wait, clock, steps, rounds):\n    while True: clock()",
        "worked for more than|called what it was given more than|not done after")
@@ -189,11 +189,11 @@ def train_epoch(images, labels, order, size, step):
         except Exception:
             pass
     return 0.0
-""")
+""", "missing 3 required")
 attack("ps3 epoch", "a keyword of 150,000 characters for the judge's function", """
 def train_epoch(images, labels, order, size, step):
     step(images, labels, **{"x" * 150000: 1})
-""")
+""", "unexpected keyword argument")
 attack("ps3 epoch", "asks the judge for more than fits into a message", """
 import sys
 frame = sys._getframe(1)
@@ -201,7 +201,7 @@ line = frame.f_locals["line"]
 def train_epoch(images, labels, order, size, step):
     line.send({"call": 1, "arguments": (), "named": {"é" * 10**6: 1, "😀" * 10**5: 2}})
     return 0.0
-""")
+""", "more than fits into a message")
 attack(EVEN, "keys that collide", SOCKETS + """
 import struct
 text = b'{"dict":[' + b",".join(b"[%d,1]" % (i * (2**61 - 1)) for i in range(1, 100001)) + b']}'
@@ -219,7 +219,7 @@ def split_even(batch, devices):
 attack("ps6 average", "three thousand arrays where nothing is to be returned, after no work", """
 def average(gradients, sizes):
     return [np.zeros(1) for _ in range(3000)]
-""")
+""", "has other values")
 # --- replacing what serves it ------------------------------------------------------------------
 attack(EVEN, "replaces modules and what they hold", """
 import builtins, sys, numpy.testing, channel, helpers
@@ -230,7 +230,7 @@ for name in list(sys.modules):
     if name.startswith("numpy"):
         sys.modules[name] = None
 def split_even(batch, devices): return [batch] * len(devices)
-""")
+""", "ended by itself")
 attack(EVEN, "an import hook that hands out its own modules", """
 import sys, types
 class Hook:
@@ -243,7 +243,7 @@ sys.meta_path.insert(0, Hook())
 def split_even(batch, devices):
     import judge, marking.judge, tests
     return judge.answer(batch)
-""")
+""", "is True, not a list")
 attack(EVEN, "claims copies that it did not make", """
 import sys
 module = sys.modules["__main__"]
@@ -256,7 +256,7 @@ def split_even(batch, devices):
         if type(one).__name__ == "Desk":
             one.pack_array = lambda value: (_ for _ in ()).throw(TypeError("no"))
     return [batch] * len(devices)
-""")
+""", "ended by itself")
 attack(EVEN, "works at exit, in __del__ and in signal handlers", """
 import atexit, signal, os, weakref
 def claim(*args):
@@ -271,7 +271,7 @@ for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, claim)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
 def split_even(batch, devices): return [batch] * len(devices)
-""")
+""", "can't be read|no answer|ended by itself|hung up|has shape")
 attack(EVEN, "a thread that changes arrays between the calls", """
 import threading, time
 seen = []
@@ -285,14 +285,14 @@ def split_even(batch, devices):
     seen.append(batch)
     time.sleep(0.05)
     return [batch[:1].copyto(d) for d in devices]
-""")
+""", "has shape")
 attack(EVEN, "writes into Python's own numbers", """
 import ctypes
 def split_even(batch, devices):
     ctypes.c_int64.from_address(id(2) + 24).value = 0
     ctypes.c_int64.from_address(id(1) + 24).value = 0
     return []
-""")
+""", "hung up|ended by itself|can't be read|no answer")
 attack(EVEN, "traces every call of its process", """
 import sys, threading
 def trace(frame, event, arg):
@@ -302,7 +302,7 @@ def trace(frame, event, arg):
     return trace
 sys.settrace(trace); threading.settrace(trace)
 def split_even(batch, devices): return [batch] * len(devices)
-""")
+""", "has shape")
 # --- the system -----------------------------------------------------------------------------------
 attack(EVEN, "never ends", "while True: pass", "worked for more than 5 seconds")
 attack(EVEN, "sleeps", "import time\ntime.sleep(10**6)", "not done after 20 seconds")
