@@ -603,6 +603,9 @@ def made(folder):
     """The Makefile, beside stand-ins for set-up and for the environment's Python."""
     (folder / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     write_script(folder / ".venv/bin/python", RECORDER)
+    for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/src/book/index.md"):  # make book's
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).touch()
     write_script(folder / "requirements/setup.sh", """\
 echo "$@" >>asked
 case $1 in --find-any) echo .venv/bin/python ;; --get-uv) echo .venv/bin/python ;; esac
