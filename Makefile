@@ -3,7 +3,7 @@
 
 BIN := .venv/bin
 
-# What is typed after `make` is taken as it is: make would drop a $ in a path.
+# What is typed after `make` is handed on as it is: Make would read a $ in a path as its own.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),\
     $(eval override export $(name) := $$(value $(name)))))
 override ARGS := $(value ARGS)
@@ -14,9 +14,9 @@ export PATH := $(CURDIR)/$(BIN):$(value PATH)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 # A notebook runs in notebooks/, where a path relative to here would point elsewhere.
-ifneq ($(value COURSE_DATA),)
-override export COURSE_DATA := $(if $(filter /% ~%,$(firstword $(value \
-    COURSE_DATA))),,$(CURDIR)/)$(value COURSE_DATA)
+given := $(value COURSE_DATA)
+ifneq ($(given),)
+override export COURSE_DATA := $(if $(filter /% ~%,$(firstword $(given))),,$(CURDIR)/)$(given)
 endif
 
 # What tools keep in the home, where that can't be written to. What a reader has set stays.
@@ -43,7 +43,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
 	    while IFS='|' read -r name does; do printf '  make %-15s %s\n' "$$name" "$$does"; done
 
-setup:  ## make .venv, or bring it up to date (every target does this first); TORCH=1: with PyTorch
+setup:  ## make .venv, or bring it up to date; TORCH=1: with PyTorch
 	@sh requirements/setup.sh
 
 lab: setup  ## open the course in JupyterLab, on this machine only
@@ -90,7 +90,7 @@ bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--q
 reproduce: setup  ## train the published experiments at full size; ARGS=--quick for a few batches
 	PYTHONPATH="$$PWD" $(BIN)/python tests/bench/reproduce.py $(ARGS)
 
-doctor:  ## say what this machine can do, and what to do about what it can't; also before set-up
+doctor:  ## say what this machine can do, and what to do about what it can't; works before set-up
 	@python=$$(sh requirements/setup.sh --find-any) || { \
 	    echo "The doctor needs a Python from 3.8 on, and there is none here. Set-up needs Python" \
 	        "3.11, or uv, which fetches it." >&2; exit 1; }; \

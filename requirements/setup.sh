@@ -55,11 +55,14 @@ explain() {
         *"os error 28)"* | *"Errno 28]"* | *"No space left"* | \
         *"os error 122)"* | *"Errno 122]"* | *"quota exceeded"*)
             why="no space is left ($(free_space)); $needs" ;;
+        *incomplete-download* | *IncompleteRead*)   # pip takes a full disk for that, too
+            why="the download broke off, by the network or for want of space ($(free_space));"
+            why="$why $needs" ;;
         *certificate* | *CERTIFICATE*)
             why="the package index, or a proxy before it, shows a certificate that is not trusted"
             why="$why here: SSL_CERT_FILE can name a file with the right one" ;;
         *"dns error"* | *"client error (Connect)"* | *"error sending request"* | \
-        *NewConnectionError* | *ProxyError* | *ConnectionError* | *"timed out"* | \
+        *"connection broken by"* | *ProxyError* | *ConnectionError* | *"timed out"* | \
         *"onnection refused"* | *"onnection reset"* | *"etwork is unreachable"*)
             why="there is no network, or none that leads there: check it, then try again" ;;
         *"os error 13)"* | *"Errno 13]"* | *"Permission denied"* | *"os error 1)"* | \
@@ -83,7 +86,7 @@ explain() {
 }
 
 free_space() {
-    between=
+    between="free: "
     for folder in "$root" "$(uv_folder cache)" "${TMPDIR:-/tmp}"; do
         folder=$(existing "$folder")
         kilobytes=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print $4 }')

@@ -369,6 +369,21 @@ at 0x7fa780118750>: Failed to establish a new connection: [Errno -3] Temporary f
 resolution')': /simple/uv/
 ERROR: Could not find a version that satisfies the requirement uv==0.13.8 (from versions: none)
 ERROR: No matching distribution found for uv==0.13.8"""
+PIP_26_DNS = """\
+WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
+connection broken by 'NameResolutionError("HTTPSConnection(host='pypi.org', port=443): Failed to \
+resolve 'pypi.org' ([Errno -3] Temporary failure in name resolution)")': /simple/torch/
+ERROR: Could not find a version that satisfies the requirement torch==2.13.0 (from versions: none)
+ERROR: No matching distribution found for torch==2.13.0"""
+PIP_26_DISK = """\
+  WARNING: Connection interrupted while downloading.
+  WARNING: Attempting to resume incomplete download (15.7 MB/526.6 MB, attempt 5)
+  WARNING: Connection interrupted while downloading.
+error: incomplete-download
+
+× Download failed after 6 attempts because not enough bytes were received (15.7 MB/526.6 MB)
+
+note: This is an issue with network connectivity, not pip."""
 CERTIFICATE = """\
 error: Failed to fetch: https://localhost:18778/simple/foo/
   cause: error sending request for url (https://localhost:18778/simple/foo/)
@@ -409,11 +424,13 @@ hint: A managed Python download is available for Python 3.11, but Python downloa
 'never'"""
 
 NO_NETWORK = "there is no network, or none that leads there: check it, then try again."
-NO_SPACE = r"no space is left \(\d+ MB in /.*, \d+ MB in /.*, \d+ MB in /.*\); "
+NO_SPACE = r"no space is left \(free: \d+ MB in /.*, \d+ MB in /.*, \d+ MB in /.*\); "
 REASONS = [
     (DNS, re.escape(NO_NETWORK)),
     (REFUSED, re.escape(NO_NETWORK)),
     (PIP_DNS, re.escape(NO_NETWORK)),
+    (PIP_26_DNS, re.escape(NO_NETWORK)),
+    (PIP_26_DISK, r"the download broke off, by the network or for want of space \(free: \d+ MB in .*"),
     (CERTIFICATE, ".* certificate that is not trusted here: SSL_CERT_FILE can name .*"),
     (PIP_CERTIFICATE, ".* certificate that is not trusted here.*"),
     (DISK, NO_SPACE + ".*GB.*"),
