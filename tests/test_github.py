@@ -139,16 +139,19 @@ def server(request, tmp_path_factory):
              "--allow-root", f"--ServerApp.root_dir={folder}"],
             env=environment, stdout=log, stderr=log)
     try:
-        yield request.param, wait_for_port(folder, process)
+        yield request.param, wait_for_server(folder, process)
     finally:
         process.kill()
         process.wait()
 
 
-def wait_for_port(folder, process):
+def wait_for_server(folder, process):
+    """The port, once there is an answer: its file comes earlier, and grows."""
     for _ in range(600):
-        with contextlib.suppress(StopIteration, ValueError):   # none yet, or not yet written out
-            return json.loads(next(folder.glob("jpserver-*.json")).read_text())["port"]
+        with contextlib.suppress(StopIteration, ValueError, ConnectionRefusedError):
+            port = json.loads(next(folder.glob("jpserver-*.json")).read_text())["port"]
+            ask(port, "/api", Host="localhost:8888")
+            return port
         if process.poll() is not None:
             break
         time.sleep(0.1)
