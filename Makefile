@@ -33,10 +33,9 @@ help:  ## list the targets
 setup:  ## make .venv, or bring it up to date (every target does this first); TORCH=1: with PyTorch
 	@sh requirements/setup.sh
 
+lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/notebooks/src/lab$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 lab: setup  ## open the course in JupyterLab, on this machine only
-	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
-	    --LabApp.default_url=/lab/tree/notebooks/01_devices_and_arrays.ipynb \
-	    $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
 	$(BIN)/python -m pytest $(ARGS)
