@@ -46,10 +46,11 @@ help:  ## list the targets
 setup:  ## make .venv, or bring it up to date; TORCH=1: with PyTorch
 	@sh requirements/setup.sh
 
+# JupyterLab as the course wants it; what the reader has set in it goes before.
+lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/notebooks/src/lab$(if $(value \
+    JUPYTER_CONFIG_PATH),:$(value JUPYTER_CONFIG_PATH))
 lab: setup  ## open the course in JupyterLab, on this machine only
-	$(BIN)/python -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/notebooks/start.md \
-	    $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,4 +1,4 @@
-"""JupyterLab as a person uses it: `make lab`, then clicks; on digits, in copies of the notebooks.
+"""JupyterLab as a person uses it: `make lab`, then clicks; on digits, in a copy of the course.
 
 The page tells what is seen, the notebook that JupyterLab saves tells what was run.
 """
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -23,21 +25,25 @@ from marking import assignment, gradebook  # noqa: E402
 
 MINUTE = 60_000     # ms, as Playwright counts
 IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
-COPIES = ROOT / "build/lab"
-# In place of anybody's own: all cells on the page, also those that are out of sight, so that they
-# can be looked at; and no question whether to fetch news, which would lie over what is below it.
-SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"},
-            "apputils-extension/notification": {"fetchNews": "false"}}
-CHAPTERS = {path.stem[:2]: path.name for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb")}
+COPY = ROOT / "build/lab"
+CHAPTERS = {path.stem[:2]: path.name
+            for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))}
+FOLDED = "jp-MarkdownHeadingCollapsed"
+# A reader's own settings. All cells are on the page, also those that are out of sight, so that they
+# can be looked at.
+SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"}}
 
 
 @contextmanager
-def running(command, cwd, folder):
-    """JupyterLab's address, with its token; at the end it and all its kernels are ended."""
-    for name, settings in SETTINGS.items():
+def running(command, cwd, folder, settings=SETTINGS):
+    """JupyterLab's address, with its token; at the end it and all its kernels are ended.
+
+    What it says in its terminal is in `folder`/log.
+    """
+    for name, values in settings.items():
         file = folder / f"config/lab/user-settings/@jupyterlab/{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings))
+        file.write_text(json.dumps(values))
     environment = {**os.environ, "COURSE_OFFLINE": "1", "JUPYTER_CONFIG_DIR": f"{folder}/config",
                    "JUPYTER_DATA_DIR": f"{folder}/data"}
     environment.pop("COURSE_DATA", None)
@@ -57,23 +63,32 @@ def running(command, cwd, folder):
 
 
 @pytest.fixture(scope="session")
-def lab(chromium, tmp_path_factory):
-    """`make lab`'s address. What is to be run or changed is in copies, in build/lab."""
-    shutil.rmtree(COPIES, ignore_errors=True)
-    shutil.copytree(ROOT / "notebooks", COPIES / "notebooks",
-                    ignore=shutil.ignore_patterns("src", "assignments", ".*"))
+def folder(tmp_path_factory):
+    """Where the settings of the reader who types `make lab` are, and what the terminal shows."""
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="session")
+def lab(chromium, tmp_path_factory, folder):
+    """`make lab`'s address. It shows a copy of the course, in build/lab."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    shutil.copytree(ROOT, COPY, ignore=shutil.ignore_patterns("build", "__pycache__", ".*"))
     made = tmp_path_factory.mktemp("assignments")
     gradebook.release(made, ["ps1"])
-    shutil.copytree(made / "release/ps1", COPIES / "ps1")
-    with running(["make", "lab", "ARGS=--no-browser --port=0"], ROOT,
-                 tmp_path_factory.mktemp("lab")) as address:
+    shutil.copytree(made / "release/ps1", COPY / "ps1")
+    arguments = f"--no-browser --port=0 --ServerApp.root_dir={COPY.relative_to(ROOT)}"
+    with running(["make", "lab", f"ARGS={arguments}"], ROOT, folder) as address:
         yield address
 
 
 @pytest.fixture
 def opened(page, lab):
-    """Opens a notebook, given its path from the repository's root; its kernel is ended after."""
+    """Opens a notebook, given its path from the course's root; all kernels are ended after."""
     yield lambda path: Notebook(page, lab, path)
+    end_kernels(page, lab)
+
+
+def end_kernels(page, lab):
     api, token = lab.split("/lab")[0] + "/api/sessions", {"token": lab.split("token=")[1]}
     for session in page.request.get(api, params=token).json():
         page.request.delete(f"{api}/{session['id']}", params=token)
@@ -83,8 +98,8 @@ class Notebook:
     """One notebook, open in JupyterLab."""
 
     def __init__(self, page, lab, path):
-        """`path`: from the repository's root."""
-        self.page, self.path = page, ROOT / path
+        """`path`: from the course's root."""
+        self.page, self.path = page, COPY / path
         page.goto(re.sub(r"/lab\S*\?", f"/lab/tree/{path}?reset&", lab))
         page.wait_for_selector('.jp-StatusBar-TextItem:has-text("| Idle")', timeout=MINUTE)
         self.wait()
@@ -116,7 +131,9 @@ class Notebook:
 
     def save(self):
         """Save it, and read what was saved."""
-        self.page.keyboard.press("Control+s")
+        with self.page.expect_response(lambda answer: answer.request.method == "PUT"
+                                       and "/api/contents/" in answer.url):
+            self.page.keyboard.press("Control+s")
         self.page.wait_for_selector(".lm-DockPanel-tabBar .jp-mod-current:not(.jp-mod-dirty)")
         return nbformat.read(self.path, 4)
 
@@ -161,7 +178,6 @@ def without_outputs(notebook):
     notebook = nbformat.from_dict(notebook)
     for cell in code(notebook):
         cell.outputs = []
-    notebook.metadata.language_info = {"name": notebook.metadata.language_info.name}  # no version
     return notebook
 
 
@@ -171,37 +187,181 @@ def assert_whole(notebook, seen):
     assert not errors(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert not [o.text for cell in cells for o in cell.outputs if o.get("name") == "stderr"]
+    assert_seen(notebook, seen)
+
+
+def assert_seen(notebook, seen):
+    """Every picture is drawn, nothing is too wide, and what is folded is out of sight."""
     drawn = seen.locator(".jp-OutputArea-output img").evaluate_all(
         "all => all.filter(image => image.complete && image.naturalWidth > 300).length")
     assert drawn == pictures(notebook)
     too_wide = seen.locator(".jp-OutputArea-output, .jp-MarkdownOutput").evaluate_all(
         "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)")
     assert not too_wide
+    shown = seen.locator(".jp-Notebook-cell").evaluate_all(
+        "all => all.map(e => e.offsetHeight > 0)")
+    assert shown == unfolded(notebook.cells)
 
 
-def test_make_lab_opens_the_first_chapter(page, lab):
-    page.goto(lab)
-    page.wait_for_selector(IDLE)
-    assert page.locator(".jp-Notebook h1").inner_text().startswith("01")
-    assert re.search(r"/lab/tree/notebooks/01_\w+\.ipynb$", page.url.split("?")[0])
+def unfolded(cells):
+    """For each cell, whether it is in sight: a folded heading takes with it what is below it."""
+    seen, folded = [], 7
+    for cell in cells:
+        prose = re.sub(r"^```.*?^```", "", cell.source, flags=re.MULTILINE | re.DOTALL)
+        marks = re.findall(r"^(#{1,6}) ", prose, re.MULTILINE)
+        level = min(map(len, marks)) if marks and cell.cell_type == "markdown" else 7
+        if level <= folded:
+            folded = 7
+        seen.append(folded == 7)
+        if seen[-1] and cell.metadata.get(FOLDED):
+            folded = level
+    return seen
 
 
-@pytest.mark.parametrize("chapter", ["01", "04", "08"])
-def test_a_chapter_runs_from_top_to_bottom(page, opened, chapter):
-    book = opened(f"build/lab/notebooks/{CHAPTERS[chapter]}")
+def neighbours(name):
+    """By arrow, text and target of the links in a chapter's last cell."""
+    last = nbformat.read(ROOT / "notebooks" / name, 4).cells[-1]
+    links = re.findall(r"\[([^]]*)\]\(([^)\s]+)\)", last.source)
+    return {text[0 if text.startswith("←") else -1]: (text, target) for text, target in links}
+
+
+def tabs(page):
+    return page.locator(".lm-DockPanel-tabBar .lm-TabBar-tabLabel").all_inner_texts()
+
+
+def close(page, name):
+    """Close the tab, as a person who is not asked whether to save."""
+    page.click(f'.lm-DockPanel-tabBar .lm-TabBar-tab:has-text("{name}") .lm-TabBar-tabCloseIcon')
+    until(page, lambda: name not in tabs(page), 10)
+
+
+def complaints(terminal):
+    """The lines that should worry a reader."""
+    return [line for line in terminal.splitlines()
+            if re.search(r"^\[[WE] |\b(WARNING|ERROR)\b|Traceback", line)]
+
+
+def title(page, name):
+    """The first line of the file `name`, once the tab that was just opened shows it."""
+    page.wait_for_selector(f'.lm-DockPanel-tabBar .jp-mod-current:has-text("{name}")')
+    if name.endswith(".ipynb"):
+        page.wait_for_selector('.jp-Toolbar-kernelName:visible:has-text("Python 3")')
+        page.wait_for_selector(f"{IDLE}:visible", timeout=MINUTE)
+        title = page.locator(".jp-Notebook:visible h1").inner_text()
+        assert title.startswith(name[:2])
+        return title
+    if name.endswith(".md"):
+        return page.locator(".jp-MarkdownViewer:visible h1").inner_text()
+    return page.locator(".jp-FileEditor:visible .cm-line").first.inner_text()
+
+
+@pytest.fixture
+def start(page, lab, folder):
+    """The first page, as `make lab` opens it."""
+    page.asked_for = []
+    page.on("request", lambda request: page.asked_for.append(request.url))
+    page.goto(f"{lab}&reset")    # without the tabs of an earlier test
+    page.wait_for_selector(".jp-MarkdownViewer h1")
+    page.screenshot(path=PICTURES / "lab-start.png")
+    yield page
+    end_kernels(page, lab)
+
+
+def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
+    assert tabs(start) == ["start.md"]
+    assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
+    assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
+        "assignments", *CHAPTERS.values(), "start.md"]
+    assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
+    assert not complaints((folder / "log").read_text())
+
+
+def test_each_link_of_the_first_page_opens_what_it_names(start, lab):
+    found = start.locator(".jp-MarkdownViewer a:not(.jp-InternalAnchorLink)")
+    anchors = found.evaluate_all("all => all.map(a => [a.innerText, a.href])")
+    inside, opened = start.url.split("/lab/")[0] + "/files/", {}
+    for number, (text, target) in enumerate(anchors):
+        if not target.startswith(inside):    # outside; JupyterLab doesn't follow "#section"
+            assert re.match(r"https://[\w.-]+/", target), target
+            continue
+        path = Path(target.removeprefix(inside).split("?")[0])
+        if path not in opened:
+            found.nth(number).click()
+            opened[path] = title(start, path.name)
+            if path.suffix == ".ipynb":
+                assert_seen(nbformat.read(COPY / path, 4), start)
+            close(start, path.name)
+            end_kernels(start, lab)
+        if path.suffix == ".ipynb":      # named by its number or by a word of its title
+            names = re.findall(r"\d\d|\w{4,}", text.lower())
+            assert any(name in opened[path].lower() for name in names), (text, opened[path])
+    assert {path.name for path in opened} >= set(CHAPTERS.values())
+    assert len(start.context.pages) == 1, "a page opened in the browser, not in JupyterLab"
+    # By now it would have asked.
+    assert start.locator(".Toastify__toast").count() == 0
+    assert not [url for url in start.asked_for if re.search("/lab/api/(news|update)", url)
+                or not url.startswith((start.url.split("/lab/")[0], "data:", "blob:"))]
+
+
+def test_each_chapter_leads_to_the_next(start):
+    for name, following in pairwise([*CHAPTERS.values(), None]):
+        arrows = neighbours(name)
+        assert arrows.get("→", (None, None))[1] == following
+        if following:
+            assert neighbours(following)["←"][1] == name
+    first, second, *_ = CHAPTERS.values()
+    at = "start.md"
+    for place, link, opens in [
+            (".jp-MarkdownViewer", f'a[href*="/{first}"]', first),
+            (".jp-Notebook-cell >> nth=-1", f'a:text-is("{neighbours(first)["→"][0]}")', second),
+            (".jp-Notebook-cell >> nth=0", f'a:text-is("{neighbours(second)["←"][0]}")', first),
+            (".jp-Notebook-cell >> nth=0", 'a:text-is("Start")', "start.md")]:
+        start.click(f"{place} >> {link} >> nth=0")
+        title(start, opens)
+        close(start, at)
+        at = opens
+
+
+@pytest.mark.parametrize("version", [None, "3.11.0"])
+def test_a_chapter_that_is_read_stays_as_it_was(page, opened, version):
+    """Also where it was made with another Python than the reader's."""
+    path = COPY / "notebooks" / CHAPTERS["02"]
+    notebook = nbformat.read(path, 4)
+    if version:
+        notebook.metadata.language_info = {"name": "python", "version": version}
+        nbformat.write(notebook, path)
+    before = path.read_bytes()
+    book = opened(f"notebooks/{CHAPTERS['02']}")
+    assert page.locator(".jp-mod-dirty").count() == 0
+    folded = page.locator(".jp-showHiddenCellsButton")
+    assert folded.count() == sum(FOLDED in cell.metadata for cell in notebook.cells) > 0
+    while folded.count():
+        folded.first.click()
+    page.locator(".jp-Notebook h2").first.click()
+    page.keyboard.press("ArrowLeft")    # folds the section
+    folded.wait_for()
+    page.wait_for_selector(".lm-DockPanel-tabBar .jp-mod-dirty")
+    book.save()
+    assert path.read_bytes() == before
+    close(page, path.name)
+
+
+def test_a_chapter_runs_from_top_to_bottom(page, opened, folder):
+    book = opened(f"notebooks/{CHAPTERS['01']}")
     book.choose("Edit", "editmenu:clear-all")
     book.start()
     book.wait()
     saved = book.save()
-    book.picture(f"lab-{chapter}")
+    book.picture("lab-01")
     assert_whole(saved, page)
-    committed = nbformat.read(ROOT / f"notebooks/{CHAPTERS[chapter]}", 4)
+    committed = nbformat.read(ROOT / f"notebooks/{CHAPTERS['01']}", 4)
     assert pictures(saved) == pictures(committed) > 0
     assert without_outputs(saved) == without_outputs(committed)
+    assert not complaints((folder / "log").read_text())
 
 
 def test_training_is_interrupted_and_begun_again(page, opened):
-    book = opened(f"build/lab/notebooks/{CHAPTERS['06']}")
+    book = opened(f"notebooks/{CHAPTERS['06']}")
     book.choose("Edit", "editmenu:clear-all")
     book.start()
     bar = page.locator(".jp-OutputArea-output", has_text=re.compile(r"\d+%\|"))
@@ -233,7 +393,7 @@ def test_training_is_interrupted_and_begun_again(page, opened):
 
 
 def test_the_table_of_contents_shows_the_chapters_sections(page, opened):
-    book = opened(f"build/lab/notebooks/{CHAPTERS['03']}")
+    book = opened(f"notebooks/{CHAPTERS['03']}")
     page.click('.lm-TabBar-tab[data-id="table-of-contents"]')
     prose = [cell.source for cell in nbformat.read(book.path, 4).cells
              if cell.cell_type == "markdown"]
@@ -246,7 +406,7 @@ def test_the_table_of_contents_shows_the_chapters_sections(page, opened):
 
 
 def test_an_assignment_stops_at_the_first_unwritten_exercise(page, opened):
-    book = opened("build/lab/ps1/ps1.ipynb")
+    book = opened("ps1/ps1.ipynb")
     book.start()
     book.wait()
     saved = book.save()
@@ -257,15 +417,15 @@ def test_an_assignment_stops_at_the_first_unwritten_exercise(page, opened):
 
 
 def test_an_assignment_with_its_exercises_written_runs_to_the_end(page, opened):
-    notebook = nbformat.read(COPIES / "ps1/ps1.ipynb", 4)
+    notebook = nbformat.read(COPY / "ps1/ps1.ipynb", 4)
     answers = {cell.metadata.nbgrader.grade_id: cell.source
                for cell in assignment.make_notebook("ps1").cells
                if "nbgrader" in cell.metadata and cell.metadata.nbgrader.solution}
     for cell in notebook.cells:
         if (name := cell.metadata.get("nbgrader", {}).get("grade_id")) in answers:
             cell.source = answers[name]
-    nbformat.write(notebook, COPIES / "ps1/written.ipynb")
-    book = opened("build/lab/ps1/written.ipynb")
+    nbformat.write(notebook, COPY / "ps1/written.ipynb")
+    book = opened("ps1/written.ipynb")
     book.start()
     book.wait()
     book.picture("lab-ps1")
@@ -283,8 +443,8 @@ for epoch in range(1, 7):
     animator.add(epoch, 1 - 1 / epoch)
     time.sleep(1)""")
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {
-        "name": "python3", "display_name": "Python 3"}}), COPIES / "live.ipynb")
-    book = opened("build/lab/live.ipynb")
+        "name": "python3", "display_name": "Python 3"}}), COPY / "live.ipynb")
+    book = opened("live.ipynb")
     book.start()
     seen = set()
 
@@ -359,7 +519,9 @@ def test_a_teacher_marks_words_in_formgrader(marked, page, tmp_path):
     assert points() == 6, "for the code; the words are not read yet"
     seen = watch(page)
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root"]
-    with running(command, marked, tmp_path) as address:
+    # Not by `make lab`, which asks nothing: a question would lie over what is below it.
+    settings = {"apputils-extension/notification": {"fetchNews": "false"}}
+    with running(command, marked, tmp_path, settings) as address:
         page.goto(address)
         page.click('.lm-MenuBar-itemLabel:text-is("Nbgrader")')
         page.click('li.lm-Menu-item:has-text("Formgrader") >> nth=0')

@@ -1,0 +1,100 @@
+"""JupyterLab as `make lab` opens it: the course is the first screen, and reading leaves no trace.
+
+Jupyter finds this file through JUPYTER_CONFIG_PATH, and reads the reader's own settings as well;
+what the command line says goes before both. Lab's settings are beside it, in overrides.json5: they
+are defaults, which the reader's choice in JupyterLab's menu Settings replaces.
+"""
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+from ipykernel.ipkernel import IPythonKernel
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+
+c = get_config()  # noqa: F821  (Jupyter supplies it)
+
+HERE = Path(__file__).resolve().parent
+CHAPTER = re.compile(r"notebooks/\d\d_\w+\.ipynb")
+# What JupyterLab notes in a cell when somebody folds or unfolds it.
+FOLDS = ["collapsed", "jp-MarkdownHeadingCollapsed", "jupyter", "scrolled"]
+
+
+class Contents(AsyncLargeFileManager):
+    """Jupyter's own, except that to open, read and save a chapter doesn't change its file.
+
+    JupyterLab writes into each notebook that it opens which Python runs it, 3.11.7 or 3.11.9, and
+    into each cell whether it is folded. Git would take that for the reader's work, and an update
+    of the course would stop at it. Here the file's own entries stay, and an answer that was
+    looked at is folded again when the chapter is opened the next time.
+    """
+
+    async def get(self, path, content=True, *args, **options):
+        model = await super().get(path, content, *args, **options)
+        if content and is_chapter(model, path):
+            # What the kernel is about to say: JupyterLab finds nothing to note, so the tab isn't
+            # marked as changed, and closing it raises no question.
+            model["content"]["metadata"]["language_info"] = dict(IPythonKernel.language_info)
+        return model
+
+    async def save(self, model, path=""):
+        if is_chapter(model, path) and model.get("content"):
+            try:
+                old = json.loads(Path(self._get_os_path(path)).read_text("utf-8"))
+                keep_view(model["content"], old)
+            except (OSError, ValueError, LookupError, TypeError):
+                pass    # the file is gone or no notebook: there is nothing to keep
+        return await super().save(model, path)
+
+    def mark_trusted_cells(self, nb, path=""):
+        """The chapters come with the program that shows them. Jupyter would warn of each."""
+        if CHAPTER.fullmatch(path.strip("/")):
+            self.notary.sign(nb)
+        super().mark_trusted_cells(nb, path)
+
+
+def is_chapter(model, path):
+    return model.get("type") == "notebook" and CHAPTER.fullmatch(path.strip("/"))
+
+
+def keep_view(new, old):
+    """Put into `new`, in place, what `old` says of the language and of folded cells."""
+    new["metadata"]["language_info"] = old["metadata"]["language_info"]
+    before = {cell["id"]: cell["metadata"] for cell in old["cells"]}
+    for cell in new["cells"]:
+        if (metadata := before.get(cell["id"])) is not None:
+            for key in FOLDS:
+                cell["metadata"].pop(key, None)
+                if key in metadata:
+                    cell["metadata"][key] = metadata[key]
+
+
+# This server alone: another one, say nbgrader's started in a terminal in here, is Jupyter's own.
+others = os.environ.get("JUPYTER_CONFIG_PATH", "").partition(os.pathsep)[2]
+os.environ["JUPYTER_CONFIG_PATH"] = others
+
+c.ServerApp.ip = "127.0.0.1"
+c.ServerApp.root_dir = str(HERE.parents[2])
+c.LabApp.default_url = "/lab/tree/notebooks/start.md"
+c.LabApp.app_settings_dir = str(HERE)     # overrides.json5, page_config.json5
+c.ServerApp.contents_manager_class = Contents
+
+# The list of files shows what is there to be read. What is hidden opens by a link all the same.
+c.ContentsManager.hide_globs.extend(["conftest.py", "src"])
+
+# Code and results go through ports of this machine, where its other users can listen in: a kernel
+# warns of it, unless they are encrypted.
+c.MappingKernelManager.transport_encryption = "auto"
+
+# For teachers, and they start a JupyterLab of their own (notebooks/assignments/README.md): here it
+# would warn that it has no settings. page_config.json5 takes its menu and buttons away.
+c.ServerApp.jpserver_extensions = {f"nbgrader.server_extensions.{name}": False for name in [
+    "assignment_list", "course_list", "formgrader", "validate_assignment"]}
+
+# Jupyter Server 2.21 waits for three pings' time before it gives a connection up; Tornado 6.6 warns
+# of every time-out longer than one. With one, Jupyter closed each connection at its first ping:
+# so the setting stays, and the message goes.
+logging.getLogger("tornado.general").addFilter(
+    lambda record: not record.getMessage().startswith("The websocket_ping_timeout"))
