@@ -707,11 +707,14 @@ def test_a_home_that_can_be_written_is_used(made):
     assert not set(HOMES) & set(environment) and said == ""
 
 
-def test_lab_opens_the_start_page_here_for_this_machine_only(made):
-    arguments, _, _ = make(made, "lab", "ARGS=--port 9000")
-    assert arguments[1:3] == ["-m", "jupyterlab"] and arguments[-2:] == ["--port", "9000"]
-    assert {"--ip=127.0.0.1", "--ServerApp.root_dir=.",
-            "--LabApp.default_url=/lab/tree/notebooks/start.md"} <= set(arguments)
+def test_lab_gets_the_courses_settings_before_the_readers(made):
+    """What they make of JupyterLab is for tests/browser."""
+    for theirs in ("", VALUE):
+        arguments, environment, _ = make(made, "lab", "ARGS=--port 9000",
+                                         JUPYTER_CONFIG_PATH=theirs)
+        assert arguments[1:3] == ["-m", "jupyterlab"] and arguments[-2:] == ["--port", "9000"]
+        ours = f"{made}/notebooks/src/lab"
+        assert environment["JUPYTER_CONFIG_PATH"] == (f"{ours}:{theirs}" if theirs else ours)
 
 
 def test_grade_asks_for_the_folder(made):
