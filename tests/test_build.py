@@ -84,6 +84,7 @@ def test_metadata_is_reduced_to_kernel_and_language(built):
         {},
         {"tags": ["measured", "nbval-ignore-output"]},
         {"jp-MarkdownHeadingCollapsed": True},
+        {},
         {"tags": ["solution"]},
         {},
         links,
@@ -91,11 +92,12 @@ def test_metadata_is_reduced_to_kernel_and_language(built):
 
 
 def test_chapters_are_linked_with_each_other(built):
-    first, _, _, prose, *_, last = (cell.source for cell in built[2].cells)
+    first, _, _, heading, prose, *_, last = (cell.source for cell in built[2].cells)
     assert first == "[Start](start.md) · [02 Another →](02_next.ipynb)"
     assert last == f"## Next\n\n{first}"
+    assert heading == "### Answer 1", "what stands in its cell would not be folded"
     assert prose == (
-        "### Answer 1\n\nAs [chapter 02](02_next.ipynb) says, and not chapter 01; see `chapter 02` "
+        "As [chapter 02](02_next.ipynb) says, and not chapter 01; see `chapter 02` "
         "and chapters 01 and\n[02](02_next.ipynb). Reading takes about 5 minutes.")
 
 
@@ -136,8 +138,8 @@ def test_hours(number, text):
 
 def test_ids_come_from_the_source_and_differ_where_it_repeats(built):
     ids = [cell.id for cell in built[2].cells]
-    assert ids[5] == f"{ids[4]}-2"
-    assert len(set(ids)) == 7
+    assert ids[6] == f"{ids[5]}-2"
+    assert len(set(ids)) == 8
 
 
 def test_cells_are_executed_and_counted_from_one(built):

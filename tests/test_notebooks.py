@@ -154,7 +154,7 @@ def ending(notebook):
         complaints.append(f"has the exercises {asked} and the answers {answered}")
     for name in answered:
         cell = notebook.cells[where[f"Answer {name}"]]
-        if not cell.source.startswith(course.ANSWER) or not cell.metadata.get(
+        if cell.source != f"{course.ANSWER} {name}" or not cell.metadata.get(
                 "jp-MarkdownHeadingCollapsed"):
             complaints.append(f"answer {name} is not folded")
     solutions = [number for number, cell in enumerate(notebook.cells) if "solution" in tags(cell)]
@@ -357,8 +357,7 @@ def good_notebook():
         new_code_cell("3 + 3", outputs=[new_output("stream", name="stdout", text="6\n")]),
         new_markdown_cell("## Summary"),
         new_markdown_cell("## Exercises\n\n1. What is 4 + 4?"),
-        new_markdown_cell("### Answer 1\n\nEight.",
-                          metadata={"jp-MarkdownHeadingCollapsed": True}),
+        new_markdown_cell("### Answer 1", metadata={"jp-MarkdownHeadingCollapsed": True}),
         new_code_cell("4 + 4", metadata={"tags": ["solution"]}),
     ]
     links = [new_markdown_cell(source, metadata={"tags": ["navigation", "remove-cell"]})
@@ -430,6 +429,7 @@ FAULTS = [
     (ending, change(1, metadata={"tags": ["solution"]})),
     (ending, change(10, metadata={})),
     (ending, replace(10, "### Answer 1", "Of course:\n\n### Answer 1")),
+    (ending, replace(10, "### Answer 1", "### Answer 1\n\nEight, and this would not be folded.")),
     (ending, replace(10, "### Answer 1", "### Answer 2")),
     (ending, replace(9, "1. What is 4 + 4?", "1. What is 4 + 4?\n2. And 5 + 5?")),
     (short_cells, lengthen(3, lines=21)),

@@ -84,6 +84,7 @@ def read_source(path):
         if cell.cell_type == "markdown":
             cell.source = course.link_mentions(cell.source, path.stem, list(titles))
             cell.source = cell.source.replace(course.TIME, time)
+    notebook.cells = [part for cell in notebook.cells for part in split_answer(cell)]
     # The second begins with a heading, or it would belong to the folded answer before it.
     links = course.navigation(path.stem, titles)
     for place, source in ((0, links), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
@@ -103,6 +104,14 @@ def read_source(path):
             kept["tags"] = [*kept["tags"], "nbval-ignore-output"]  # the tag that nbval knows
         cell.metadata = nbformat.from_dict(kept)
     return notebook
+
+
+def split_answer(cell):
+    """An answer's heading gets a cell of its own: what is in its cell, JupyterLab doesn't fold."""
+    heading, _, text = cell.source.partition("\n")
+    if cell.cell_type == "markdown" and heading.startswith(course.ANSWER) and text.strip():
+        return [new_markdown_cell(heading), new_markdown_cell(text.strip())]
+    return [cell]
 
 
 def needs_torch(notebook):

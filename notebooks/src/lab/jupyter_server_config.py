@@ -81,8 +81,9 @@ c.LabApp.default_url = "/lab/tree/notebooks/start.md"
 c.LabApp.app_settings_dir = str(HERE)     # overrides.json5, page_config.json5
 c.ServerApp.contents_manager_class = Contents
 
-# The list of files shows what is there to be read. What is hidden opens by a link all the same.
-c.ContentsManager.hide_globs.extend(["conftest.py", "src"])
+# The list of files shows what is there to be read; `marking` and `source` in assignments/ hold
+# answers. What is hidden opens by a link all the same.
+c.ContentsManager.hide_globs.extend(["conftest.py", "src", "marking", "source"])
 
 # Code and results go through ports of this machine, where its other users can listen in: a kernel
 # warns of it, unless they are encrypted.
