@@ -307,6 +307,12 @@ if ! made; then
     }
 fi
 uv=$(get_uv)
+case $(uv_folder cache) in
+    *'$'*)   # setuptools, which builds the one package that has no wheel, stumbles over it
+        say "uv's cache, $(uv_folder cache), has a \$ in its path, where not all packages can be" \
+            "built, so it is not used"
+        export UV_NO_CACHE=1 ;;
+esac
 if ! made; then
     case $state in
         absent) ;;
