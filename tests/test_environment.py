@@ -86,7 +86,7 @@ def test_what_is_asked_for_is_used():
     modules = metadata.packages_distributions()
     used = {canonicalize_name(each) for name in imported() for each in modules.get(name, [])}
     settings = "".join((ROOT / name).read_text() for name in (
-        "Makefile", "pyproject.toml", "notebooks/book/conf.py", "notebooks/src/build.py"))
+        "Makefile", "pyproject.toml", "notebooks/src/book/conf.py", "notebooks/src/build.py"))
     for requirement, _ in read_direct("cpu"):
         words = {requirement.name, requirement.name.replace("-", "_"),
                  requirement.name.replace("jupyter", "jupyter ")}
