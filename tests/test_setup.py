@@ -445,10 +445,10 @@ REASONS = [
     (PERMISSION, "you may not write to a file or a folder, or not run a program."),
     (READ_ONLY, "you may not write to a file or a folder, or not run a program."),
     (PLATFORM, r"there is a package of which this kind of machine \(.*\) has no build\."),
-    (UNAVAILABLE, "the package index answers, but does not hand them out."),
-    (NOT_FOUND, "the package index answers, but does not hand them out."),
+    (UNAVAILABLE, "the package index answers, but does not hand out what is asked of it."),
+    (NOT_FOUND, "the package index answers, but does not hand out what is asked of it."),
     ("\n".join(["ERROR: Exception:", *["  File ..."] * 60, PIP_DISK]), NO_SPACE + ".*GB.*"),
-    ("thread 'main' panicked at src/main.rs", "the reason is in (uv|pip)'s words."),
+    ("thread 'main' panicked at src/main.rs", "set-up can't tell why; what (uv|pip) says may."),
 ]
 
 
