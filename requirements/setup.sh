@@ -73,9 +73,9 @@ explain() {
         *"ownloads are set to 'never'"* | *"ownloads are set to 'manual'"*)
             why="uv's settings forbid it: install Python $python_version, or change them" ;;
         *"HTTP status"* | *" not found in the package registry"* | *"No matching distribution"*)
-            why="the package index answers, but does not hand them out" ;;
+            why="the package index answers, but does not hand out what is asked of it" ;;
         "") why="$who ended with status $status and without a word" ;;
-        *) why="the reason is in $who's words" ;;
+        *) why="set-up can't tell why; what $who says may" ;;
     esac
     say "$what: $why."
     if [ -n "$words" ]; then
