@@ -389,7 +389,7 @@ def test_training_is_interrupted_and_begun_again(page, opened):
     for place, cell in enumerate(code(saved)):    # one was begun twice
         cell.execution_count -= place >= number - 1
     assert_whole(saved, page)
-    assert not re.search(r"\d+%\|", book.texts()), "a bar stayed"
+    until(page, lambda: not re.search(r"\d+%\|", book.texts()))  # no bar stays
 
 
 def test_the_table_of_contents_shows_the_chapters_sections(page, opened):
