@@ -126,12 +126,13 @@ def uv():
         "install uv, or python3.11 with that module (Debian and Ubuntu: python3-venv)")
 
 
-def libgomp():
-    try:
-        ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        if sys.platform == "linux":
-            return BAD, "no libgomp.so.1", "install the package libgomp1 (Fedora: libgomp)"
+def libraries():
+    for name in ("libgomp.so.1", "libquadmath.so.0") if sys.platform == "linux" else ():
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            return BAD, f"no {name}", ("install libgomp1 and libquadmath0 (Fedora: libgomp and "
+                                       "libquadmath)")
     return GOOD, "found", ""
 
 
@@ -304,7 +305,7 @@ def course_data():
     return GOOD, given, ""
 
 
-SETUP = {"folder": folder, "Python": base, "uv": uv, "libgomp": libgomp, "uv's cache": cache,
+SETUP = {"folder": folder, "Python": base, "uv": uv, "libraries": libraries, "uv's cache": cache,
          "index": index}
 COURSE = {"Python": python, "NumPy": numpy, "MXNet": mxnet, "JupyterLab": lab, "PyTorch": torch,
           "grading": grading, "data": data, "cores": cores}

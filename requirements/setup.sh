@@ -328,9 +328,11 @@ if ! made; then
     done
     attempt "$failure" uv "$uv" venv --quiet --allow-existing --python "$python" .venv
     if [ "$(uname)" = Linux ]; then
-        .venv/bin/python -c "import ctypes; ctypes.CDLL('libgomp.so.1')" 2>/dev/null ||
-            stop "MXNet needs the system library libgomp.so.1: install the package libgomp1" \
-                "(Fedora: libgomp), then try again."
+        for library in libgomp.so.1 libquadmath.so.0; do
+            .venv/bin/python -c "import ctypes; ctypes.CDLL('$library')" 2>/dev/null ||
+                stop "MXNet needs the system library $library: install libgomp1 and libquadmath0" \
+                    "(Fedora: libgomp and libquadmath), then try again."
+        done
     fi
     echo "Installing the packages: up to $fetches to fetch" >&2
     # Python compiles a module when it is first imported. Where it is told not to write the result

@@ -155,15 +155,17 @@ def test_a_python_that_was_named_and_is_none(copy, index):
     assert rows["Python"][:2] == ("✗", "PYTHON=/no $uch is no 3.11 that runs")
 
 
-def test_no_libgomp(copy, index):
-    status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, before="""
+@pytest.mark.parametrize("missing", ["libgomp.so.1", "libquadmath.so.0"])
+def test_a_system_library_is_missing(copy, index, missing):
+    status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, before=f"""
 import ctypes
 def load(name, *_):
-    raise OSError(name)
+    if name == "{missing}":
+        raise OSError(name)
 ctypes.CDLL = load""")
     assert status == 1
-    assert rows["libgomp"] == ("✗", "no libgomp.so.1", "install the package libgomp1 (Fedora: "
-                                                       "libgomp)")
+    assert rows["libraries"] == ("✗", f"no {missing}", "install libgomp1 and libquadmath0 "
+                                                       "(Fedora: libgomp and libquadmath)")
 
 
 def test_a_full_disk(copy, index):

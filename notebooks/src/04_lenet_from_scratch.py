@@ -480,7 +480,7 @@ assert 0 < untrained < 0.4, f"{untrained}: better than an untrained network can 
 
 # %% [markdown]
 # A run: an epoch and a half of MNIST, or as many of a smaller set as make sixty steps of 256. It
-# keeps the loss of each step and shows a bar.
+# keeps the loss of each step, shows a bar, and ends with one line where you stop it.
 
 # %% tags=["trains"]
 import sys
@@ -494,7 +494,10 @@ def fit(k, size, lr, images=max(3 * len(train_set[1]) // 2, 60 * 256)):
     stream = islice(batches(train_set, size, epochs=99), ceil(images / size))
     bar = tqdm(stream, f"batch {size} on {k}", ceil(images / size), False, sys.stdout, ncols=79)
     replicas = [get_params(init_params(), d) for d in two[:k]]
-    losses = train(replicas, two[:k], bar, lr)
+    try:
+        losses = train(replicas, two[:k], bar, lr)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("training stopped; run the cell again to start anew") from None
     return losses, accuracy(replicas, two[:k], test_set)
 
 

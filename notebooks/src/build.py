@@ -10,6 +10,7 @@ beginning and one at its end that lead to its neighbours, and one wherever it sa
 their tables. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
+    trains      takes training steps; CI runs it twice in a row, as learners do
     solution    the code of an answer, below a heading "### Answer 1"
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
