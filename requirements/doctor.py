@@ -94,7 +94,7 @@ def environment():
     if state == "ready":
         return GOOD, "up to date", ""
     if state == "foreign":
-        return BAD, *why.split(". ", 1)
+        return BAD, *why.split(": ", 1)
     remedy = "`make setup`, or any target that needs it, makes it"
     return MISSING, why or "not made yet", remedy
 

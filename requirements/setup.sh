@@ -230,12 +230,12 @@ state() {
     if made; then
         echo "ready"
     elif [ -L .venv ]; then
-        echo "foreign .venv is a symbolic link, which set-up never makes: nothing is changed." \
-            "Remove the link, then try again."
+        echo "foreign .venv is a symbolic link, which set-up never makes, and is left alone:" \
+            "remove the link, then try again."
     elif [ ! -e .venv ] || { [ -d .venv ] && [ -z "$(ls -A .venv 2>&1)" ]; }; then
         echo "absent"
     elif [ ! -d .venv ]; then
-        echo "foreign .venv is a file, which set-up never makes: nothing is changed. Move it away" \
+        echo "foreign .venv is a file, which set-up never makes, and is left alone: move it away" \
             "or delete it, then try again."
     elif [ -f $stamp ]; then
         case $(cat $stamp) in
@@ -247,8 +247,8 @@ state() {
     elif grep -Eqs '^/.* [0-9]+ [0-9]+$' .venv/.stamp; then   # so it was called once
         echo "outdated .venv was made by an older set-up"
     else
-        echo "foreign .venv does not have set-up's mark, so it may be somebody's own: nothing is" \
-            "changed. Move it away or delete it, then try again."
+        echo "foreign .venv does not have set-up's mark, so it may be somebody's own, and is left" \
+            "alone: move it away or delete it, then try again."
     fi
 }
 made() { [ "$(cat $stamp 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c "" 2>/dev/null; }

@@ -213,8 +213,8 @@ def test_an_environment_that_set_up_did_not_make(copy, index):
     before = snapshot(copy)
     status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index)
     assert status == 1 and rows["set-up"] == (
-        "✗", ".venv does not have set-up's mark, so it may be somebody's own: nothing is changed",
-        "Move it away or delete it, then try again.")
+        "✗", ".venv does not have set-up's mark, so it may be somebody's own, and is left alone",
+        "move it away or delete it, then try again.")
     assert snapshot(copy) == before
 
 

@@ -322,14 +322,14 @@ def plain_file(folder):
 
 
 @pytest.mark.parametrize("make, sentence", [
-    (environment_by_hand, ".venv does not have set-up's mark, so it may be somebody's own: "
-     "nothing is changed. Move it away or delete it, then try again."),
+    (environment_by_hand, ".venv does not have set-up's mark, so it may be somebody's own, "
+     "and is left alone: move it away or delete it, then try again."),
     (half_an_environment, ".venv does not have set-up's mark"),
     (other_stamp, ".venv does not have set-up's mark"),
-    (link_to_another, ".venv is a symbolic link, which set-up never makes: nothing is changed. "
-     "Remove the link, then try again."),
+    (link_to_another, ".venv is a symbolic link, which set-up never makes, and is left alone: "
+     "remove the link, then try again."),
     (link_to_nothing, ".venv is a symbolic link"),
-    (plain_file, ".venv is a file, which set-up never makes: nothing is changed. Move it away or "
+    (plain_file, ".venv is a file, which set-up never makes, and is left alone: move it away or "
      "delete it, then try again."),
 ])
 @pytest.mark.parametrize("torch", ["0", "1"])
