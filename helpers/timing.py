@@ -21,7 +21,7 @@ class Others:
 
     def __exit__(self, *error):
         all_, busy, own = (b - a for a, b in zip(self._start, self._read()))
-        self.share = max(0.0, busy - own) / all_ if all_ else 0.0
+        self.share = min(1.0, max(0.0, busy - own) / all_) if all_ else 0.0
 
     @staticmethod
     def _read():

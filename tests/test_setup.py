@@ -645,12 +645,16 @@ case $1 in --find-any) echo .venv/bin/python ;; --get-uv) echo .venv/bin/python 
     return folder
 
 
+def from_a_shell():
+    """The environment without what a `make test` around this one has put there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith((
+        "MAKE", "MFLAGS", "ARGS", "CH", "COURSE", "PYTHON", "JUPYTER", "IPYTHON", "MPL", "UV"))}
+
+
 def make(folder, *arguments, **environment):
     """(arguments of the last call of Python, its environment), what was said."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((
-        "MAKE", "MFLAGS", "ARGS", "CH", "COURSE", "PYTHON", "JUPYTER", "IPYTHON", "MPL", "UV"))}
     done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True,
-                          env={**kept, **environment}, preexec_fn=as_anybody)
+                          env={**from_a_shell(), **environment}, preexec_fn=as_anybody)
     assert done.returncode == 0, done.stdout + done.stderr
     calls = (folder / "calls").read_text().splitlines()
     return *json.loads(calls[-1]), done.stderr
@@ -742,8 +746,8 @@ def test_grade_asks_for_the_folder(made):
 
 
 def test_make_alone_lists_the_targets_in_columns(made):
-    lines = subprocess.run(["make"], cwd=made, capture_output=True, text=True,
-                           check=True).stdout.splitlines()
+    lines = subprocess.run(["make"], cwd=made, capture_output=True, text=True, check=True,
+                           env=from_a_shell()).stdout.splitlines()
     listed = [re.fullmatch(r"(  make ([a-z-]+) +)\S.*", line) for line in lines]
     assert {match[2] for match in listed} == {*TARGETS, "help", "setup", "clean"}
     assert len({len(match[1]) for match in listed}) == 1
