@@ -92,7 +92,7 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     """
     _check("fit", net, devices)
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
-    history = History()
+    history, context = History(), mx.context.current_context()
     try:
         for epoch in range(epochs):
             name = title if title and epochs == 1 else f"{title} epoch {epoch + 1}/{epochs}".strip()
@@ -109,6 +109,8 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
             if test is not None:
                 history.test_accuracy.append(accuracy(net, test, devices))
     except KeyboardInterrupt:
+        # One that hits MXNet's own `with context:` as it ends would leave that context current.
+        mx.Context._default_ctx.value = context
         mx.nd.waitall()
         with suppress(gluon.parameter.DeferredInitializationError):  # not one step yet
             assert_same_parameters(net)

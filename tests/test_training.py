@@ -856,6 +856,7 @@ def test_an_interrupt_at_any_moment_leaves_whole_steps_and_training_goes_on(how,
             except KeyboardInterrupt:
                 interrupted = True
         assert interrupted == at.done, f"swallowed at line {moment}"
+        assert mx.context.current_context() == mx.cpu(0), f"another context after line {moment}"
         assert signal.getsignal(signal.SIGINT) is handler
         assert flat(replicas(net)) in expected, f"half a step at line {moment}"
         steps = expected.index(flat(replicas(net)))
