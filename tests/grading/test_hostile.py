@@ -344,7 +344,7 @@ while True:
         os._exit(0)
     try: os.waitpid(pid, 0)
     except ChildProcessError: pass
-""", "worked for more than 5 seconds")
+""", "worked for more than 5 seconds|not done after 20 seconds")   # the second on a busy machine
 attack(EVEN, "leaves a process behind that holds its output", """
 import subprocess
 subprocess.Popen(["sh", "-c", "setsid sleep 7777 & exit"])
