@@ -122,7 +122,7 @@ def chapters(folder=NOTEBOOKS):
     Raises FileNotFoundError where a chapter of course.toml has not been built.
     """
     found = []
-    for numeral, part in zip(NUMERALS, PARTS):
+    for numeral, part in zip(NUMERALS, PARTS, strict=True):
         rows = []
         for chapter in part["chapter"]:
             notebook = nbformat.read(folder / f"{chapter['file']}.ipynb", as_version=4)
