@@ -23,10 +23,10 @@ def _cpuinfo():
     return path.read_text().splitlines() if path.exists() else []
 
 
-def write(path, content):
+def write(path, content, indent=1):
     """All of it or nothing, should we be stopped meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_text(json.dumps(content, indent=1) + "\n")
+    path.with_suffix(".new").write_text(json.dumps(content, indent=indent) + "\n")
     os.replace(path.with_suffix(".new"), path)
 
 

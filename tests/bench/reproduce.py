@@ -4,6 +4,7 @@
     make reproduce ARGS="--quick"             a few batches of each, to see that it works
     make reproduce ARGS="--only cnn speed"    rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
+    make reproduce ARGS="--only lenet --store"  what chapter 04 draws, into notebooks/src/results
 
 Each run (a row and a seed) has a process of its own and a file in build/reproduce/, which grows
 by an epoch at a time; the weights are kept beside it. So an interrupted `make reproduce` goes on
@@ -13,6 +14,7 @@ are the chapters' own, taken out of their sources.
 """
 
 import argparse
+import datetime
 import json
 import statistics
 import subprocess
@@ -20,7 +22,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from helpers import load_data
+from helpers import allreduce, load_data
 from helpers.timing import Others
 from helpers.training import Batches, accuracy, fit
 
@@ -31,7 +33,10 @@ from mxnet import gluon, init
 from report import check_memory, machine, write
 from tqdm import tqdm
 
-BUILD = Path(__file__).resolve().parents[2] / "build"
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+RESULTS = ROOT / "notebooks/src/results"
+EVERY = 1_536  # images over which stored losses are averaged: three batches of 512, six of 256
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,15 @@ class Row:
     published: tuple = ()  # test accuracy after each epoch
     seconds: float | None = None  # a published epoch
     note: str = "none"
+    reduce: str = "allreduce"  # of those that chapter 04 defines
+    chapter: str = ""  # whose stored results it is part of
 
 
 GLUON = "The Straight Dope, multiple GPUs with Gluon"
 SCRATCH = "The Straight Dope, multiple GPUs from scratch"
 TUTORIAL = "MXNet tutorial, multiple GPUs with Gluon"
 D2L = "Dive into Deep Learning, multiple GPUs"
+CHAPTER = "Chapter 04"
 FASHION = "published for Fashion-MNIST, figures not in the text"
 ROWS = [
     Row("cnn-1x64", GLUON, "cnn", 1, 64, 0.3, 5, 3, 2,
@@ -70,6 +78,13 @@ ROWS = [
     Row("scratch-2x512", SCRATCH, "scratch", 2, 512, 0.6, 5, 5, 2, note=FASHION),
     Row("ours-1x256", f"{SCRATCH}, from chapter 04's start", "ours", 1, 256, 0.3, 5, 5, 2),
     Row("ours-2x512", f"{SCRATCH}, from chapter 04's start", "ours", 2, 512, 0.6, 5, 5, 2),
+    # Chapter 04's: batch and rate, each alone and together; its wrong all-reduces; the original start.
+    *[Row(f"lenet-{batch}-{rate}", CHAPTER, "ours", 2, batch, rate, 3, 5, 2, chapter="lenet")
+      for batch in (128, 256) for rate in (0.2, 0.4)],
+    *[Row(f"lenet-{wrong}", f"{CHAPTER}, {wrong}", "ours", 2, 128, 0.2, 1, 5, 2, reduce=wrong,
+          chapter="lenet")
+      for wrong in ("no_broadcast", "first_only", "counts_twice", "mean_of_shards", "nothing")],
+    Row("lenet-original", SCRATCH, "scratch", 2, 256, 0.3, 5, 5, 2, note=FASHION, chapter="lenet"),
     # What fits in half an hour on two cores: no whole epoch on one device, one on two.
     Row("resnet-1x256", D2L, "resnet", 1, 256, 0.1, 0, 1, 8, note=FASHION),
     Row("resnet-2x512", D2L, "resnet", 2, 512, 0.2, 1, 1, 9, note=FASHION),
@@ -142,7 +157,9 @@ class FromScratch:
     def __init__(self, row, seed, data):
         self.row = row
         self.ours = lift("lenet_from_scratch", "shapes", "pool", "lenet", "loss_sum", "init_params",
-                         "get_params", "train_batch", "check", "train", "accuracy")
+                         "get_params", "train_batch", "check", "train", "accuracy",
+                         *[row.reduce] * (row.reduce != "allreduce"))
+        self.reduce = getattr(self.ours, row.reduce, allreduce)
         self.devices = [mx.cpu(r) for r in range(row.k)]
         mean = data[0][0].mean() if row.model == "ours" else 0.0
         (images, labels), (test_images, test_labels) = data
@@ -162,11 +179,18 @@ class FromScratch:
     def epoch(self, number, title):
         self.batches.epoch = number
         with tqdm(self.batches, title, file=sys.stdout, ncols=79, leave=False) as bar:
-            losses = self.ours.train(self.replicas, self.devices, bar, self.row.rate)
-            return {"seconds": bar.format_dict["elapsed"], "loss": float(np.mean(losses))}
+            losses = self.ours.train(self.replicas, self.devices, bar, self.row.rate,
+                                     reduce=self.reduce)
+            every = max(1, EVERY // self.row.batch)
+            means = [round(float(np.mean(losses[i : i + every])), 4)
+                     for i in range(0, len(losses), every)]
+            return {"seconds": bar.format_dict["elapsed"], "loss": float(np.mean(losses)),
+                    "losses": means}
 
     def judge(self):
-        return {"accuracy": self.ours.accuracy(self.replicas, self.devices, self.test)}
+        each = [self.ours.accuracy([replica], [device], self.test)
+                for replica, device in zip(self.replicas, self.devices)]
+        return {"accuracy": each[0], "accuracies": each}
 
 
 def network(model):
@@ -316,6 +340,8 @@ def main(arguments=None):
                         + ", ".join([*(row.name for row in ROWS), *SPEED]))
     parser.add_argument("--resnet-epochs", type=int, metavar="N",
                         help="for both ResNet-18 rows; published: 10")
+    parser.add_argument("--store", action="store_true",
+                        help="write what chapters draw to notebooks/src/results")
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     folder = BUILD / ("reproduce-quick" if options.quick else "reproduce")
@@ -355,7 +381,33 @@ def main(arguments=None):
         write(folder.with_suffix(".json"), {
             "machine": machine(),
             "runs": {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}})
+    if options.store:
+        for chapter in sorted({row.chapter for row in rows if row.chapter}):
+            store(chapter, [row for row in rows if row.chapter == chapter], folder, RESULTS)
     return 0
+
+
+def store(chapter, rows, folder, to):
+    """Write the runs of a chapter's rows to `to`, with where, when and how they were made.
+
+    Nothing is written unless all of them are finished.
+    """
+    for row in rows:
+        if missing := [s for s in range(row.seeds) if not finished(rows, row.name, s, folder)]:
+            print(f"{chapter}: not stored, since {row.name} lacks the seeds {missing}")
+            return
+    runs = {row.name: [json.loads((folder / f"{row.name}-{seed}.json").read_text())
+                       for seed in range(row.seeds)] for row in rows}
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
+                            capture_output=True, text=True).stdout.strip()
+    write(to / f"{chapter}.json", {
+        "command": f'make reproduce ARGS="--only {chapter} --store"', "machine": machine(),
+        "date": f"{datetime.date.today()}", "commit": commit or "unknown",
+        "data": " and ".join(sorted({run["data"] for some in runs.values() for run in some})),
+        "runs": {name: [[{key: epoch[key] for key in ("losses", "accuracies")}
+                         for epoch in run["epochs"]] for run in some]
+                 for name, some in runs.items()}}, indent=None)
+    print(f"{chapter}: stored in {to / chapter}.json")
 
 
 def finished(rows, name, seed, folder):
