@@ -26,13 +26,16 @@ sys.path.append(str(Path(__file__).parent / "bench"))
 from lift import lift  # noqa: E402
 
 # What chapter 03 teaches besides, from the chapter itself.
-CHAPTER = lift("all_reduce", "log", "send", "tree_allreduce", "ring_allreduce")
+CHAPTER = lift("all_reduce", "log", "send", "ADD", "COPY", "run", "tree", "ring", "reduce_scatter",
+               "all_gather", "edges", "in_rounds", "double_tree", "tree_allreduce",
+               "ring_allreduce", "double_tree_allreduce")
 tree_allreduce, ring_allreduce = CHAPTER.tree_allreduce, CHAPTER.ring_allreduce
+double_tree_allreduce = CHAPTER.double_tree_allreduce
 
-THREE = [allreduce, tree_allreduce, ring_allreduce]
+FOUR = [allreduce, tree_allreduce, ring_allreduce, double_tree_allreduce]
 DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
-each_allreduce = pytest.mark.parametrize("reduce", THREE, ids=lambda f: f.__name__)
+each_allreduce = pytest.mark.parametrize("reduce", FOUR, ids=lambda f: f.__name__)
 
 
 def cpus(k):

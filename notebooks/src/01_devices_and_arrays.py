@@ -1,27 +1,26 @@
 # %% [markdown]
 # # 01 · Devices and arrays
 #
-# With a second device, training can take half the time, or exactly as long as before. Which of the
-# two depends on plain questions: on which device is this array? Has this computation finished? How
-# long does it take to copy that gradient? In this chapter you learn to ask them.
+# With a second device, training can take half the time, or longer than before. Which it is depends on three
+# things: where each array is, whether a computation has finished, and how long a copy takes. In this
+# chapter you learn to find that out.
 #
 # ## What you'll do
 #
-# Train a model with one weight on two devices. Compare three ways to divide a network's work.
-# Move arrays, and catch two of them sharing memory. Watch an operation return before it is done.
-# Measure copies from 4 KB to 64 MB, and predict one that you haven't measured.
+# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move arrays, and
+# catch two of them sharing memory. Measure copies from 4 KB to 64 MB, and predict one.
 #
 # ## What you'll learn
 #
-# - what a *context* is, and how it decides where computation happens;
-# - what is held and what is sent when work is divided by layer, inside layers, or by data;
-# - when `as_in_context` copies, when `copyto` does, and where gradients end up;
-# - why you must wait before you stop a clock, and why errors come late;
-# - what a copy costs, and what its constant part is made of.
+# - how a *context* decides where computation happens;
+# - what is held and sent when work is divided by layer, inside layers, or by data;
+# - when `as_in_context` and `copyto` copy, and where gradients end up;
+# - why you wait before you stop a clock, and why errors come late;
+# - what a copy costs.
 #
 # ## What you need
 #
-# Python, and arrays as in NumPy; deep learning as far as gradient descent. **No GPU.** Reading
+# Python, arrays as in NumPy, and what a convolutional network and its backward pass are. **No GPU.** Reading
 # takes {reading time}, running less than a minute.
 
 # %% [markdown]
@@ -30,7 +29,7 @@
 # A *device* is something with memory and cores: a GPU, or a CPU. `devices(2)` returns two GPUs if
 # the machine has them, and otherwise two *simulated* devices. MXNet gives each of the names
 # `cpu(0)`, `cpu(1)`, … a queue of work and a thread of its own, so on two cores two of them really
-# compute at the same time. They differ from GPUs in one way that matters: they share the host's
+# compute at the same time. The difference from GPUs that matters most here: they share the host's
 # memory. `helpers` is imported first because MXNet reads its settings while it loads.
 
 # %% tags=["measured"]
@@ -44,9 +43,8 @@ a = nd.array([1, 2, 3], ctx=two[1])
 a
 
 # %% [markdown]
-# The name of a device is a *context*, and each array has one, shown after the `@`. An operation
-# runs on the device that holds its inputs and leaves its result there. So you place the data, and
-# the computation follows.
+# The name of a device is a *context*, shown after the `@`. An operation runs on the device that holds its inputs and
+# leaves its result there. So you place the data, and the computation follows.
 
 # %%
 b = nd.exp(a) * 2 + 1
@@ -66,11 +64,12 @@ y = [3 * shard for shard in x]
 
 # %%
 w = [nd.zeros(1, ctx=device) for device in two]
+for replica in w:
+    replica.attach_grad()
 
 
 def gradients():
     for r in range(2):
-        w[r].attach_grad()
         with autograd.record():
             loss = ((w[r] * x[r] - y[r]) ** 2).sum()
         loss.backward()
@@ -91,11 +90,11 @@ for step in range(20):
     total = first + second.as_in_context(two[0])
     for replica in w:
         replica -= 0.01 * total.as_in_context(replica.context)
+assert [replica.context for replica in w] == two, "a replica on each device"
 assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas must reach w = 3"
 
 # %% [markdown]
-# This is *data parallelism*. The rest of the course makes it fast, general and safe. With $k$
-# devices, in each step:
+# This is *data parallelism*. With $k$ devices, in each step:
 #
 # 1. each device holds a copy of the model, a *replica*;
 # 2. the batch is cut into $k$ *shards*, one for each device (chapter 02);
@@ -107,132 +106,137 @@ assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas 
 # ## Three ways to divide the work
 #
 # Data isn't the only thing that can be cut. A training step does some work for each layer and each
-# example, so one can also cut between the layers, or inside each layer. *Dive into Deep Learning*
-# compares these three. Here they are for the LeNet of chapter 04:
+# example, so one can also cut *by layer*, giving whole layers to each device (pipeline parallelism), or
+# *inside layers*, giving each device half of every layer's outputs (tensor parallelism). *Dive into Deep
+# Learning* compares these three.
+#
+# What must each device hold? A training step needs memory for *weights*; for their *gradients*, just as large; for
+# the *optimizer's state*, nothing for plain gradient descent and two numbers for each weight with Adam; and for
+# *activations*, the outputs of all layers, kept for the backward pass. We count those of chapter 04's LeNet, as if the output of each operation were kept; with
+# relu in place, activations would be 45 % less.
+
+# %%
+import numpy as np
+
+LAYERS = ["convolution 1", "convolution 2", "dense 1", "dense 2"]
+weights = np.array([20 * 1 * 9 + 20, 50 * 20 * 25 + 50, 800 * 128 + 128, 128 * 10 + 10])
+# Sides of the images: 28; 26 after a 3 × 3 convolution; halved, 13; 9 after 5 × 5; halved, 4.
+passed = np.array([20 * 13 * 13, 50 * 4 * 4, 128, 10])  # per example, to the next layer
+inside = np.array([2 * 20 * 26 * 26, 2 * 50 * 9 * 9, 128, 0])  # before and after relu
+print(f"{weights.sum():,} weights; {(inside + passed).sum():,} activations for each example")
+
+# %% [markdown]
+# Now batch 256 on two devices, in float32, 4 bytes a number. *By layer* we cut after the first convolution,
+# which comes nearest to equal memory. In each step the activations there are sent, and on the way back
+# their gradients. *Inside layers*, each device needs the other
+# half of each layer's input, and on the way back the same amounts cross again. *By data* sends each
+# device's gradients. **Predict** which sends least.
+
+# %%
+n, MB = 256, 4 / 1e6
+
+
+def accounts(weights, activations):  # MB of weights, gradients, Adam's state, activations
+    return MB * np.array([weights, weights, 2 * weights, n * activations])
+
+
+all_of, layer = weights.sum(), inside + passed
+held = {"by layer": [accounts(weights[0], layer[0]),
+                     accounts(weights[1:].sum(), layer[1:].sum() + passed[0])],
+        "inside layers": [accounts(all_of / 2, inside.sum() / 2 + passed.sum())] * 2,
+        "by data": [accounts(all_of, layer.sum() / 2)] * 2}
+sent = MB * np.array([n * passed[0], n * passed[:-1].sum(), all_of])
+assert sent.argmin() == 2, "by data sends least"
+print(f"one device alone holds {accounts(all_of, layer.sum()).sum():.1f} MB")
+for (cut, (first, second)), crossing in zip(held.items(), sent):
+    print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, each sends {crossing:.1f} MB")
 
 # %%
 import matplotlib.pyplot as plt
 from helpers.plotting import BLUE, ORANGE, show
 
-LAYERS = ["convolution 1", "convolution 2", "dense 1", "dense 2"]
-CUTS = ["by layer", "inside layers", "by data"]
-fig, axes = plt.subplots(1, 3, figsize=(7, 2.4), sharey=True, layout="constrained")
-for row in range(4):
-    axes[0].barh(row, 8, 0.8, color=ORANGE if row else BLUE)
-    for half, color in enumerate((BLUE, ORANGE)):
-        axes[1].barh(row - 0.2 + 0.4 * half, 8, 0.4, color=color)
-        axes[2].barh(row, 4, 0.8, left=4 * half, color=color)
-for ax, cut in zip(axes, CUTS):
-    ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5))
-axes[0].set_yticks(range(4), LAYERS)
-fig.suptitle("Cut by data, each example needs only one of the two devices")
-show(fig, alt="Three diagrams of layers against examples in the colours of two devices: cut into "
-              "whole rows, into half rows, and into halves of the columns.")
+fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
+for ax, below, cut in zip(*axes, held):
+    for row, half, color in ((r, h, c) for r in range(4) for h, c in enumerate((BLUE, ORANGE))):
+        if cut == "by layer":
+            ax.barh(row, 8, 0.8, color=ORANGE if row else BLUE)
+        elif cut == "inside layers":
+            ax.barh(row - 0.2 + 0.4 * half, 8, 0.4, color=color)
+        else:
+            ax.barh(row, 4, 0.8, left=4 * half, color=color)
+    ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5), xticks=[0, 4, 8])
+    for device, (marker, color) in enumerate((("o", BLUE), ("s", ORANGE))):
+        places = np.arange(4) + 0.3 * device - 0.15
+        below.semilogy(places, held[cut][device], marker, color=color, label=f"device {device}")
+    below.set_xticks(range(4), ["weights", "grads", "state", "activ."])
+axes[0, 0].set_yticks(range(4), LAYERS)
+axes[1, 0].set(ylabel="MB held", yticks=[0.001, 0.01, 0.1, 1, 10], yticklabels=[0.001, 0.01, 0.1, 1, 10])
+fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+fig.suptitle("Only the cut by data keeps each example on one device")
+show(fig, alt="Above, layers against examples in the colours of two devices: whole rows, half rows, halves "
+              "of the columns. Below, MB of weights, gradients, optimizer state and activations.")
 
 # %% [markdown]
-# What does each device have to hold? A training step needs memory for four things: *weights*; their
-# *gradients*, just as large; the *optimizer's state*, which is nothing for plain gradient descent
-# and two more numbers for each weight with Adam; and *activations*, the outputs of all layers, kept
-# for the backward pass. The first three depend on the network only, activations also on the number
-# of examples. We count LeNet's, as if every layer's output were kept; a framework may keep a bit
-# more or less.
-
-# %%
-import numpy as np
-
-weights = np.array([20 * 1 * 9 + 20, 50 * 20 * 25 + 50, 800 * 128 + 128, 128 * 10 + 10])
-passed = np.array([20 * 13 * 13, 50 * 4 * 4, 128, 10])  # per example, to the next layer
-inside = np.array([2 * 20 * 26 * 26, 2 * 50 * 9 * 9, 128, 0])  # before pooling and relu
-activations = inside + passed
-print(f"{weights.sum():,} weights; {activations.sum():,} activations for each example")
+# With this batch and this cut, data parallelism sends least. Its devices have equal work; by layer they take turns,
+# unless the batch is cut into small ones that follow each other. But it halves only the activations. Weights,
+# gradients and Adam's state take 2 MB on each device here; for a billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device keeps a
+# part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al., 2020,
+# arXiv:1910.02054). The other two cuts serve models that are too large for one device (exercises 1 and 2).
 
 # %% [markdown]
-# Now batch 256 with Adam on two devices, in float32, 4 bytes a number. In each step, *by layer*
-# sends the activations at the cut forward and their gradients back. *Inside layers*, each device
-# computes half of each layer's output and sends it to the other, which needs all of it as input; on
-# the way back the same amounts cross again. *By data* sends each device's gradients. **Predict**
-# which of the three sends least.
-
-# %%
-n, MB = 256, 4 / 1e6
-held = {  # numbers on each of the two devices: weights with gradients and Adam's state, activations
-    "by layer": [4 * weights[0] + n * activations[0],
-                 4 * weights[1:].sum() + n * (activations[1:].sum() + passed[0])],
-    "inside layers": [2 * weights.sum() + n * (inside.sum() / 2 + passed.sum())] * 2,
-    "by data": [4 * weights.sum() + n / 2 * activations.sum()] * 2,
-}
-sent = {"by layer": n * passed[0], "inside layers": n * passed[:-1].sum(), "by data": weights.sum()}
-print(f"one device alone holds {MB * (4 * weights.sum() + n * activations.sum()):.1f} MB")
-for cut in CUTS:
-    first, second = (MB * numbers for numbers in held[cut])
-    print(f"{cut:13}  holds {first:4.1f} and {second:4.1f} MB, each sends {MB * sent[cut]:.1f} MB")
-
-# %% [markdown]
-# For this network and batch, data parallelism sends least, and gives both devices the same work. But it
-# halves only the activations: every device holds all weights, gradients and optimizer state. For LeNet
-# these take 2 MB; for a billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit:
-# each device keeps a part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al.,
-# 2020, arXiv:1910.02054). The other two cuts serve models that are too large for one device. Exercise 1
-# cuts a network by layer; exercise 2 finds where the comparison turns.
-
-# %% [markdown]
-# ## What devices are made of
+# ## How devices are connected
 #
-# ![A server: a CPU with host memory; below it a PCIe switch whose one uplink four GPUs share, each with a memory of its own; NVLink between the GPUs.](src/drawings/server.svg)
+# ![A server: a CPU with host memory; below it a PCIe switch whose one uplink four GPUs share, each with a memory of its own; NVLink between neighbouring GPUs.](src/drawings/server.svg)
 #
-# A GPU's memory is fast, and its own. Everything else is reached through slower links, so data should
-# stay where it is. GPUs behind one switch share its uplink: if four of them read from the host at the same
-# time, each gets a quarter of it (*Dive into Deep Learning*, "Parameter Servers", does the sums).
+# A GPU's memory is fast, and its own. Everything else is reached through slower links. GPUs behind one switch
+# share its uplink: if four of them read from the host at the same time, each gets a quarter of it (*Dive into
+# Deep Learning*, "Parameter Servers").
 #
 # | GB/s | | source |
 # | --- | --- | --- |
 # | memory of a V100, A100 (40 GB), H200 | 900, 1,555, 4,800 | [1], [1], [3] |
 # | PCI Express ×16, generation 3, 4, 5, in each direction | 15.75, 31.5, 63 | [1], [1], computed |
-# | NVLink of V100, A100, H100, Blackwell, both directions together | 300, 600, 900, 1,800 | [1], [1], [2], [4] |
+# | NVLink of V100, A100, H100, Blackwell, in each direction | 150, 300, 450, 900 | [1], [1], [2], [4] |
 #
-# [1] R. Krashinsky et al., "NVIDIA Ampere Architecture In-Depth", NVIDIA (2020). [2] "NVIDIA H100 Tensor
-# Core GPU Architecture", NVIDIA (2023), section 4.7. [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`.
-# [4] "Topology-aware workload scheduling with NVIDIA Topograph", NVIDIA (2026). Computed: 16 lanes of 32
-# billion transfers a second, 128 of 130 bits data; NVIDIA rounds it to 64 [2].
+# NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU Architecture" (2023),
+# section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4] "Topology-aware workload scheduling with
+# NVIDIA Topograph" (2026). For NVLink they give both directions together; we halve. Computed: 16 lanes of 32
+# billion transfers a second, 128 of 130 bits data.
 #
-# Simulated devices have none of this: all their arrays are in the host's memory, and a "copy" from
-# `cpu(0)` to `cpu(1)` goes from host memory to host memory. It is a real copy that takes real time.
-# So what you learn here about *when* data is copied holds on GPUs. *How long* that takes does not
-# carry over.
+# Simulated devices have none of this: a copy from `cpu(0)` to `cpu(1)` goes from host memory to host memory. What
+# you learn here about *when* data is copied holds on GPUs; *how long* it takes does not carry over.
 
 # %% [markdown]
-# How many GPUs can MXNet use here? NVIDIA's driver comes with `nvidia-smi`, which tells more: its columns
-# `memory.used` and `utilization.gpu` show a GPU that was given nothing to do.
+# How many GPUs does this MXNet see? In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`;
+# `nvidia-smi topo -m` prints your machine's version of the drawing.
 
 # %% tags=["measured"]
 from shutil import which
 from subprocess import run
 
-print("GPUs that MXNet can use:", mx.context.num_gpus())
+print("GPUs that this build of MXNet sees:", mx.context.num_gpus())
 if which("nvidia-smi"):
     columns = "index,name,memory.used,memory.total,utilization.gpu"
     ask = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv"]
     print(run(ask, capture_output=True, text=True).stdout)
 else:
-    print("no nvidia-smi, so no NVIDIA driver")
+    print("no nvidia-smi here")
 
 # %% [markdown]
 # ## Creating and moving arrays
 #
-# Where is an array if you don't say where? In host memory, also on a machine with GPUs. A script
-# that forgets `ctx=` trains on the CPU. And a context is only a name: two names are the same device
-# exactly if they compare equal.
+# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a `with
+# mx.gpu(0):` block says otherwise. A script that forgets `ctx=` trains on the CPU.
 
 # %%
 assert nd.zeros(3).context == mx.cpu() == mx.cpu(0), "the default is the host, device 0"
 assert two[0] != two[1], "devices(2) gives two different devices"
 
 # %% [markdown]
-# MXNet's tutorial on several GPUs falls back to `[mx.cpu(), mx.cpu()]` where there is none. That is one
-# device named twice; chapter 05 shows what it does to training.
+# MXNet's tutorial on several GPUs (of version 1.5) falls back to `[mx.cpu(), mx.cpu()]` where there is none.
+# That is one device named twice; chapter 05 shows what it does to training.
 #
-# An array never changes its context; to move it is to make another array elsewhere. There are two
-# ways. **Predict:** in the second cell, what does `a` hold at the end?
+# An array never changes its context; to move it is to make another array elsewhere. **Predict:** in the second cell, what does `a` hold at the end?
 
 # %%
 a = nd.array([1, 2, 3], ctx=two[0])
@@ -247,8 +251,8 @@ print(a.asnumpy(), here is a)
 # %% [markdown]
 # `as_in_context` does nothing if there is nothing to move: `here` and `a` are two names for one array. A
 # program that writes to the result changes the original on one device and a copy on the other. `copyto`
-# always copies. Given a device, it makes a
-# new array there; given an array, it fills it, which saves asking for memory again in every step.
+# copies even on the same device. Given an array
+# instead of a device, it fills that array, which saves asking for memory in every step.
 
 # %%
 a = nd.array([1, 2, 3], ctx=two[0])
@@ -259,9 +263,8 @@ assert a.copyto(target) is target, "given an array, copyto fills it and returns 
 assert a[0].asscalar() == target[0].asscalar() == 1, "a has not changed"
 
 # %% [markdown]
-# So use `as_in_context` to *read* an array on some device, and `copyto` if either side will *write*.
-# A moved array is a new one, and comes without gradient memory: for a replica, move first, then
-# attach.
+# So use `as_in_context` to *read*, and `copyto` if either side will *write*. A moved array comes without gradient
+# memory: for a replica, move first, then attach.
 
 # %%
 weight = nd.array([1, 2, 3], ctx=two[0])
@@ -269,13 +272,13 @@ weight.attach_grad()
 replica = weight.copyto(two[1])
 assert replica.grad is None, "a copy has the values, not the gradient"
 replica.attach_grad()
-assert replica.grad.context == two[1], "gradient memory is on the array's device"
+assert replica.grad.context == two[1] != weight.grad.context, "a gradient is with its array"
 
 # %% [markdown]
 # ### When arrays on two devices meet
 #
-# What is `a + b` if `a` is on one device and `b` on the other? MXNet doesn't move an array on its
-# own. We try it in a process of its own, for a reason that you'll see.
+# What is `a + b` if `a` is on one device and `b` on the other? MXNet doesn't move arrays on its own. We try it in a
+# separate process, for a reason that you'll see.
 
 # %%
 import sys
@@ -287,11 +290,14 @@ a = mx.nd.array([1, 2, 3], ctx=mx.{two[0]})
 b = mx.nd.array([10, 20, 30], ctx=mx.{two[1]})
 print((a + b).asnumpy())
 """
-child = run([sys.executable, "-c", program], capture_output=True, text=True)
+child = run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+if two[0].device_type == "cpu":
+    assert child.stdout.split() == ["[11.", "22.", "33.]"], child.stderr[-300:]
 print(child.stdout if child.returncode == 0 else f"failed: {child.stderr[-300:]}")
 
 # %% [markdown]
-# Simulated devices share memory, so the operator finds its second input, and the sum is right.
+# Simulated devices share memory, so the operator finds its second input, and the sum is right. On them the
+# training at the beginning works even without its two moves; no check of values can see that.
 #
 # **On GPUs:** before it starts an operator, MXNet 1.9.1 compares the *kind* of device only (`GetContext` in
 # `src/imperative/imperative_utils.h`). A GPU and a CPU raise at once: "require all inputs live on the same
@@ -299,15 +305,14 @@ print(child.stdout if child.returncode == 0 else f"failed: {child.stderr[-300:]}
 # follows as "an illegal memory access was encountered" where the result is read, or as a crash
 # (apache/mxnet 18265, 11275, 21119); hence the process of its own.
 #
-# So write `a + b.as_in_context(a.context)`: it works everywhere, and says where the sum will be.
+# So write `a + b.as_in_context(a.context)`, which works everywhere.
 
 # %% [markdown]
 # ## Work that isn't done yet
 #
-# When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and
-# again after `wait_to_read`, which returns when the values exist. **Predict:** the product of two
-# matrices of side 1,500 takes 1,500³ multiplications. What fraction of the time does the call take:
-# all of it, half, a hundredth?
+# When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and after
+# `wait_to_read`, which returns once the values exist. **Predict:** does the call take about as
+# long as the product, about half, or hardly any time?
 
 # %% tags=["measured"]
 from time import perf_counter
@@ -324,24 +329,28 @@ print(f"the call returned after {called * 1e3:.2f} ms, the product was there aft
 
 # %% [markdown]
 # The call only puts the work into the device's queue; the device's thread takes it from there. This
-# *asynchrony* lets one Python program keep many devices busy. The loop below looks sequential, and
-# both devices compute.
+# *asynchrony* lets one Python program keep many devices busy. The loop looks sequential; with two free cores,
+# two products on two devices should take about half as long as on one.
 
-# %%
-products = []
-for device in two:
-    local = A.as_in_context(device)
-    products.append(nd.dot(local, local))
-nd.waitall()
+# %% tags=["measured"]
+local = [A.as_in_context(device) for device in two]
+for places in ([0, 0], [0, 1]):
+    nd.waitall()
+    start = perf_counter()
+    products = [nd.dot(local[r], local[r]) for r in places]
+    nd.waitall()
+    print(f"two products on the devices {places}: {(perf_counter() - start) * 1e3:.0f} ms")
 
 # %% [markdown]
-# `nd.waitall()` waits for everything, on all devices. Calls that need values wait for them:
-# `x.asnumpy()`, `x.asscalar()`, `float(x)`, `print(x)`, `if x:`. Operators, `as_in_context`, `copyto`,
-# `backward()`, `x.shape` and `x.context` don't. Two things follow. A clock that is stopped without
-# waiting measures how fast Python fills the queue. And a stray `print(loss)` in a training loop makes
-# Python wait before it can give any device the next step.
+# `nd.waitall()` waits for everything, on all devices. Calls that need values wait for them: `x.asnumpy()`,
+# `x.asscalar()`, `print(x)`, `if x:`. So do calls that fill an array from Python or NumPy, such as
+# `nd.array(list)`. Most operators don't, nor do `as_in_context`, `copyto` and `backward()`. (On simulated
+# devices `wait_to_read` may return late, since MXNet 1.9.1 queues the wait itself on `cpu(0)`: `WaitForVar` in
+# `src/engine/threaded_engine.cc`.) So a clock that is stopped without waiting measures how fast Python fills the
+# queue, and a stray `print(loss)` in a training loop makes Python wait before it gives any device the next step.
 #
-# If work happens later, so do its errors. A normal distribution can't have a negative width.
+# If work happens later, so do some errors. Wrong shapes raise at the call; errors that depend on *values*
+# come later. A normal distribution can't have a negative width.
 # **Predict:** which line raises, the one that asks for the numbers, the one that adds 1, or the one
 # that waits?
 
@@ -355,27 +364,22 @@ except mx.MXNetError as error:
     raised = True
     print(str(error).splitlines()[-1].split(" : ")[-1])
 assert raised, "the error of the first line should come out where we wait"
+assert shifted.asnumpy().shape == (2, 2), "and only once: this read raises nothing"
 
 # %% [markdown]
 # The first two lines only queued work. So when a message points at an innocent line, look *above* it;
-# `nd.waitall()` after each suspect line finds the culprit. MXNet 1.9.1 raises such an error once.
-# Read `shifted` again and you get no error:
-
-# %% tags=["measured"]
-print("what is in its memory:", shifted.asnumpy().ravel())
-
-# %% [markdown]
-# Those numbers mean nothing. After an `MXNetError`, start again from data that you trust.
+# `nd.waitall()` after each suspect line finds the culprit. MXNet 1.9.1 raises such an error once. Read
+# `shifted` again, and you get whatever is in its memory. After an `MXNetError`, start again from data that
+# you trust.
 
 # %% [markdown]
 # ## What a copy costs
 #
-# We copy a different stretch of a large array each time, since the same few bytes would stay in the
-# processor's caches. A slice of an `mx.nd` array is a window on its memory, so the copies go into
-# `target` and ask for no new memory.
+# We copy 16 different stretches of a large array. A slice of consecutive rows of an `mx.nd` array is a window
+# on its memory, so the copies go straight into `target` and ask for no new memory.
 
 # %%
-LARGEST, COPIES = 64_000_000, 16  # bytes, and how many copies we average over
+LARGEST, COPIES = 64_000_000, 16  # bytes, copies that are averaged
 source = nd.ones(LARGEST // 4, ctx=two[0])  # a float32 has 4 bytes
 target = nd.zeros(LARGEST // 4, ctx=two[1])
 
@@ -383,115 +387,100 @@ target = nd.zeros(LARGEST // 4, ctx=two[1])
 def windows(size):
     n = size // 4
     starts = [i * n % (len(source) - n + 1) for i in range(COPIES)]
-    pairs = [(source[at : at + n], target[at : at + n]) for at in starts]
-    nd.waitall()
-    return pairs
+    return [(source[at : at + n], target[at : at + n]) for at in starts]
 
 # %% [markdown]
-# Three clocks. *Alone*: copy, wait, and only then the next. *Queued*: all 16 copies, then wait. *Call*:
-# how long the bare calls take, before anything is waited for. Each is the time of one copy.
+# Three clocks, each for one copy. *Alone*: copy, wait, then the next. *Queued*: all 16 copies, then wait. *Call*: the
+# bare calls of the second. The first to come finds the memory cold, so we copy once before the clocks start, and
+# the two take turns in being first.
 
 # %%
-def three_clocks(size):
-    pairs, start = windows(size), perf_counter()
-    for here, there in pairs:
-        here.copyto(there).wait_to_read()
-    alone, start = perf_counter() - start, perf_counter()
-    for here, there in pairs:
-        here.copyto(there)
-    call = perf_counter() - start
-    nd.waitall()
-    return np.array([alone, perf_counter() - start, call]) / COPIES
-
-# %% [markdown]
-# Ten sizes, evenly spaced on a logarithmic axis, and for each the median of five rounds. (1 KB is
-# $10^3$ bytes, 1 MB $10^6$.) **Predict:** from the first size to the last is a factor of 16,000. By
-# what factor will the time grow: by 16,000, more, or much less?
-
-# %% tags=["measured"]
-sizes = np.geomspace(4e3, LARGEST, 10)
-rounds = [[three_clocks(int(size)) for size in sizes] for _ in range(5)]
-alone, queued, call = np.median(rounds, axis=0).T  # seconds, [10] each
-print(f"4 KB {alone[0] * 1e6:.0f} µs, 64 MB {alone[-1] * 1e6:,.0f} µs: {alone[-1] / alone[0]:.0f} times")
-
-# %% [markdown]
-# Our model has two parts: a *latency* $L$, paid for each copy however small, and the size divided by
-# the *bandwidth* $B$: $t(s) = L + s/B$. We fit it so that each size counts the same, by its *relative*
-# error: that is what `sigma=times` asks of SciPy's `curve_fit`.
-
-# %% tags=["measured"]
-from scipy.optimize import curve_fit
-
-
-def model(size, latency, per_byte):
-    return latency + size * per_byte
-
-
-fits = {}
-for name, times in (("alone", alone), ("queued", queued)):
-    (L, per_byte), _ = curve_fit(model, sizes, times, p0=(1e-5, 1e-10), sigma=times)
-    worst = np.abs(model(sizes, L, per_byte) / times - 1).max()
-    fits[name] = L, per_byte
-    print(f"{name:6}: L = {L * 1e6:3.0f} µs, B = {1e-9 / per_byte:4.1f} GB/s, off by up to {worst:.0%}")
-print(f"bare call: {np.median(call) * 1e6:.0f} µs")
-
-# %% tags=["measured"]
-from helpers.plotting import GREEN, figure
-
-fig, ax = figure(f"Small copies cost {alone[0] * 1e6:.0f} µs alone, {queued[0] * 1e6:.0f} µs queued",
-                 "size of the copy (MB)", "time of one copy (µs)")
-looks = {"alone": ("o", BLUE, alone), "queued": ("s", ORANGE, queued)}
-for name, (marker, color, times) in looks.items():
-    ax.loglog(sizes / 1e6, 1e6 * times, marker, color=color, label=f"{name}, measured")
-    ax.loglog(sizes / 1e6, 1e6 * model(sizes, *fits[name]), color=color, label=f"{name}, L + s/B")
-ax.loglog(sizes / 1e6, 1e6 * call, "^:", color=GREEN, label="bare call")
-ax.legend(frameon=False)
-show(fig, alt="Copy time against size on logarithmic axes: two curves, level for small sizes and "
-              "proportional for large ones, the queued copies below; the bare call is level.")
-
-# %% [markdown]
-# Compare the constants. The bare call is Python and the engine's bookkeeping. Queued copies can't be faster
-# than the calls that queue them, so for small copies that is most of what they cost. A copy *alone* pays in
-# addition for waking the device's thread, and then ours. So $L$ is not the latency of a link: here there is
-# none. And it isn't a price for each copy either, since queued copies escape a part of it.
-#
-# **On GPUs:** a copy runs on a thread that its GPU keeps for copies, which then waits for the GPU (`CopyFromTo`
-# in `src/ndarray/ndarray.cc`, MXNet 1.9.1). So $L$ contains the same call and wake-ups, and the driver's part
-# besides: 6 to 7 µs for a `cudaMemcpy`, says NVIDIA (gdrcopy's README).
-#
-# ### A prediction
-#
-# Chapter 04's LeNet has eight arrays of gradients, 129,068 numbers in all, that must travel in every
-# step. **Before you run this:** from your own numbers, how long do eight arrays take if each is waited
-# for, if all eight are queued, and if they are packed into one?
-
-# %% tags=["measured"]
-shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
-lengths = [int(np.prod(shape)) for shape in shapes]
-eight = [(nd.ones(n, ctx=two[0]), nd.ones(n, ctx=two[1])) for n in lengths]
-packed = [(nd.ones(sum(lengths), ctx=two[0]), nd.ones(sum(lengths), ctx=two[1]))]
-
-
-def seconds(pairs, wait):
+def copy_all(pairs, wait):
     nd.waitall()
     start = perf_counter()
     for here, there in pairs:
         here.copyto(there)
         if wait:
             there.wait_to_read()
+    call = perf_counter() - start
     nd.waitall()
-    return perf_counter() - start
+    return (perf_counter() - start) / COPIES, call / COPIES
+
+
+def three_clocks(size, turn):
+    pairs, times = windows(size), {}
+    copy_all(pairs, wait=False)
+    for wait in ((True, False), (False, True))[turn % 2]:
+        times[wait] = copy_all(pairs, wait)
+    return times[True][0], times[False][0], times[False][1]
+
+# %% [markdown]
+# Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB $10^6$.)
+# **Predict:** from the first size to the last is a factor of 16,000. By what factor will the time grow: by
+# 16,000, more, or much less?
 
 # %% tags=["measured"]
-def predict(pairs, latency, per_byte):
-    return sum(latency + 4 * here.size * per_byte for here, _ in pairs)
+sizes = np.geomspace(4e3, LARGEST, 10)
+rounds = np.array([[three_clocks(int(size), turn) for size in sizes] for turn in range(8)])
+low, middle, high = np.percentile(rounds, (10, 50, 90), axis=0)  # [10, 3] each, seconds
+for c, name in enumerate(("alone", "queued", "call")):
+    print(f"{name:6} 4 KB: {middle[0, c] * 1e6:5.1f} µs ({low[0, c] * 1e6:.1f} to {high[0, c] * 1e6:.1f})   "
+          f"64 MB: {middle[-1, c] * 1e6:6,.0f} µs")
+
+# %% [markdown]
+# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth* $B$,
+# $t(s) = L + s/B$. The weights make each size count the same, by its *relative* error.
+
+# %% tags=["measured"]
+alone = middle[:, 0]
+per_byte, L = np.polyfit(sizes, alone, 1, w=1 / alone)
+worst = np.abs((L + sizes * per_byte) / alone - 1).max()
+print(f"L = {L * 1e6:.0f} µs, B = {1e-9 / per_byte:.1f} GB/s, off by up to {worst:.0%}")
+
+# %% tags=["measured"]
+from helpers.plotting import GREEN, GREY, figure
+
+fig, ax = figure(f"A copy here: about {L * 1e6:.0f} µs, plus its size at {1e-9 / per_byte:.1f} GB/s",
+                 "size of the copy (MB)", "time of one copy (µs)")
+ax.loglog(sizes / 1e6, 1e6 * (L + sizes * per_byte), color=GREY, lw=5, alpha=0.5, label="L + s/B")
+looks = {"alone": ("o-", BLUE), "queued": ("s--", ORANGE), "call": ("^:", GREEN)}
+for c, (name, (style, color)) in enumerate(looks.items()):
+    spread = 1e6 * np.array([middle - low, high - middle])[:, :, c]
+    ax.errorbar(sizes / 1e6, 1e6 * middle[:, c], spread, fmt=style, color=color, label=name, capsize=3)
+ax.legend(frameon=False)
+show(fig, alt="Time of one copy against its size on logarithmic axes: waited for one by one, queued, and the "
+              "bare call, with bars from the 10th to the 90th percentile, and the fitted curve.")
+
+# %% [markdown]
+# @@READ@@
+#
+# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies: the source's, or the target's if it
+# comes from the host (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
+# `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1). That thread waits for the GPU after each copy, so
+# queued copies pay for that wait too.
+#
+# ### A prediction
+#
+# Chapter 04's LeNet has eight arrays of gradients, 129,068 numbers in all, that must travel in every step.
+# **Before you run this:** what does your model say for eight copies, and for one of the same bytes?
+
+# %% tags=["measured"]
+shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
+eight = [int(np.prod(shape)) for shape in shapes]
 
 
-for name, pairs, wait in (("eight, waited for", eight, True), ("eight, queued", eight, False),
-                          ("one", packed, True)):
-    expected = predict(pairs, *fits["alone" if wait else "queued"])
-    times = [seconds(pairs, wait) for _ in range(21)]
-    print(f"{name:18} predicted {expected * 1e6:3.0f} µs, measured {np.median(times) * 1e6:3.0f} µs")
+def seconds(lengths):
+    ends = np.cumsum([0, *lengths])
+    pairs = [(source[a:b], target[a:b]) for a, b in zip(ends, ends[1:])]
+    return copy_all(pairs, wait=True)[0] * COPIES
+
+
+ways = {"eight copies": eight, "one copy": [sum(eight)]}
+times = np.array([[seconds(lengths) for lengths in ways.values()] for _ in range(30)])
+for (name, lengths), column in zip(ways.items(), times.T):
+    expected = sum(L + 4 * n * per_byte for n in lengths)
+    low, mid, high = 1e6 * np.percentile(column, (10, 50, 90))
+    print(f"{name:12} predicted {expected * 1e6:3.0f} µs, measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
 
 # %% [markdown]
 # @@PREDICTION@@
@@ -499,22 +488,20 @@ for name, pairs, wait in (("eight, waited for", eight, True), ("eight, queued", 
 # %% [markdown]
 # ## Summary
 #
-# - Data parallelism: each device has a replica of the model and a shard of the batch; gradients are
-#   summed, and every replica makes the same update. It sends gradients; cuts by layer or inside
-#   layers send activations, and hold fewer weights.
+# - Data parallelism: each device has a replica of the model and a shard of the batch; gradients are summed, and
+#   every replica makes the same update. Cuts by layer or inside layers send activations, and hold fewer weights.
 # - A context names a device. Arrays are made with `ctx=` and stay there; an operation runs where its
 #   inputs are.
 # - `as_in_context` returns the same object if nothing needs to move; `copyto` always copies. Write
 #   only to what you know to be a copy.
 # - Don't let arrays from two devices meet: `b.as_in_context(a.context)`.
-# - Operators return before they are done. Wait before you stop a clock. An error comes out where you
-#   wait, once.
-# - A copy takes latency + size / bandwidth. Most of the latency is waiting for the answer, so queue
-#   copies, or pack small arrays into one.
+# - Most operators return before they are done. Wait before you stop a clock. An error that depends on values
+#   comes out where you wait, once.
+# - A copy takes latency + size / bandwidth. One large copy beats many small ones, if the numbers already lie
+#   side by side.
 #
-# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs";
-# *Deep Learning: The Straight Dope*, chapters on NDArray and on multiple GPUs; Apache MXNet's
-# tutorial *Multiple GPUs training with Gluon API*.
+# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs"; *Deep Learning: The
+# Straight Dope*, on NDArray and multiple GPUs.
 
 # %% [markdown]
 # ## Exercises
@@ -523,12 +510,12 @@ for name, pairs, wait in (("eight, waited for", eight, True), ("eight, queued", 
 #    $W_2 = \binom{3}{5}$ on device 1, with a ReLU between them. Compute both gradients of the sum of
 #    its outputs for the examples (1, 2) and (3, 1), on two devices, and show that they equal one
 #    device's. On which device is the gradient of $W_1$, and who sent it there?
-# 2. **When does the comparison turn?** From which batch size on does LeNet's cut by layer send more
-#    than data parallelism? And for a dense layer of 4,096 × 4,096 alone, cut inside or by data?
+# 2. **When does the comparison turn?** Cut after the first convolution, from which batch size on does LeNet send
+#    more by layer than by data? And a dense layer of 4,096 × 4,096 alone, cut inside or by data?
 # 3. **A lost gradient.** Move an array with an attached gradient to the other device *before*
 #    `record()`, and compute a loss from it there. Where does the gradient end up?
-# 4. **Your own machine (open).** Fit $L$ and $B$ once more while another program keeps a core busy,
-#    and once for copies within one device. Which of the two numbers changes, and why?
+# 4. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core busy, and for copies
+#    within one device. Then time eight gradients copied into one flat array, sent, and copied out again.
 
 # %% [markdown]
 # ### Answer 1
@@ -543,49 +530,56 @@ def by_layer(first, second):
     W2.attach_grad()
     with autograd.record():
         h = nd.relu(nd.dot(nd.array([[1, 2], [3, 1]], ctx=first), W1))
-        loss = nd.dot(h.as_in_context(second), W2).sum()
+        received = h.as_in_context(second)
+        loss = nd.dot(received, W2).sum()
+    assert received.context == loss.context == W2.context == second, "the second layer's device"
     loss.backward()
     return W1.grad, W2.grad
 
 
-for one, other, device in zip(by_layer(two[0], two[0]), by_layer(*two), two):
-    assert other.context == device, "a gradient lives where its weights live"
-    assert (one.asnumpy() == other.asnumpy()).all(), "moving h must not change the values"
+for places in ([two[0], two[0]], two):
+    found = by_layer(*places)
+    assert [g.context for g in found] == places, "a gradient is where its weights are"
+    assert [g.asnumpy().tolist() for g in found] == [[[9, 5], [3, 10]], [[2], [1]]], "by hand"
 
 # %% [markdown]
 # ### Answer 2
 #
-# By layer, each device sends 3,380 numbers for each example, by data 129,068 for each step: the two are equal
-# at 38.2 examples. The dense layer has 16.8 million weights, and passes on 4,096 numbers for each example: by
-# data sends more until the batch has 4,096 examples. Where weights outnumber activations, as in large language
-# models with short batches, cuts inside the layers pay.
+# By layer each device sends 3,380 numbers for each example, by data 129,068 for each step: by layer sends more
+# from 39 examples on. The dense layer has 16.8 million weights and passes on 4,096 numbers for each example, so
+# by data sends more until the batch has 4,096 examples. Where weights outnumber the activations passed on, a cut
+# inside the layers sends less.
 
 # %% tags=["solution"]
-turn = weights.sum() / passed[0]
-assert 38 < turn < 39, "129,068 / 3,380"
-assert 4096**2 / 4096 == 4096, "weights / numbers passed on"
+examples = np.arange(1, 10_000)
+assert examples[examples * passed[0] > weights.sum()][0] == 39, "129,068 / 3,380 = 38.2"
+assert examples[examples * 4096 >= 4096**2][0] == 4096, "weights / numbers passed on"
 
 # %% [markdown]
 # ### Answer 3
 #
-# With the moved array. To autograd that is where everything began, since the move was not recorded; it
-# needs an `attach_grad` of its own. The original's gradient stays 0, and nothing is said.
+# Nowhere: `backward` raises, since nothing in the loss has a gradient attached; the move was not recorded. Give
+# the moved array one, and the error is gone. The original's gradient is still 0, and nothing is said.
 
 # %% tags=["solution"]
 v = nd.array([1, 2], ctx=two[0])
 v.attach_grad()
 moved = v.copyto(two[1])
-moved.attach_grad()
-with autograd.record():
-    loss = (moved * moved).sum()
-loss.backward()
+for raises in (True, False):
+    with autograd.record():
+        loss = (moved * moved).sum()
+    try:
+        loss.backward()
+        assert not raises, "backward should find nothing to differentiate"
+    except mx.MXNetError:
+        assert raises, "with a gradient attached there is something to differentiate"
+        moved.attach_grad()
 assert moved.grad.asnumpy().tolist() == [2, 4], "the derivative of the sum of v² is 2v"
 assert v.grad.asnumpy().tolist() == [0, 0], "the move was not recorded"
 
 # %% [markdown]
 # ### Answer 4
 #
-# A good answer alternates the cases, gives medians with their spread, and says which differences are larger
-# than it. It separates what each clock contains: the bare call is Python and the engine's queue; the wait adds
-# waking two threads, which a busy core delays. And it checks whether the model's largest error grew, since then
-# $L$ and $B$ mean less.
+# A good answer lets the cases take turns, gives medians with their spread, and says which differences are larger
+# than it. It says what each clock contains, and whether the model's largest error grew, since then $L$ and $B$ mean
+# less. For the flat array it counts the copies in and out, which can cost more than they save.

@@ -27,6 +27,7 @@ import helpers
 from helpers import devices
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon, nd
 
 # %% [markdown]
@@ -59,16 +60,16 @@ print("cut at", ends, "-> sizes", [b - a for a, b in zip(ends, ends[1:])])
 # With $n = qk + r$ examples on $k$ devices, the first $r$ shards have one example more than the
 # others. Cut number $i$ is at $qi$, plus one for each longer shard before it: $qi + \min(i, r)$.
 #
-# Many programs cut into `n // k` for each device instead, and leave out the rest. The last batch of
-# an epoch of MNIST with batch size 128 has 96 examples:
+# A program that gives `n // k` examples to each device leaves out the rest. In an epoch of MNIST with batch
+# size 128, that is 468 batches and a last one of 96 examples:
 
 # %%
 for k in (2, 3, 5, 7):
-    print(f"{k} devices: n // k leaves out {96 % k} of 96 examples")
+    print(f"{k} devices: n // k leaves out {468 * (128 % k) + 96 % k} of 60,000 images in an epoch")
 
 # %% [markdown]
-# With reshuffling these are other examples in each epoch, so the loss in accuracy may be too small to
-# notice. A program that evaluates this way reports an accuracy on fewer examples than it says.
+# With reshuffling these are other images in each epoch, so nothing may look wrong. In an evaluation they are
+# not judged, or count as errors, depending on what the program divides by.
 #
 # ## The function
 
@@ -81,8 +82,8 @@ def split_and_load(data, devices, even=True):
 
 
 # %% [markdown]
-# Uneven shards must be asked for, as in Gluon. They change how gradients have to be averaged, as you
-# will see below, so they should not go unnoticed.
+# Uneven shards must be asked for, as in Gluon. They do no harm if you add sums, and are wrong if each device
+# takes a mean, as you will see below.
 
 # %%
 try:
@@ -105,10 +106,12 @@ images = labels.reshape((10, 1, 1, 1)) * nd.ones((10, 1, 28, 28))  # [10, 1, 28,
 
 def aligned(image_shards, label_shards):
     pairs = zip(image_shards, label_shards, strict=True)
-    return all((x[:, 0, 0, 0].asnumpy() == y.asnumpy()).all() for x, y in pairs)
+    return all(x.context == y.context and np.array_equal(x[:, 0, 0, 0].asnumpy(), y.asnumpy())
+               for x, y in pairs)
 
 
 x_shards = split_and_load(images, three, even=False)
+assert sum(map(len, x_shards)) == 10, "an image was lost"
 assert aligned(x_shards, split_and_load(labels, three, even=False)), "a label lost its image"
 
 # %% [markdown]
@@ -119,9 +122,11 @@ assert aligned(x_shards, split_and_load(labels, three, even=False)), "a label lo
 dealt = [labels[i::3].as_in_context(d) for i, d in enumerate(three)]
 print("dealt labels:", [y.asnumpy().astype(int).tolist() for y in dealt])
 assert not aligned(x_shards, dealt), "the check should notice"
+wrong = sum((x[:, 0, 0, 0].asnumpy() != y.asnumpy()).sum() for x, y in zip(x_shards, dealt))
+assert wrong == 9, f"{wrong} images with another one's label"
 
 # %% [markdown]
-# With images in blocks and labels dealt, seven of the ten images have somebody else's label. Nothing
+# With images in blocks and labels dealt, nine of the ten images have another one's label. Nothing
 # raises, all shapes are right, and a network trains on it. So check alignment by values that tell
 # examples apart, not by shapes.
 #
@@ -141,67 +146,72 @@ def outcome(split, n, k, **even):
 
 
 # %% [markdown]
-# **Predict:** besides uneven batches that nobody allowed, is there anything that Gluon refuses?
+# **Predict:** what should a splitter do with two examples and three devices?
 
 # %%
 cases = [(n, k, even) for n in range(1, 25) for k in range(1, 5) for even in (True, False)]
 ours = [outcome(split_and_load, n, k, even=even) for n, k, even in cases]
 theirs = [outcome(gluon.utils.split_and_load, n, k, even_split=even) for n, k, even in cases]
-agree = [a == b for a, b in zip(ours, theirs) if b != "refused"]
-assert all(agree), "ours differs from Gluon's"
-print(f"Gluon answers {len(agree)} of {len(cases)} cases; ours gives the same answer in all of them")
-print([(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even])
+assert ours == theirs, "ours differs from Gluon's"
+print(f"the same outcome in {len(cases)} cases; refused in {theirs.count('refused')} of them,")
+print("also for", [(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even])
 
 # %% [markdown]
-# It refuses a batch with fewer examples than devices, since `mx.nd` has no arrays of size zero: the
-# error comes from deep inside the engine. In MXNet's NumPy mode, which chapter 08 uses, such arrays
-# exist, and the same call returns an empty shard.
+# Both refuse a batch with fewer examples than devices, but by luck: in `mx.nd` an empty slice can be made and
+# not *copied*. If it belongs on the device where the batch already is, both return it without an error. In
+# MXNet's NumPy mode, which chapter 08 uses, empty arrays can be copied, and no case is refused.
 #
 # ## A device without data
 #
-# What is wrong with an empty shard? Take the model $y = wx$ with the output as its loss, so that the
-# gradient on each device is the sum of its inputs. One step has six examples, 1 to 6, the next only
-# two, 1 and 2. **Predict** the gradient on the third device after the second step.
+# What is wrong with a device that gets nothing? Take the model $y = wx$ with the output as its loss, so that the
+# gradient on each device is the sum of its inputs. One step has six examples, 1 to 6, the next only two, 1 and
+# 2, for two of the three devices. **Predict** the three gradients after the second step.
 
 # %%
-with mx.util.np_shape(True), mx.util.np_array(True):
-    w = [mx.np.ones(1, ctx=d) for d in three]
-    for replica in w:
-        replica.attach_grad()
-    for n in (6, 2):
-        x = gluon.utils.split_and_load(mx.np.arange(1, n + 1), three, even_split=False)
-        with autograd.record():
-            losses = [(replica * shard).sum() for replica, shard in zip(w, x)]
-        for loss in losses:
-            loss.backward()
-        print([shard.shape for shard in x], "gradients", [replica.grad.item() for replica in w])
-
-# %%
-assert [replica.grad.item() for replica in w] == [1, 2, 11], "11 = 5 + 6, from the step before"
+w = [nd.ones(1, ctx=d) for d in three]
+for replica in w:
+    replica.attach_grad()
+for n in (6, 2):
+    shards = split_and_load(nd.arange(1, n + 1), three[: min(n, 3)])
+    with autograd.record():
+        losses = [(replica * shard).sum() for replica, shard in zip(w, shards)]
+    for loss in losses:
+        loss.backward()
+    print("gradients", [replica.grad.asscalar() for replica in w])
+assert [replica.grad.asscalar() for replica in w] == [1, 2, 11], "11 = 5 + 6, from the step before"
 
 # %% [markdown]
-# The third device still has 11, the gradient of the *previous* step. Its sum over devices would be 14
-# where the batch's gradient is 3, and no error says so. `backward` overwrites the gradient of arrays
-# that took part in the computation; with no data, the third replica took no part. The same happens to
-# a device that is simply left out of a step.
-#
-# `helpers.split_and_load` is the function that you wrote, with its arguments checked. In both array
-# modes, every device gets at least one example, or you get an error that says why not:
+# `backward` overwrote the first two. The third device still has 11, the gradient of the *previous* step. The sum
+# over the devices is 14 where the batch's gradient is 3, and nothing raises. An *empty* shard in NumPy mode is no
+# cure. What becomes of the gradient then depends on the operator:
+
+# %%
+def gradient_of_nothing(loss_of):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        weight = mx.np.array([7.0])
+        weight.attach_grad()
+        for n in (6, 0):  # six examples, then none
+            with autograd.record():
+                loss = loss_of(weight, mx.np.ones((n, 1)))
+            loss.backward()
+        return weight.grad.item()
+
+
+assert gradient_of_nothing(lambda w, x: (w * x).sum()) == 6, "the old gradient has stayed"
+assert gradient_of_nothing(lambda w, x: (x.sum() * w).sum()) == 0, "the right one"
+
+# %% [markdown]
+# `helpers.split_and_load` is the function that you wrote, with its arguments checked. Every device gets at least one
+# example, or you get an error that says why not:
 
 # %%
 try:
     helpers.split_and_load(nd.arange(2), three, even=False)
 except ValueError as error:
     print(error)
-try:
-    helpers.split_and_load(batch, [mx.cpu(0), mx.cpu(0)])
-except ValueError as error:
-    print(error)
 
 # %% [markdown]
-# It also refuses a device that is named twice. MXNet accepts such a list, and then finds the replica
-# for a shard by the shard's device: both shards use the same replica, and the second gradient
-# overwrites the first. Chapter 05 shows it.
+# It also refuses a device that is named twice; chapter 05 shows what Gluon does with one.
 #
 # ## Uneven shards and the mean
 #
@@ -215,19 +225,19 @@ print("shard means", means, "-> their mean", sum(means) / 3)
 print("mean of all", nd.arange(10).mean().asscalar())
 
 # %% [markdown]
-# It isn't: the mean of four examples counts as much as that of three. A sum doesn't depend on how the
-# examples were divided. So the rule for the rest of the course is: **sum on the devices, add the sums,
+# It isn't: the mean of four examples counts as much as that of three. Apart from rounding (chapter 04), a sum doesn't
+# depend on how the examples were divided. So the rule for the rest of the course is: **sum on the devices, add the sums,
 # divide once by the number of examples.**
 
 # %%
 total = sum(shard.sum().asscalar() for shard in losses)
-assert total / 10 == nd.arange(10).mean().asscalar(), "sums don't depend on how a batch is cut"
+assert total / 10 == nd.arange(10).mean().asscalar(), "these integers are exact, so the sum is too"
 
 # %% [markdown]
 # ## Copy or alias?
 #
-# `as_in_context` returns the same array if it is already there, and a slice of an `mx.nd` array is a
-# window on its memory. **Predict:** the batch is on `cpu(0)`. What is left of it after we write 100
+# `as_in_context` returns the same array if it is already there, and a slice of consecutive rows of an `mx.nd` array is
+# a window on its memory. (A column, or a slice with a step, is a copy.) **Predict:** the batch is on `cpu(0)`. What is left of it after we write 100
 # into each shard?
 
 # %%
@@ -261,8 +271,11 @@ print(mnist)
 # %%
 x_shards = split_and_load(nd.array(mnist.train_images), two)
 y_shards = split_and_load(nd.array(mnist.train_labels), two)
-for x, y in zip(x_shards, y_shards, strict=True):
-    assert x.context == y.context and len(x) == len(y) == 8, "eight images with labels on each"
+for r, (x, y) in enumerate(zip(x_shards, y_shards, strict=True)):
+    rows = slice(8 * r, 8 * r + 8)
+    assert x.context == y.context == two[r], "a shard is on another device"
+    assert (x.asnumpy() == mnist.train_images[rows]).all(), "other images"
+    assert (y.asnumpy() == mnist.train_labels[rows]).all(), "a label lost its image"
 
 # %% tags=["measured"]
 import matplotlib.pyplot as plt
@@ -270,11 +283,11 @@ from helpers.plotting import show
 
 fig, axes = plt.subplots(2, 8, figsize=(7, 2.3), layout="constrained")
 for row, x, y in zip(axes, x_shards, y_shards):
-    row[0].set_ylabel(x.context)
+    row[0].set_ylabel(f"device {x.context}", fontsize=8)
     for ax, image, label in zip(row, x.asnumpy(), y.asnumpy()):
         ax.imshow(image[0], cmap="gray_r")
         ax.set(title=int(label), xticks=[], yticks=[])
-fig.suptitle(f"Two shards of 16 images ({mnist.name}), each image below its label")
+fig.suptitle(f"16 images ({mnist.name}) in two shards of 8, each below its label")
 show(fig, alt="Two rows of eight handwritten digits, one row for each device, each digit below its "
               "label.")
 
@@ -284,12 +297,10 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # - A batch of $n = qk + r$ examples is cut at $qi + \min(i, r)$: the first $r$ shards have one more.
 # - Equal lengths give equal cuts, so labels stay with their images. Check it with values that tell
 #   examples apart.
-# - Ours gives the same answer as `gluon.utils.split_and_load` wherever that gives one, on up to 24
-#   examples and four devices. With fewer examples than devices, Gluon fails in `mx.nd`, and makes empty
-#   shards in NumPy mode.
-# - A device without data keeps the gradient of an earlier step, and it would be summed again.
+# - On 1 to 24 examples and 1 to 4 devices, our function and Gluon's have the same outcome.
+# - A device that is left out of a step keeps the gradient of an earlier one, and an all-reduce would add it again.
 # - With uneven shards, add sums and divide once.
-# - In `mx.nd`, a shard that is already in place is a window on the batch.
+# - In `mx.nd`, a shard of consecutive rows that is already in place is a window on the batch.
 #
 # **Further reading.** `gluon/utils.py` in MXNet 1.9.1, `split_data` and `split_and_load`; *The
 # Straight Dope* and *Dive into Deep Learning* on training with several GPUs.
@@ -305,10 +316,10 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # 3. **In proportion.** One device is three times as fast as the other. Write `split_by_share(data,
 #    devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. What must hold for *any*
 #    shares?
-# 4. **What should a library do? (open)** The last batch of an epoch has three examples, and there are
-#    four devices. Compare three policies on a small problem of your own: drop the batch, fill it up
-#    with examples from the start of the epoch, or let one device rest. What does each do to the
-#    gradient, and to the reported accuracy?
+# 4. **What should a library do? (open)** The last batch of an epoch has three examples, and there are four devices.
+#    Gluon's `DataLoader` can `keep` it, `discard` it, or `rollover` it into the next epoch; PyTorch's
+#    `DistributedSampler` repeats examples to fill it up. Compare dropping, filling up and letting one device rest
+#    on a small problem. What does each do to the gradient, and to the reported accuracy?
 
 # %% [markdown]
 # ### Answer 1
@@ -321,8 +332,9 @@ def gather(shards, device):
 
 
 whole = nd.arange(20).reshape((10, 2))
-again = gather(split_and_load(whole, three, even=False), mx.cpu(0))
-assert (again == whole).min().asscalar() == 1, "gather must undo the split"
+again = gather(split_and_load(whole, three, even=False), three[2])
+assert again.context == three[2], "on the device that was asked for"
+assert (again.asnumpy() == whole.asnumpy()).all(), "gather must undo the split"
 
 # %% [markdown]
 # ### Answer 2
@@ -336,13 +348,16 @@ def deal_and_load(data, devices):
     return [data[i :: len(devices)].as_in_context(d) for i, d in enumerate(devices)]
 
 
+dealt = [y.asnumpy().tolist() for y in deal_and_load(labels, three)]
+assert dealt == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]], "one to each in turn"
 assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "both are dealt"
 
 # %% [markdown]
 # ### Answer 3
 #
-# Cut at the rounded running total of the shares. The sizes must add up to $n$; rounding the *cuts* and
-# not the sizes ensures that, since the last cut is $n$ itself. Chapter 12 builds on this.
+# Cut at the rounded running total of the shares. The sizes must add up to $n$; rounding the *cuts* and not the sizes
+# ensures that, since the last cut is $n$ itself. No share may be negative, and none so small that a device gets
+# nothing. Chapter 12 builds on this.
 
 # %% tags=["solution"]
 def split_by_share(data, devices, shares):
@@ -351,9 +366,11 @@ def split_by_share(data, devices, shares):
     return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-sizes = [len(shard) for shard in split_by_share(nd.arange(8), three[:2], [3, 1])]
-assert sizes == [6, 2], "shares of 3 and 1 cut eight examples into six and two"
-assert sum(len(s) for s in split_by_share(nd.arange(100), three, [0.2, 0.3, 0.4])) == 100
+shards = split_by_share(nd.arange(8), three[:2], [3, 1])
+assert [shard.asnumpy().tolist() for shard in shards] == [[0, 1, 2, 3, 4, 5], [6, 7]], "6 and 2"
+assert [shard.context for shard in shards] == three[:2], "each on its device"
+whole = gather(split_by_share(nd.arange(100), three, [0.2, 0.3, 0.4]), three[0])
+assert (whole.asnumpy() == np.arange(100)).all(), "every example once, in order"
 
 # %% [markdown]
 # ### Answer 4

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # 04 · LeNet from scratch on k devices
 #
-# Splitting a batch (chapter 02) and all-reduce (chapter 03) are all that data-parallel training needs.
-# Here they become a training step of fifteen lines that runs on any number of devices. It has to keep
-# two promises: *k* devices compute what one computes, and they do it faster. You check both on your
-# machine.
+# Splitting a batch (chapter 02) and all-reduce (chapter 03) become a training step of fifteen lines, which runs on any
+# number of devices. It has to keep two promises: *k* devices compute what one computes, and they do it faster. You
+# check both on your machine.
 #
 # ## What you'll do
 #
@@ -211,7 +210,7 @@ def accuracy(replicas, devices, dataset, size=500):
 # %% [markdown]
 # ## Training for real
 #
-# An epoch on two devices, in batches of 256 at learning rate 0.2, or as many epochs of a smaller data
+# An epoch on two devices, in batches of 128 at learning rate 0.2, or as many epochs of a smaller data
 # set as make 120 steps. With MNIST it takes **ten to thirty seconds**. You can stop it with the square
 # in the toolbar.
 
@@ -233,14 +232,14 @@ def fit(k, size, lr, seed=0):
         raise KeyboardInterrupt("training stopped; run the cell again to start anew") from None
 
 
-replicas, losses = fit(2, 256, 0.2)
+replicas, losses = fit(2, 128, 0.2)
 reached = accuracy(replicas, two, test_set)
 print(f"{reached:.2%} of the test images right ({data.name})")
 
 # %%
 for same in zip(*replicas):
     assert_replicas_equal(same)
-assert reached > (0.97 if data.name == "mnist" else 0.9), f"{reached:.2%}: it should have learned"
+assert reached > (0.96 if data.name == "mnist" else 0.9), f"{reached:.2%}: it should have learned"
 
 # %% [markdown]
 # After all these steps the two replicas are equal to the bit. That is half of the first promise. The
@@ -353,9 +352,10 @@ from pathlib import Path
 stored = json.loads(Path("src/results/lenet.json").read_text())
 print("made by", stored["command"])
 print("on", stored["machine"], stored["date"], "at commit", stored["commit"])
-for name, runs in stored["wrong"].items():
-    ends = [100 * share for run in runs for share in run["accuracies"]]
-    print(f"{name:15} test accuracy {np.median(ends):.1f} % ({min(ends):.1f} to {max(ends):.1f})")
+for name in ["128-0.2", *[reduce.__name__ for reduce in wrong]]:
+    first = [run[0]["accuracies"] for run in stored["runs"][f"lenet-{name}"]]  # [seed, replica]
+    for r, ends in enumerate(100 * np.array(first).T):
+        print(f"{name:15} replica {r}: {np.median(ends):.1f} % ({ends.min():.1f} to {ends.max():.1f})")
 
 # %% [markdown]
 # @@WRONG@@
@@ -393,7 +393,11 @@ show(fig, alt="Difference between one and two devices against steps, five seeds 
               "one in ten million and grows in jumps; float64 stays below 1e-9.")
 
 # %% [markdown]
-# @@DRIFT@@
+# Neither. The difference stays near $10^{-7}$ for a while, then jumps, at a step that depends on the seed, and
+# goes on from there. A guess that we haven't tested: an activation that is just above zero in one training
+# is just below in the other, and takes the other branch of a relu. In float64 it would have to be $2^{29}$
+# times closer to zero for that. So *equality* is a claim for float64, or for one step. In float32 the claim
+# is that the network trains as well.
 
 # %% [markdown]
 # ## The speed-up
@@ -514,7 +518,10 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # %% [markdown]
 # @@SPEED@@
 #
-# **On GPUs:** @@SPEEDGPU@@
+# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. The settings don't matter there: each
+# GPU has scratch space and a pool of memory of its own (`src/resource.cc`, `src/storage/storage.cc`, MXNet
+# 1.9.1). But warm up longer: cuDNN tries out algorithms for each new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`,
+# `src/operator/nn/cudnn/cudnn_convolution-inl.h`).
 #
 # What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and with all:
 
@@ -534,10 +541,9 @@ for name, ratio in zip(kinds, (settled / settled[:, :1]).T):
 # %% [markdown]
 # ## Batch and learning rate, one at a time
 #
-# With $k$ devices there are two honest ways to use them. *Strong scaling* keeps the batch: each device gets
-# $\frac1k$ of it, and the training is the same, only faster. That is what we have measured. *Weak scaling*
-# keeps each device's shard: the batch grows with $k$, so each device stays busy; but there are fewer steps
-# in an epoch, and it is another training. People then raise the learning rate as well.
+# There are two ways to use $k$ devices. *Strong scaling* keeps the batch: each device gets $\frac1k$ of it, and the
+# training is the same, only faster. That is what we have measured. *Weak scaling* keeps each device's shard: the
+# batch grows with $k$, there are fewer steps in an epoch, and it is another training.
 #
 # Devices, batch and rate are three things. *The Straight Dope* changed all three together, from
 # `run(1, 64, .3)` to `run(2, 128, .6)`; its two devices learned more slowly, and the page doesn't say why.

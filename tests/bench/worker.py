@@ -145,7 +145,8 @@ def reduce(job, x, y, steps):
     import mxnet as mx
     from lift import lift
 
-    ours = lift("all_reduce", "log", "send", "allreduce", "tree_allreduce", "ring_allreduce")
+    ours = lift("all_reduce", "log", "send", "allreduce", "ADD", "COPY", "run", "tree", "ring",
+                "reduce_scatter", "all_gather", "tree_allreduce", "ring_allreduce")
     count = 4 * 2**20 if steps > 1 else 4096
     arrays = [mx.nd.ones(count, ctx=mx.cpu(r)) for r in range(job.k)]
     store = mx.kv.create("device")

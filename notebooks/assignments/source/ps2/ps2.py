@@ -271,16 +271,16 @@ assert busiest("tree", 4, 80) == 160, "tree: device 0 sends to 2, then to 1"
 
 # %% nbgrader={"grade_id": "busiest-care", "points": 1}
 try:
-    busiest("star", 2, 80)
+    busiest("butterfly", 2, 80)
 except ValueError as error:
     print("As it should be, ValueError:", error)
 else:
-    raise AssertionError("there is no scheme star: no ValueError")
+    raise AssertionError("there is no scheme butterfly: no ValueError")
 
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# Sixteen GPUs, each pair with a link of its own. Some gradients are biases of ten numbers, others
+# Sixteen GPUs behind one switch. Some gradients are biases of ten numbers, others
 # matrices of ten million. Tree or ring: which would you take for the small arrays, which for the
 # large ones, and why? A few sentences.
 
