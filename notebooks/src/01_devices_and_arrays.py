@@ -7,20 +7,19 @@
 #
 # ## What you'll do
 #
-# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move arrays, and
-# catch two of them sharing memory. Measure copies from 4 KB to 64 MB, and predict one.
+# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move arrays, and measure
+# what it costs.
 #
 # ## What you'll learn
 #
 # - how a *context* decides where computation happens;
 # - what is held and sent when work is divided by layer, inside layers, or by data;
 # - when `as_in_context` and `copyto` copy, and where gradients end up;
-# - why you wait before you stop a clock, and why errors come late;
-# - what a copy costs.
+# - why you wait before you stop a clock, and what a copy costs.
 #
 # ## What you need
 #
-# Python, arrays as in NumPy, and what a convolutional network and its backward pass are. **No GPU.** Reading
+# Python, NumPy, and what a convolutional network and its backward pass are. **No GPU.** Reading
 # takes {reading time}, running less than a minute.
 
 # %% [markdown]
@@ -51,7 +50,7 @@ b = nd.exp(a) * 2 + 1
 assert b.context == two[1], "a result is where its inputs are"
 
 # %% [markdown]
-# That is enough to train with. Here are four examples of $y = 3x$, two on each device:
+# Four examples of $y = 3x$, two on each device:
 
 # %%
 x = [nd.array([1, 2], ctx=two[0]), nd.array([3, 4], ctx=two[1])]
@@ -67,7 +66,7 @@ w = [nd.zeros(1, ctx=device) for device in two]
 for replica in w:
     replica.attach_grad()
 
-
+# %%
 def gradients():
     for r in range(2):
         with autograd.record():
@@ -158,12 +157,10 @@ from helpers.plotting import BLUE, ORANGE, show
 fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
 for ax, below, cut in zip(*axes, held):
     for row, half, color in ((r, h, c) for r in range(4) for h, c in enumerate((BLUE, ORANGE))):
-        if cut == "by layer":
-            ax.barh(row, 8, 0.8, color=ORANGE if row else BLUE)
-        elif cut == "inside layers":
-            ax.barh(row - 0.2 + 0.4 * half, 8, 0.4, color=color)
-        else:
-            ax.barh(row, 4, 0.8, left=4 * half, color=color)
+        place, wide, high, left = {"by layer": (row, 8 * (half == (row > 0)), 0.8, 0),
+                                   "inside layers": (row - 0.2 + 0.4 * half, 8, 0.4, 0),
+                                   "by data": (row, 4, 0.8, 4 * half)}[cut]
+        ax.barh(place, wide, high, left, color=color)
     ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5), xticks=[0, 4, 8])
     for device, (marker, color) in enumerate((("o", BLUE), ("s", ORANGE))):
         places = np.arange(4) + 0.3 * device - 0.15
@@ -181,7 +178,7 @@ show(fig, alt="Above, layers against examples in the colours of two devices: who
 # unless the batch is cut into small ones that follow each other. But it halves only the activations. Weights,
 # gradients and Adam's state take 2 MB on each device here; for a billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device keeps a
 # part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al., 2020,
-# arXiv:1910.02054). The other two cuts serve models that are too large for one device (exercises 1 and 2).
+# arXiv:1910.02054). The other two cuts serve models that are too large for one device (exercise 1).
 
 # %% [markdown]
 # ## How devices are connected
@@ -203,12 +200,12 @@ show(fig, alt="Above, layers against examples in the colours of two devices: who
 # NVIDIA Topograph" (2026). For NVLink they give both directions together; we halve. Computed: 16 lanes of 32
 # billion transfers a second, 128 of 130 bits data.
 #
-# Simulated devices have none of this: a copy from `cpu(0)` to `cpu(1)` goes from host memory to host memory. What
-# you learn here about *when* data is copied holds on GPUs; *how long* it takes does not carry over.
+# Simulated devices have none of this. What you learn here about *when* data is copied holds on GPUs; *how long* it takes
+# does not carry over.
 
 # %% [markdown]
-# How many GPUs does this MXNet see? In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`;
-# `nvidia-smi topo -m` prints your machine's version of the drawing.
+# In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`; `nvidia-smi topo -m` prints your
+# machine's version of the drawing.
 
 # %% tags=["measured"]
 from shutil import which
@@ -225,8 +222,8 @@ else:
 # %% [markdown]
 # ## Creating and moving arrays
 #
-# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a `with
-# mx.gpu(0):` block says otherwise. A script that forgets `ctx=` trains on the CPU.
+# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a `with mx.gpu(0):`
+# block says otherwise.
 
 # %%
 assert nd.zeros(3).context == mx.cpu() == mx.cpu(0), "the default is the host, device 0"
@@ -258,9 +255,12 @@ print(a.asnumpy(), here is a)
 a = nd.array([1, 2, 3], ctx=two[0])
 copy = a.copyto(two[0])
 copy[0] = 100
+assert a[0].asscalar() == 1, "a has not changed"
+
+# %%
 target = nd.zeros(3, ctx=two[1])
 assert a.copyto(target) is target, "given an array, copyto fills it and returns it"
-assert a[0].asscalar() == target[0].asscalar() == 1, "a has not changed"
+assert target[0].asscalar() == 1, "and keeps its place"
 
 # %% [markdown]
 # So use `as_in_context` to *read*, and `copyto` if either side will *write*. A moved array comes without gradient
@@ -375,15 +375,15 @@ assert shifted.asnumpy().shape == (2, 2), "and only once: this read raises nothi
 # %% [markdown]
 # ## What a copy costs
 #
-# We copy 16 different stretches of a large array. A slice of consecutive rows of an `mx.nd` array is a window
-# on its memory, so the copies go straight into `target` and ask for no new memory.
+# We copy 16 stretches of a large array. A slice of consecutive rows of an `mx.nd` array is a window on its memory, so
+# the copies ask for no new memory.
 
 # %%
 LARGEST, COPIES = 64_000_000, 16  # bytes, copies that are averaged
 source = nd.ones(LARGEST // 4, ctx=two[0])  # a float32 has 4 bytes
 target = nd.zeros(LARGEST // 4, ctx=two[1])
 
-
+# %%
 def windows(size):
     n = size // 4
     starts = [i * n % (len(source) - n + 1) for i in range(COPIES)]
@@ -406,7 +406,7 @@ def copy_all(pairs, wait):
     nd.waitall()
     return (perf_counter() - start) / COPIES, call / COPIES
 
-
+# %%
 def three_clocks(size, turn):
     pairs, times = windows(size), {}
     copy_all(pairs, wait=False)
@@ -418,6 +418,9 @@ def three_clocks(size, turn):
 # Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB $10^6$.)
 # **Predict:** from the first size to the last is a factor of 16,000. By what factor will the time grow: by
 # 16,000, more, or much less?
+#
+# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth* $B$,
+# $t(s) = L + s/B$. The weights of the fit make each size count the same, by its *relative* error.
 
 # %% tags=["measured"]
 sizes = np.geomspace(4e3, LARGEST, 10)
@@ -426,12 +429,6 @@ low, middle, high = np.percentile(rounds, (10, 50, 90), axis=0)  # [10, 3] each,
 for c, name in enumerate(("alone", "queued", "call")):
     print(f"{name:6} 4 KB: {middle[0, c] * 1e6:5.1f} µs ({low[0, c] * 1e6:.1f} to {high[0, c] * 1e6:.1f})   "
           f"64 MB: {middle[-1, c] * 1e6:6,.0f} µs")
-
-# %% [markdown]
-# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth* $B$,
-# $t(s) = L + s/B$. The weights make each size count the same, by its *relative* error.
-
-# %% tags=["measured"]
 alone = middle[:, 0]
 per_byte, L = np.polyfit(sizes, alone, 1, w=1 / alone)
 worst = np.abs((L + sizes * per_byte) / alone - 1).max()
@@ -452,12 +449,14 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: waited for
               "bare call, with bars from the 10th to the 90th percentile, and the fitted curve.")
 
 # %% [markdown]
-# @@READ@@
+# In our run, a small copy that is waited for takes several times as long as a queued one, which costs hardly more than
+# its bare call. What waiting adds is, we believe, waking threads that have gone to sleep: while another program kept
+# the cores busy, *alone* took 15 µs at 4 KB. So $L$ is not the latency of a link, since simulated devices have
+# none; it is software, and changes with what else the machine does.
 #
-# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies: the source's, or the target's if it
-# comes from the host (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
-# `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1). That thread waits for the GPU after each copy, so
-# queued copies pay for that wait too.
+# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the GPU after each
+# (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in `src/engine/threaded_engine_perdevice.cc`, MXNet
+# 1.9.1). So queued copies pay for that wait too.
 #
 # ### A prediction
 #
@@ -469,36 +468,34 @@ shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128,
 eight = [int(np.prod(shape)) for shape in shapes]
 
 
-def seconds(lengths):
-    ends = np.cumsum([0, *lengths])
+def seconds(lengths, turn):
+    ends = np.cumsum([turn * sum(lengths), *lengths])  # another stretch in each turn
     pairs = [(source[a:b], target[a:b]) for a, b in zip(ends, ends[1:])]
     return copy_all(pairs, wait=True)[0] * COPIES
 
 
 ways = {"eight copies": eight, "one copy": [sum(eight)]}
-times = np.array([[seconds(lengths) for lengths in ways.values()] for _ in range(30)])
+times = np.array([[seconds(lengths, turn) for lengths in ways.values()] for turn in range(30)])
 for (name, lengths), column in zip(ways.items(), times.T):
     expected = sum(L + 4 * n * per_byte for n in lengths)
     low, mid, high = 1e6 * np.percentile(column, (10, 50, 90))
     print(f"{name:12} predicted {expected * 1e6:3.0f} µs, measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
 
 # %% [markdown]
-# @@PREDICTION@@
+# In our run the eight copies are off by about as much as the fit, and the one copy is faster than predicted by more
+# than that: there the model misses, and we don't know why.
 
 # %% [markdown]
 # ## Summary
 #
 # - Data parallelism: each device has a replica of the model and a shard of the batch; gradients are summed, and
 #   every replica makes the same update. Cuts by layer or inside layers send activations, and hold fewer weights.
-# - A context names a device. Arrays are made with `ctx=` and stay there; an operation runs where its
-#   inputs are.
-# - `as_in_context` returns the same object if nothing needs to move; `copyto` always copies. Write
-#   only to what you know to be a copy.
-# - Don't let arrays from two devices meet: `b.as_in_context(a.context)`.
+# - Arrays are made with `ctx=` and stay there; an operation runs where its inputs are.
+# - `as_in_context` returns the same object if nothing needs to move. Write only to what you know to be a copy.
+# - Don't let arrays from two devices meet.
 # - Most operators return before they are done. Wait before you stop a clock. An error that depends on values
 #   comes out where you wait, once.
-# - A copy takes latency + size / bandwidth. One large copy beats many small ones, if the numbers already lie
-#   side by side.
+# - A copy takes latency + size / bandwidth.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs"; *Deep Learning: The
 # Straight Dope*, on NDArray and multiple GPUs.
@@ -510,11 +507,9 @@ for (name, lengths), column in zip(ways.items(), times.T):
 #    $W_2 = \binom{3}{5}$ on device 1, with a ReLU between them. Compute both gradients of the sum of
 #    its outputs for the examples (1, 2) and (3, 1), on two devices, and show that they equal one
 #    device's. On which device is the gradient of $W_1$, and who sent it there?
-# 2. **When does the comparison turn?** Cut after the first convolution, from which batch size on does LeNet send
-#    more by layer than by data? And a dense layer of 4,096 × 4,096 alone, cut inside or by data?
-# 3. **A lost gradient.** Move an array with an attached gradient to the other device *before*
-#    `record()`, and compute a loss from it there. Where does the gradient end up?
-# 4. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core busy, and for copies
+# 2. **A lost gradient.** Move an array with a gradient to the other device *before* `record()`, and compute a loss from
+#    it there. Where does its gradient end up?
+# 3. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core busy, and for copies
 #    within one device. Then time eight gradients copied into one flat array, sent, and copied out again.
 
 # %% [markdown]
@@ -545,19 +540,6 @@ for places in ([two[0], two[0]], two):
 # %% [markdown]
 # ### Answer 2
 #
-# By layer each device sends 3,380 numbers for each example, by data 129,068 for each step: by layer sends more
-# from 39 examples on. The dense layer has 16.8 million weights and passes on 4,096 numbers for each example, so
-# by data sends more until the batch has 4,096 examples. Where weights outnumber the activations passed on, a cut
-# inside the layers sends less.
-
-# %% tags=["solution"]
-examples = np.arange(1, 10_000)
-assert examples[examples * passed[0] > weights.sum()][0] == 39, "129,068 / 3,380 = 38.2"
-assert examples[examples * 4096 >= 4096**2][0] == 4096, "weights / numbers passed on"
-
-# %% [markdown]
-# ### Answer 3
-#
 # Nowhere: `backward` raises, since nothing in the loss has a gradient attached; the move was not recorded. Give
 # the moved array one, and the error is gone. The original's gradient is still 0, and nothing is said.
 
@@ -578,8 +560,8 @@ assert moved.grad.asnumpy().tolist() == [2, 4], "the derivative of the sum of v�
 assert v.grad.asnumpy().tolist() == [0, 0], "the move was not recorded"
 
 # %% [markdown]
-# ### Answer 4
+# ### Answer 3
 #
-# A good answer lets the cases take turns, gives medians with their spread, and says which differences are larger
-# than it. It says what each clock contains, and whether the model's largest error grew, since then $L$ and $B$ mean
-# less. For the flat array it counts the copies in and out, which can cost more than they save.
+# A good answer lets the cases take turns, gives medians with their spread, and says which differences are larger than
+# it. It says what each clock contains. For the flat array it counts the copies in and out, which can cost more than
+# they save.

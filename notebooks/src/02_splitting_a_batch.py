@@ -1,15 +1,13 @@
 # %% [markdown]
 # # 02 · Splitting a batch
 #
-# Data-parallel training begins with a cut: each device gets its part of the batch, a *shard*. The cut
-# is four lines of code, and there are several ways to get it wrong without any error: lose the last
-# examples, separate images from their labels, or give a device nothing to do.
+# Data-parallel training begins with a cut: each device gets its part of the batch, a *shard*. It is four lines of
+# code, and easily wrong without any error: the last examples are lost, images and labels separated, or a device left
+# with nothing to do.
 #
 # ## What you'll do
 #
-# Write `split_and_load` and compare it with `gluon.utils.split_and_load` on every batch size from 1
-# to 24 and up to four devices. See what happens to the gradient of a device that gets no data. Cut a
-# batch of real images.
+# Write `split_and_load` and compare it with Gluon's. See what happens to the gradient of a device that gets no data.
 #
 # ## What you'll learn
 #
@@ -95,9 +93,8 @@ print([len(shard) for shard in split_and_load(batch[:5], three[:2], even=False)]
 # %% [markdown]
 # ## Labels stay with their images
 #
-# Images and labels are split by two calls. The cuts depend on nothing but the batch's length and the
-# number of devices, so equal lengths give equal cuts. To check that, we build images that know their
-# label: every pixel of image $i$ is $i$.
+# Images and labels are split by two calls. The cuts depend only on the batch's length and the number of devices, so
+# equal lengths give equal cuts. To check that, every pixel of image $i$ is $i$, its label.
 
 # %%
 labels = nd.arange(10)
@@ -259,9 +256,8 @@ print(batch[:, 0].asnumpy())
 #
 # ## A real batch
 #
-# `load_data` looks for MNIST in the folder that `$COURSE_DATA` names, among its earlier downloads, and
-# on the network, and compares what it finds with MNIST's published checksum. If there is none, it says
-# so and uses scikit-learn's handwritten digits. It returns NumPy arrays.
+# `load_data` looks for MNIST in the folder that `$COURSE_DATA` names, among its downloads, and on the network. If there
+# is none, it says so and uses scikit-learn's handwritten digits. It returns NumPy arrays.
 
 # %% tags=["measured"]
 mnist = helpers.load_data("mnist", limit=16)
@@ -276,6 +272,9 @@ for r, (x, y) in enumerate(zip(x_shards, y_shards, strict=True)):
     assert x.context == y.context == two[r], "a shard is on another device"
     assert (x.asnumpy() == mnist.train_images[rows]).all(), "other images"
     assert (y.asnumpy() == mnist.train_labels[rows]).all(), "a label lost its image"
+
+# %% [markdown]
+# To draw a shard, `asnumpy` brings it back to the host.
 
 # %% tags=["measured"]
 import matplotlib.pyplot as plt
@@ -302,8 +301,7 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # - With uneven shards, add sums and divide once.
 # - In `mx.nd`, a shard of consecutive rows that is already in place is a window on the batch.
 #
-# **Further reading.** `gluon/utils.py` in MXNet 1.9.1, `split_data` and `split_and_load`; *The
-# Straight Dope* and *Dive into Deep Learning* on training with several GPUs.
+# **Further reading.** `split_data` and `split_and_load` in MXNet 1.9.1's `gluon/utils.py`.
 
 # %% [markdown]
 # ## Exercises
@@ -375,7 +373,6 @@ assert (whole.asnumpy() == np.arange(100)).all(), "every example once, in order"
 # %% [markdown]
 # ### Answer 4
 #
-# A good answer shows numbers for each policy. Dropping loses three examples in each epoch, others each time
-# if the order changes; in an evaluation it makes the accuracy that of fewer examples. Filling up counts some
-# examples twice: their gradient weighs double, and so do their hits. Resting is exact if the resting device's
-# old gradient is set to zero or left out of the sum, it still gets the sum, and the divisor is 3.
+# A good answer shows numbers for each policy. Dropping loses three examples in each epoch, and in an evaluation judges
+# fewer. Filling up counts some examples twice, in the gradient and in the accuracy. Resting is exact if the resting
+# device's old gradient is left out of the sum, it still gets the sum, and the divisor is 3.

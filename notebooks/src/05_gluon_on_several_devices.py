@@ -189,14 +189,12 @@ for k in (1, 2, 3, 4):
 print("Gluon on 1 to 4 devices = the loop by hand on one, to 1e-12, on every device")
 
 # %% [markdown]
-# Uneven shards are no problem: the loss is one number for each image, `backward` adds them up, and
-# `step` divides the sum once.
+# Uneven shards are no problem, since `step` divides the sum once.
 #
 # ## What is on each device
 #
-# An *array* is on one device. A *parameter* is a set of arrays, one for each device on which it was
-# initialised. After a backward pass on two devices, **predict:** are the two *values* of a parameter
-# equal? Are the two *gradients*?
+# A *parameter* is a set of arrays, one for each device. **Predict:** after a backward pass on two devices, are the two
+# *values* of a parameter equal? Are the two *gradients*?
 
 # %%
 net, alone = ready(two), ready(two[:1])
@@ -211,8 +209,7 @@ for p, q in zip(net.collect_params().values(), alone.collect_params().values()):
 print("values equal, gradients different; their sum is the gradient of one device")
 
 # %% [markdown]
-# The scores, too, are where the shard is, and don't depend on the device. (In this network. With
-# BatchNorm they do: chapter 09.)
+# The scores, too, are where the shard is, and don't depend on the device. (With BatchNorm they do: chapter 09.)
 
 # %%
 shards = gluon.utils.split_and_load(x[:8], two)
@@ -377,9 +374,9 @@ print("with ignore_stale_grad=True:", net.weight.data().asnumpy().tolist())
 assert (net.weight.data().asnumpy() == [[0, -0.5]]).all(), "the first image has been lost"
 
 # %% [markdown]
-# Two replicas on one device. But a shard finds its replica by its device, so both used the same one, and
-# the second gradient overwrote the first; the other replica kept its zeros. The tutorial's loop calls `step` with
-# `ignore_stale_grad=True`, which takes the error away. With real images the loss falls all the same:
+# Two replicas on one device. But a shard finds its replica by its device, so both used the same one, and the second
+# gradient overwrote the first. The tutorial's loop calls `step` with `ignore_stale_grad=True`, which takes the error
+# away. With real images the loss falls all the same:
 
 # %% tags=["trains"]
 twice = ready([mx.cpu(), mx.cpu()])
@@ -389,13 +386,10 @@ assert apart(twice, reference) > 0.01, "but these are not one device's weights"
 attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 
 # %% [markdown]
-# The last line is ours: `helpers.devices` doesn't give a device twice, and our functions refuse such a
-# list.
+# The last line is ours: our functions refuse such a list.
 
 # %% [markdown]
 # ## Appendix: more quirks, and listings that no longer run
-#
-# Each with its proof in the next cells.
 #
 # | you write | what happens in MXNet 1.9.1 |
 # | --- | --- |
@@ -403,7 +397,7 @@ attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 # | `weight.data()`, one replica | that one, wherever it is |
 # | `initialize` a second time | a warning and nothing else, once the arrays exist; while deferred, it takes the new devices without a word |
 # | `initialize(…, force_reinit=True)` | starts anew, on the new devices |
-# | `reset_ctx(devices)`, `save_parameters` | moves or saves the *mean* of the replicas |
+# | `reset_ctx(devices)` | moves the *mean* of the replicas |
 # | `nn.Dense(3)` twice in a process | `dense0_weight`, then `dense1_weight`: reach parameters through their layer |
 # | a last layer of 128 for ten classes | it trains, as a classifier of 128 classes: compare the first loss with $\ln 10$ |
 
@@ -436,6 +430,9 @@ single.collect_params().reset_ctx(four[1:])
 for a in single.weight.list_data():
     assert a.asnumpy().ravel().tolist() == [2, 4, 6, 8, 10, 12], "the mean of the two replicas"
 assert single.name != away.name, "names are numbered in the order of creation"
+
+# %% [markdown]
+# For the last row, images as they are and a single layer of 128:
 
 # %% tags=["trains"]
 wide = nn.Sequential()
@@ -479,20 +476,17 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 #   never computed one. Later, a device without data adds its old gradient in silence.
 # - A device named twice loses all shards but the last; `ignore_stale_grad=True` hides it.
 #
-# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *The Straight Dope*,
-# "Training on multiple GPUs with gluon"; A. Zhang et al., *Dive into Deep Learning*, "Concise
-# Implementation for Multiple GPUs".
+# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *The Straight Dope*, "Training on
+# multiple GPUs with gluon"; *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. **Frozen.** Set `grad_req = "null"` for the first layer's parameters. What does `list_grad` say, and
 #    does a step on two devices still work?
-# 2. **From two to one.** `save_parameters` on two devices, and load on one. Is anything lost? What if the replicas
-#    differed?
-# 3. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it cure the
+# 2. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it cure the
 #    device named twice? Try it with `tiny`'s numbers, for two steps.
-# 4. **A check of your own (open).** Write a function that you call before `trainer.step` and that notices
+# 3. **A check of your own (open).** Write a function that you call before `trainer.step` and that notices
 #    a device without data in *this* step. What must it not mistake for a fault?
 
 # %% [markdown]
@@ -514,28 +508,6 @@ assert_replicas_equal(net[2].weight.list_data())
 # %% [markdown]
 # ### Answer 2
 #
-# Gluon saves the mean of the replicas (`Parameter._reduce`). Two equal ones have themselves as their mean exactly, three
-# up to rounding; different ones are averaged without a word. The optimizer's state isn't in the file.
-
-# %% tags=["solution"]
-import os
-import tempfile
-
-def identical():
-    pairs = zip(net.collect_params().values(), other.collect_params().values())
-    return all((p.data(two[1]).asnumpy() == q.data().asnumpy()).all() for p, q in pairs)
-
-
-other = ready(four[3:])
-assert not identical(), "the other one has the start's values"
-with tempfile.TemporaryDirectory() as folder:
-    net.save_parameters(os.path.join(folder, "lenet.params"))
-    other.load_parameters(os.path.join(folder, "lenet.params"), ctx=four[3:])
-assert identical(), "the mean of two equal replicas"
-
-# %% [markdown]
-# ### Answer 3
-#
 # In the first step, yes: the replica that both shards use holds the sum of their gradients, the other adds its
 # zeros. In the second step the old gradients count again, unless they are set to zero by hand. And there is
 # still only one device to do the work.
@@ -554,7 +526,7 @@ for weights in ([[-0.5, -0.5]], [[-1.5, -1.5]]):  # right would be -0.5, then -1
     assert (net.weight.data().asnumpy() == weights).all(), "both images, and the old ones again"
 
 # %% [markdown]
-# ### Answer 4
+# ### Answer 3
 #
 # A good answer tries its check on five cases. A device without data, and a branch of the network that this batch
 # didn't take, keep an old gradient, which the default Trainer adds again: both are faults. An uneven shard, a
