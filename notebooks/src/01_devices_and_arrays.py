@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 01 · Devices and arrays
 #
-# With a second device, training can take half the time, or longer than before. Which it is depends on three
-# things: where each array is, whether a computation has finished, and how long a copy takes. In this
-# chapter you learn to find that out.
+# With a second device, training can take half the time, or longer than before. Which it is depends
+# on three things: where each array is, whether a computation has finished, and how long a copy
+# takes. In this chapter you learn to find that out.
 #
 # ## What you'll do
 #
-# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move arrays, and measure
-# what it costs.
+# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move
+# arrays, and measure what it costs.
 #
 # ## What you'll learn
 #
@@ -42,8 +42,8 @@ a = nd.array([1, 2, 3], ctx=two[1])
 a
 
 # %% [markdown]
-# The name of a device is a *context*, shown after the `@`. An operation runs on the device that holds its inputs and
-# leaves its result there. So you place the data, and the computation follows.
+# The name of a device is a *context*, shown after the `@`. An operation runs on the device that
+# holds its inputs and leaves its result there. So you place the data, and the computation follows.
 
 # %%
 b = nd.exp(a) * 2 + 1
@@ -89,6 +89,7 @@ for step in range(20):
     total = first + second.as_in_context(two[0])
     for replica in w:
         replica -= 0.01 * total.as_in_context(replica.context)
+    assert step or abs(w[0].asscalar() - 1.8) < 1e-5, "the first step is 0.01 · 180"
 assert [replica.context for replica in w] == two, "a replica on each device"
 assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas must reach w = 3"
 
@@ -105,14 +106,15 @@ assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas 
 # ## Three ways to divide the work
 #
 # Data isn't the only thing that can be cut. A training step does some work for each layer and each
-# example, so one can also cut *by layer*, giving whole layers to each device (pipeline parallelism), or
-# *inside layers*, giving each device half of every layer's outputs (tensor parallelism). *Dive into Deep
-# Learning* compares these three.
+# example, so one can also cut *by layer*, giving whole layers to each device (pipeline
+# parallelism), or *inside layers*, giving each device half of every layer's outputs (tensor
+# parallelism). *Dive into Deep Learning* compares these three.
 #
-# What must each device hold? A training step needs memory for *weights*; for their *gradients*, just as large; for
-# the *optimizer's state*, nothing for plain gradient descent and two numbers for each weight with Adam; and for
-# *activations*, the outputs of all layers, kept for the backward pass. We count those of chapter 04's LeNet, as if the output of each operation were kept; with
-# relu in place, activations would be 45 % less.
+# What must each device hold? A training step needs memory for *weights*; for their *gradients*,
+# just as large; for the *optimizer's state*, nothing for plain gradient descent and two numbers
+# for each weight with Adam; and for *activations*, the outputs of all layers, kept for the
+# backward pass. We count those of chapter 04's LeNet, as if the output of each operation were
+# kept; with relu in place, activations would be 45 % less.
 
 # %%
 import numpy as np
@@ -125,11 +127,11 @@ inside = np.array([2 * 20 * 26 * 26, 2 * 50 * 9 * 9, 128, 0])  # before and afte
 print(f"{weights.sum():,} weights; {(inside + passed).sum():,} activations for each example")
 
 # %% [markdown]
-# Now batch 256 on two devices, in float32, 4 bytes a number. *By layer* we cut after the first convolution,
-# which comes nearest to equal memory. In each step the activations there are sent, and on the way back
-# their gradients. *Inside layers*, each device needs the other
-# half of each layer's input, and on the way back the same amounts cross again. *By data* sends each
-# device's gradients. **Predict** which sends least.
+# Now batch 256 on two devices, in float32, 4 bytes a number. *By layer* we cut after the first
+# convolution; after the second, one device would hold 40.7 MB, the other 2.8. In each step the
+# activations there are sent, and on the way back their gradients. *Inside layers*, each device
+# needs the other half of each layer's input, and on the way back the same amounts cross again. *By
+# data* sends each device's gradients. **Predict** which sends least.
 
 # %%
 n, MB = 256, 4 / 1e6
@@ -148,11 +150,12 @@ sent = MB * np.array([n * passed[0], n * passed[:-1].sum(), all_of])
 assert sent.argmin() == 2, "by data sends least"
 print(f"one device alone holds {accounts(all_of, layer.sum()).sum():.1f} MB")
 for (cut, (first, second)), crossing in zip(held.items(), sent):
-    print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, each sends {crossing:.1f} MB")
+    print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, "
+          f"each sends {crossing:.1f} MB")
 
 # %%
 import matplotlib.pyplot as plt
-from helpers.plotting import BLUE, ORANGE, show
+from helpers.plotting import BLUE, GREY, ORANGE, show
 
 fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
 for ax, below, cut in zip(*axes, held):
@@ -162,50 +165,58 @@ for ax, below, cut in zip(*axes, held):
                                    "by data": (row, 4, 0.8, 4 * half)}[cut]
         ax.barh(place, wide, high, left, color=color)
     ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5), xticks=[0, 4, 8])
+    below.semilogy(range(4), accounts(all_of, layer.sum()), "_", ms=24, color=GREY, zorder=0,
+                   label="one device alone")
     for device, (marker, color) in enumerate((("o", BLUE), ("s", ORANGE))):
         places = np.arange(4) + 0.3 * device - 0.15
         below.semilogy(places, held[cut][device], marker, color=color, label=f"device {device}")
-    below.set_xticks(range(4), ["weights", "grads", "state", "activ."])
+    below.set_xticks(range(4), ["weights", "grad", "Adam", "act."])
 axes[0, 0].set_yticks(range(4), LAYERS)
-axes[1, 0].set(ylabel="MB held", yticks=[0.001, 0.01, 0.1, 1, 10], yticklabels=[0.001, 0.01, 0.1, 1, 10])
-fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+ticks = [0.001, 0.01, 0.1, 1, 10]
+axes[1, 0].set(ylabel="MB held", yticks=ticks, yticklabels=ticks)
+fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 fig.suptitle("Only the cut by data keeps each example on one device")
-show(fig, alt="Above, layers against examples in the colours of two devices: whole rows, half rows, halves "
-              "of the columns. Below, MB of weights, gradients, optimizer state and activations.")
+show(fig, alt="Above, layers against examples in the colours of two devices: whole rows, half "
+              "rows, halves of the columns. Below, MB of weights, gradients, Adam's state and "
+              "activations on each device, and on one device alone.")
 
 # %% [markdown]
-# With this batch and this cut, data parallelism sends least. Its devices have equal work; by layer they take turns,
-# unless the batch is cut into small ones that follow each other. But it halves only the activations. Weights,
-# gradients and Adam's state take 2 MB on each device here; for a billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device keeps a
-# part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al., 2020,
-# arXiv:1910.02054). The other two cuts serve models that are too large for one device (exercise 1).
+# With this batch and this cut, data parallelism sends least. Its devices have equal work; by layer
+# they take turns, unless the batch is cut into small ones that follow each other. But it halves
+# only the activations. Weights, gradients and Adam's state take 2 MB on each device here; for a
+# billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device
+# keeps a part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al.,
+# 2020, arXiv:1910.02054). The other two cuts serve models that are too large for one device;
+# exercise 1 cuts one by layer.
 
 # %% [markdown]
 # ## How devices are connected
 #
-# ![A server: a CPU with host memory; below it a PCIe switch whose one uplink four GPUs share, each with a memory of its own; NVLink between neighbouring GPUs.](src/drawings/server.svg)
+# ![A server: a CPU with host memory; below it a PCIe switch whose one uplink four GPUs share, each
+# with a memory of its own; NVLink between neighbouring GPUs.](src/drawings/server.svg)
 #
-# A GPU's memory is fast, and its own. Everything else is reached through slower links. GPUs behind one switch
-# share its uplink: if four of them read from the host at the same time, each gets a quarter of it (*Dive into
-# Deep Learning*, "Parameter Servers").
+# A GPU's memory is fast, and its own. Everything else is reached through slower links. GPUs behind
+# one switch share its uplink: if four of them read from the host at the same time, each gets a
+# quarter of it (*Dive into Deep Learning*, "Parameter Servers").
 #
-# | GB/s | | source |
+# | GB/s (links: in each direction) | | source |
 # | --- | --- | --- |
 # | memory of a V100, A100 (40 GB), H200 | 900, 1,555, 4,800 | [1], [1], [3] |
-# | PCI Express ×16, generation 3, 4, 5, in each direction | 15.75, 31.5, 63 | [1], [1], computed |
-# | NVLink of V100, A100, H100, Blackwell, in each direction | 150, 300, 450, 900 | [1], [1], [2], [4] |
+# | PCI Express ×16, generation 3, 4, 5 | 15.75, 31.5, 63 | [1], [1], computed |
+# | NVLink, all links of a V100, A100, H100, Blackwell | 150, 300, 450, 900 | [1], [1], [2], [4] |
 #
-# NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU Architecture" (2023),
-# section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4] "Topology-aware workload scheduling with
-# NVIDIA Topograph" (2026). For NVLink they give both directions together; we halve. Computed: 16 lanes of 32
-# billion transfers a second, 128 of 130 bits data.
+# NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU
+# Architecture" (2023), section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4]
+# "Topology-aware workload scheduling with NVIDIA Topograph" (2026). For NVLink they give both
+# directions together; we halve. Computed: 16 lanes of 32 billion transfers a second, 128 of 130
+# bits data.
 #
-# Simulated devices have none of this. What you learn here about *when* data is copied holds on GPUs; *how long* it takes
-# does not carry over.
+# Simulated devices have none of this. What you learn here about *when* data is copied holds on
+# GPUs; *how long* it takes does not carry over.
 
 # %% [markdown]
-# In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`; `nvidia-smi topo -m` prints your
-# machine's version of the drawing.
+# In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`; `nvidia-smi topo
+# -m` prints your machine's version of the drawing.
 
 # %% tags=["measured"]
 from shutil import which
@@ -222,18 +233,19 @@ else:
 # %% [markdown]
 # ## Creating and moving arrays
 #
-# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a `with mx.gpu(0):`
-# block says otherwise.
+# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a
+# `with mx.gpu(0):` block says otherwise.
 
 # %%
 assert nd.zeros(3).context == mx.cpu() == mx.cpu(0), "the default is the host, device 0"
 assert two[0] != two[1], "devices(2) gives two different devices"
 
 # %% [markdown]
-# MXNet's tutorial on several GPUs (of version 1.5) falls back to `[mx.cpu(), mx.cpu()]` where there is none.
-# That is one device named twice; chapter 05 shows what it does to training.
+# MXNet's tutorial on several GPUs (of version 1.5) falls back to `[mx.cpu(), mx.cpu()]` where
+# there is none. That is one device named twice; chapter 05 shows what it does to training.
 #
-# An array never changes its context; to move it is to make another array elsewhere. **Predict:** in the second cell, what does `a` hold at the end?
+# An array never changes its context; to move it is to make another array elsewhere. **Predict:**
+# in the second cell, what does `a` hold at the end?
 
 # %%
 a = nd.array([1, 2, 3], ctx=two[0])
@@ -246,10 +258,10 @@ here[0] = 100
 print(a.asnumpy(), here is a)
 
 # %% [markdown]
-# `as_in_context` does nothing if there is nothing to move: `here` and `a` are two names for one array. A
-# program that writes to the result changes the original on one device and a copy on the other. `copyto`
-# copies even on the same device. Given an array
-# instead of a device, it fills that array, which saves asking for memory in every step.
+# `as_in_context` does nothing if there is nothing to move: `here` and `a` are two names for one
+# array. A program that writes to the result changes the original on one device and a copy on the
+# other. `copyto` copies even on the same device. Given an array instead of a device, it fills that
+# array, which saves asking for memory in every step.
 
 # %%
 a = nd.array([1, 2, 3], ctx=two[0])
@@ -263,8 +275,8 @@ assert a.copyto(target) is target, "given an array, copyto fills it and returns 
 assert target[0].asscalar() == 1, "and keeps its place"
 
 # %% [markdown]
-# So use `as_in_context` to *read*, and `copyto` if either side will *write*. A moved array comes without gradient
-# memory: for a replica, move first, then attach.
+# So use `as_in_context` to *read*, and `copyto` if either side will *write*. A moved array comes
+# without gradient memory: for a replica, move first, then attach.
 
 # %%
 weight = nd.array([1, 2, 3], ctx=two[0])
@@ -277,8 +289,8 @@ assert replica.grad.context == two[1] != weight.grad.context, "a gradient is wit
 # %% [markdown]
 # ### When arrays on two devices meet
 #
-# What is `a + b` if `a` is on one device and `b` on the other? MXNet doesn't move arrays on its own. We try it in a
-# separate process, for a reason that you'll see.
+# What is `a + b` if `a` is on one device and `b` on the other? MXNet doesn't move arrays on its
+# own. We try it in a separate process, for a reason that you'll see.
 
 # %%
 import sys
@@ -296,23 +308,25 @@ if two[0].device_type == "cpu":
 print(child.stdout if child.returncode == 0 else f"failed: {child.stderr[-300:]}")
 
 # %% [markdown]
-# Simulated devices share memory, so the operator finds its second input, and the sum is right. On them the
-# training at the beginning works even without its two moves; no check of values can see that.
+# Simulated devices share memory, so the operator finds its second input, and the sum is right. On
+# them the training at the beginning works even without its two moves; no check of values can see
+# that.
 #
-# **On GPUs:** before it starts an operator, MXNet 1.9.1 compares the *kind* of device only (`GetContext` in
-# `src/imperative/imperative_utils.h`). A GPU and a CPU raise at once: "require all inputs live on the same
-# context". Two GPUs pass, and the operator gets an address in the other GPU's memory. Users report what
-# follows as "an illegal memory access was encountered" where the result is read, or as a crash
-# (apache/mxnet 18265, 11275, 21119); hence the process of its own.
+# **On GPUs:** before it starts an operator, MXNet 1.9.1 compares the *kind* of device only
+# (`GetContext` in `src/imperative/imperative_utils.h`). A GPU and a CPU raise at once: "require
+# all inputs live on the same context". Two GPUs pass, and the operator gets an address in the
+# other GPU's memory. Users report what follows as "an illegal memory access was encountered" where
+# the result is read, or as a crash (apache/mxnet 18265, 11275, 21119); hence the process of its
+# own.
 #
 # So write `a + b.as_in_context(a.context)`, which works everywhere.
 
 # %% [markdown]
 # ## Work that isn't done yet
 #
-# When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and after
-# `wait_to_read`, which returns once the values exist. **Predict:** does the call take about as
-# long as the product, about half, or hardly any time?
+# When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and
+# after `wait_to_read`, which returns once the values exist. **Predict:** does the call take about
+# as long as the product, about half, or hardly any time?
 
 # %% tags=["measured"]
 from time import perf_counter
@@ -328,9 +342,9 @@ print(f"the call returned after {called * 1e3:.2f} ms, the product was there aft
       f"{done * 1e3:.2f} ms")
 
 # %% [markdown]
-# The call only puts the work into the device's queue; the device's thread takes it from there. This
-# *asynchrony* lets one Python program keep many devices busy. The loop looks sequential; with two free cores,
-# two products on two devices should take about half as long as on one.
+# The call only puts the work into the device's queue; the device's thread takes it from there.
+# This *asynchrony* lets one Python program keep many devices busy. The loop looks sequential; with
+# two free cores, two products on two devices should take about half as long as on one.
 
 # %% tags=["measured"]
 local = [A.as_in_context(device) for device in two]
@@ -342,17 +356,18 @@ for places in ([0, 0], [0, 1]):
     print(f"two products on the devices {places}: {(perf_counter() - start) * 1e3:.0f} ms")
 
 # %% [markdown]
-# `nd.waitall()` waits for everything, on all devices. Calls that need values wait for them: `x.asnumpy()`,
-# `x.asscalar()`, `print(x)`, `if x:`. So do calls that fill an array from Python or NumPy, such as
-# `nd.array(list)`. Most operators don't, nor do `as_in_context`, `copyto` and `backward()`. (On simulated
-# devices `wait_to_read` may return late, since MXNet 1.9.1 queues the wait itself on `cpu(0)`: `WaitForVar` in
-# `src/engine/threaded_engine.cc`.) So a clock that is stopped without waiting measures how fast Python fills the
-# queue, and a stray `print(loss)` in a training loop makes Python wait before it gives any device the next step.
+# `nd.waitall()` waits for everything, on all devices. Calls that need values wait for them:
+# `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`. Calls that fill an array from Python or
+# NumPy, such as `nd.array(list)`, wait until it is filled. Most operators don't wait, nor do
+# `as_in_context`, `copyto` and `backward()`. (On simulated devices `wait_to_read` and `nd.array`
+# may also wait for other work on `cpu(0)`: MXNet 1.9.1 queues the wait there, `WaitForVar` in
+# `src/engine/threaded_engine.cc`.) So a clock that is stopped without waiting measures how fast
+# Python fills the queue, and a stray `print(loss)` in a training loop makes Python wait before it
+# gives any device the next step.
 #
-# If work happens later, so do some errors. Wrong shapes raise at the call; errors that depend on *values*
-# come later. A normal distribution can't have a negative width.
-# **Predict:** which line raises, the one that asks for the numbers, the one that adds 1, or the one
-# that waits?
+# If work happens later, so do some errors. Wrong shapes raise at the call; errors that depend on
+# *values* come later. A normal distribution can't have a negative width. **Predict:** which line
+# raises, the one that asks for the numbers, the one that adds 1, or the one that waits?
 
 # %%
 noise = nd.random.normal(0, -1, shape=(2, 2), ctx=two[0])
@@ -367,16 +382,16 @@ assert raised, "the error of the first line should come out where we wait"
 assert shifted.asnumpy().shape == (2, 2), "and only once: this read raises nothing"
 
 # %% [markdown]
-# The first two lines only queued work. So when a message points at an innocent line, look *above* it;
-# `nd.waitall()` after each suspect line finds the culprit. MXNet 1.9.1 raises such an error once. Read
-# `shifted` again, and you get whatever is in its memory. After an `MXNetError`, start again from data that
-# you trust.
+# The first two lines only queued work. So when a message points at an innocent line, look *above*
+# it; `nd.waitall()` after each suspect line finds the culprit. MXNet 1.9.1 raises such an error
+# once. Read `shifted` or `noise` again, or compute with them, and you get whatever is in their
+# memory. After an `MXNetError`, start again from data that you trust.
 
 # %% [markdown]
 # ## What a copy costs
 #
-# We copy 16 stretches of a large array. A slice of consecutive rows of an `mx.nd` array is a window on its memory, so
-# the copies ask for no new memory.
+# We copy 16 stretches of a large array (at 64 MB, all of it 16 times). A slice of consecutive rows
+# of an `mx.nd` array is a window on its memory, so the copies ask for no new memory.
 
 # %%
 LARGEST, COPIES = 64_000_000, 16  # bytes, copies that are averaged
@@ -390,9 +405,9 @@ def windows(size):
     return [(source[at : at + n], target[at : at + n]) for at in starts]
 
 # %% [markdown]
-# Three clocks, each for one copy. *Alone*: copy, wait, then the next. *Queued*: all 16 copies, then wait. *Call*: the
-# bare calls of the second. The first to come finds the memory cold, so we copy once before the clocks start, and
-# the two take turns in being first.
+# Three clocks, each for one copy. *Alone*: copy, wait, then the next. *Queued*: all 16 copies,
+# then wait. *Call*: the bare calls of the second. The first to run finds the memory cold, so we
+# copy once before the clocks start, and the two take turns in being first.
 
 # %%
 def copy_all(pairs, wait):
@@ -415,19 +430,21 @@ def three_clocks(size, turn):
     return times[True][0], times[False][0], times[False][1]
 
 # %% [markdown]
-# Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB $10^6$.)
-# **Predict:** from the first size to the last is a factor of 16,000. By what factor will the time grow: by
-# 16,000, more, or much less?
+# Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB
+# $10^6$.) **Predict:** from the first size to the last is a factor of 16,000. By what factor will
+# the time grow: by 16,000, more, or much less?
 #
-# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth* $B$,
-# $t(s) = L + s/B$. The weights of the fit make each size count the same, by its *relative* error.
+# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth*
+# $B$, $t(s) = L + s/B$. The weights of the fit make each size count the same, by its *relative*
+# error.
 
 # %% tags=["measured"]
 sizes = np.geomspace(4e3, LARGEST, 10)
 rounds = np.array([[three_clocks(int(size), turn) for size in sizes] for turn in range(8)])
 low, middle, high = np.percentile(rounds, (10, 50, 90), axis=0)  # [10, 3] each, seconds
 for c, name in enumerate(("alone", "queued", "call")):
-    print(f"{name:6} 4 KB: {middle[0, c] * 1e6:5.1f} µs ({low[0, c] * 1e6:.1f} to {high[0, c] * 1e6:.1f})   "
+    small = 1e6 * np.array([middle, low, high])[:, 0, c]
+    print("{:6} 4 KB: {:5.1f} µs ({:.1f} to {:.1f})   ".format(name, *small) +
           f"64 MB: {middle[-1, c] * 1e6:6,.0f} µs")
 alone = middle[:, 0]
 per_byte, L = np.polyfit(sizes, alone, 1, w=1 / alone)
@@ -435,33 +452,36 @@ worst = np.abs((L + sizes * per_byte) / alone - 1).max()
 print(f"L = {L * 1e6:.0f} µs, B = {1e-9 / per_byte:.1f} GB/s, off by up to {worst:.0%}")
 
 # %% tags=["measured"]
-from helpers.plotting import GREEN, GREY, figure
+from helpers.plotting import GREEN, figure
 
-fig, ax = figure(f"A copy here: about {L * 1e6:.0f} µs, plus its size at {1e-9 / per_byte:.1f} GB/s",
+speed = 1e-9 / per_byte
+fig, ax = figure(f"A copy alone: about {L * 1e6:.0f} µs, plus its size at {speed:.1f} GB/s",
                  "size of the copy (MB)", "time of one copy (µs)")
 ax.loglog(sizes / 1e6, 1e6 * (L + sizes * per_byte), color=GREY, lw=5, alpha=0.5, label="L + s/B")
 looks = {"alone": ("o-", BLUE), "queued": ("s--", ORANGE), "call": ("^:", GREEN)}
 for c, (name, (style, color)) in enumerate(looks.items()):
     spread = 1e6 * np.array([middle - low, high - middle])[:, :, c]
-    ax.errorbar(sizes / 1e6, 1e6 * middle[:, c], spread, fmt=style, color=color, label=name, capsize=3)
+    ax.errorbar(sizes / 1e6, 1e6 * middle[:, c], spread, fmt=style, color=color, label=name)
 ax.legend(frameon=False)
-show(fig, alt="Time of one copy against its size on logarithmic axes: waited for one by one, queued, and the "
-              "bare call, with bars from the 10th to the 90th percentile, and the fitted curve.")
+show(fig, alt="Time of one copy against its size on logarithmic axes: waited for one by one, "
+              "queued, and the bare call, with bars from the 10th to the 90th percentile, and the "
+              "fitted curve.")
 
 # %% [markdown]
-# In our run, a small copy that is waited for takes several times as long as a queued one, which costs hardly more than
-# its bare call. What waiting adds is, we believe, waking threads that have gone to sleep: while another program kept
-# the cores busy, *alone* took 15 µs at 4 KB. So $L$ is not the latency of a link, since simulated devices have
-# none; it is software, and changes with what else the machine does.
+# In our run, a small copy that is waited for takes several times as long as a queued one, which
+# costs hardly more than its bare call. What waiting adds is, we guess, waking threads that have
+# gone to sleep (exercise 3 tests that). So $L$ is not the latency of a link, since simulated
+# devices have none. It is software.
 #
-# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the GPU after each
-# (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in `src/engine/threaded_engine_perdevice.cc`, MXNet
-# 1.9.1). So queued copies pay for that wait too.
+# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the
+# GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
+# `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1). So queued copies pay for that wait too.
 #
 # ### A prediction
 #
-# Chapter 04's LeNet has eight arrays of gradients, 129,068 numbers in all, that must travel in every step.
-# **Before you run this:** what does your model say for eight copies, and for one of the same bytes?
+# Chapter 04's LeNet has eight arrays of gradients, 129,068 numbers in all, that must travel in
+# every step. **Before you run this:** what does your model say for eight copies, and for one of
+# the same bytes?
 
 # %% tags=["measured"]
 shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
@@ -471,6 +491,7 @@ eight = [int(np.prod(shape)) for shape in shapes]
 def seconds(lengths, turn):
     ends = np.cumsum([turn * sum(lengths), *lengths])  # another stretch in each turn
     pairs = [(source[a:b], target[a:b]) for a, b in zip(ends, ends[1:])]
+    copy_all(pairs, wait=False)
     return copy_all(pairs, wait=True)[0] * COPIES
 
 
@@ -479,44 +500,48 @@ times = np.array([[seconds(lengths, turn) for lengths in ways.values()] for turn
 for (name, lengths), column in zip(ways.items(), times.T):
     expected = sum(L + 4 * n * per_byte for n in lengths)
     low, mid, high = 1e6 * np.percentile(column, (10, 50, 90))
-    print(f"{name:12} predicted {expected * 1e6:3.0f} µs, measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
+    print(f"{name:12} predicted {expected * 1e6:3.0f} µs, "
+          f"measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
 
 # %% [markdown]
-# In our run the eight copies are off by about as much as the fit, and the one copy is faster than predicted by more
-# than that: there the model misses, and we don't know why.
+# In our run the eight copies are off by about as much as the fit, and the one copy is faster than
+# predicted by more than that: there the model misses, and we don't know why.
 
 # %% [markdown]
 # ## Summary
 #
-# - Data parallelism: each device has a replica of the model and a shard of the batch; gradients are summed, and
-#   every replica makes the same update. Cuts by layer or inside layers send activations, and hold fewer weights.
+# - Data parallelism: each device has a replica of the model and a shard of the batch; gradients
+#   are summed, and every replica makes the same update. Cuts by layer or inside layers send
+#   activations, and hold fewer weights.
 # - Arrays are made with `ctx=` and stay there; an operation runs where its inputs are.
-# - `as_in_context` returns the same object if nothing needs to move. Write only to what you know to be a copy.
+# - `as_in_context` returns the same object if nothing needs to move. Write only to what you know
+#   to be a copy.
 # - Don't let arrays from two devices meet.
-# - Most operators return before they are done. Wait before you stop a clock. An error that depends on values
-#   comes out where you wait, once.
+# - Most operators return before they are done. Wait before you stop a clock. An error that depends
+#   on values comes out where you wait, once.
 # - A copy takes latency + size / bandwidth.
 #
-# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs"; *Deep Learning: The
-# Straight Dope*, on NDArray and multiple GPUs.
+# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs";
+# *Deep Learning: The Straight Dope*, on NDArray and multiple GPUs.
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Cut by layer.** A network has two layers, $W_1 = \binom{1\ -1}{-1\ 1}$ on device 0 and
-#    $W_2 = \binom{3}{5}$ on device 1, with a ReLU between them. Compute both gradients of the sum of
+# 1. **Cut by layer.** A network has two layers, $W_1 = \binom{1\ -1}{-1\ 1}$ on device 0 and $W_2
+#    = \binom{3}{5}$ on device 1, with a ReLU between them. Compute both gradients of the sum of
 #    its outputs for the examples (1, 2) and (3, 1), on two devices, and show that they equal one
 #    device's. On which device is the gradient of $W_1$, and who sent it there?
-# 2. **A lost gradient.** Move an array with a gradient to the other device *before* `record()`, and compute a loss from
-#    it there. Where does its gradient end up?
-# 3. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core busy, and for copies
-#    within one device. Then time eight gradients copied into one flat array, sent, and copied out again.
+# 2. **A lost gradient.** Move an array with a gradient to the other device *before* `record()`,
+#    and compute a loss from it there. Where does its gradient end up?
+# 3. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core
+#    busy, and for copies within one device. Then time eight gradients copied into one flat array,
+#    sent, and copied out again.
 
 # %% [markdown]
 # ### Answer 1
 #
-# `W1`'s gradient is on device 0. The crossing is recorded like any other operation; the derivative of a copy
-# to device 1 is a copy back to device 0, so autograd sent it.
+# `W1`'s gradient is on device 0. The crossing is recorded like any other operation; the derivative
+# of a copy to device 1 is a copy back to device 0, so autograd sent it.
 
 # %% tags=["solution"]
 def by_layer(first, second):
@@ -540,8 +565,9 @@ for places in ([two[0], two[0]], two):
 # %% [markdown]
 # ### Answer 2
 #
-# Nowhere: `backward` raises, since nothing in the loss has a gradient attached; the move was not recorded. Give
-# the moved array one, and the error is gone. The original's gradient is still 0, and nothing is said.
+# Nowhere: `backward` raises, since nothing in the loss has a gradient attached; the move was not
+# recorded. Give the moved array one, and the error is gone. The original's gradient is still 0,
+# and nothing is said.
 
 # %% tags=["solution"]
 v = nd.array([1, 2], ctx=two[0])
@@ -562,6 +588,6 @@ assert v.grad.asnumpy().tolist() == [0, 0], "the move was not recorded"
 # %% [markdown]
 # ### Answer 3
 #
-# A good answer lets the cases take turns, gives medians with their spread, and says which differences are larger than
-# it. It says what each clock contains. For the flat array it counts the copies in and out, which can cost more than
-# they save.
+# A good answer lets the cases take turns, gives medians with their spread, and says which
+# differences are larger than it. It says what each clock contains. For the flat array it counts
+# the copies in and out, which can cost more than they save.

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 02 · Splitting a batch
 #
-# Data-parallel training begins with a cut: each device gets its part of the batch, a *shard*. It is four lines of
-# code, and easily wrong without any error: the last examples are lost, images and labels separated, or a device left
-# with nothing to do.
+# Data-parallel training begins with a cut: each device gets its part of the batch, a *shard*. It
+# is four lines of code, and easily wrong without any error: the last examples can be lost, labels
+# separated from their images, or a device left without work.
 #
 # ## What you'll do
 #
-# Write `split_and_load` and compare it with Gluon's. See what happens to the gradient of a device that gets no data.
+# Write `split_and_load` and compare it with Gluon's. See what happens to the gradient of a device
+# that gets no data.
 #
 # ## What you'll learn
 #
@@ -30,8 +31,8 @@ from mxnet import autograd, gluon, nd
 
 # %% [markdown]
 # Whether a cut is *right* doesn't depend on how many cores or GPUs there are, so we name three
-# simulated devices ourselves. The batch has six examples with two features each, and every number in
-# it is different: a row that turns up in the wrong place, or twice, or not at all, can be seen.
+# simulated devices ourselves. The batch has six examples with two features each, and every number
+# in it is different: a row that turns up in the wrong place, or twice, or not at all, can be seen.
 
 # %%
 three = [mx.cpu(i) for i in range(3)]
@@ -41,13 +42,13 @@ for shard in shards:
     print(shard.context, shard[:, 0].asnumpy())
 
 # %% [markdown]
-# Slicing picks the rows, and the slice is where the batch is; `as_in_context` then moves it. The first
-# column is 0, 2, 4 on one device and 6, 8, 10 on the other.
+# Slicing picks the rows, and the slice is where the batch is; `as_in_context` then moves it. The
+# first column is 0, 2, 4 on one device and 6, 8, 10 on the other.
 #
 # ## Where to cut
 #
-# **Predict:** ten examples on three devices. Which sizes are fairest, and at which positions must we
-# cut?
+# **Predict:** ten examples on three devices. Which sizes are fairest, and at which positions must
+# we cut?
 
 # %%
 size, longer = divmod(10, 3)
@@ -58,16 +59,16 @@ print("cut at", ends, "-> sizes", [b - a for a, b in zip(ends, ends[1:])])
 # With $n = qk + r$ examples on $k$ devices, the first $r$ shards have one example more than the
 # others. Cut number $i$ is at $qi$, plus one for each longer shard before it: $qi + \min(i, r)$.
 #
-# A program that gives `n // k` examples to each device leaves out the rest. In an epoch of MNIST with batch
-# size 128, that is 468 batches and a last one of 96 examples:
+# A program that gives `n // k` examples to each device leaves out the rest. In an epoch of MNIST
+# with batch size 128, that is 468 batches and a last one of 96 examples:
 
 # %%
 for k in (2, 3, 5, 7):
     print(f"{k} devices: n // k leaves out {468 * (128 % k) + 96 % k} of 60,000 images in an epoch")
 
 # %% [markdown]
-# With reshuffling these are other images in each epoch, so nothing may look wrong. In an evaluation they are
-# not judged, or count as errors, depending on what the program divides by.
+# With reshuffling, different images are left out in each epoch, so you may not notice. In an
+# evaluation they are not judged, or count as errors, depending on what the program divides by.
 #
 # ## The function
 
@@ -80,8 +81,7 @@ def split_and_load(data, devices, even=True):
 
 
 # %% [markdown]
-# Uneven shards must be asked for, as in Gluon. They do no harm if you add sums, and are wrong if each device
-# takes a mean, as you will see below.
+# Uneven shards must be asked for, as in Gluon; you will see below why.
 
 # %%
 try:
@@ -93,8 +93,9 @@ print([len(shard) for shard in split_and_load(batch[:5], three[:2], even=False)]
 # %% [markdown]
 # ## Labels stay with their images
 #
-# Images and labels are split by two calls. The cuts depend only on the batch's length and the number of devices, so
-# equal lengths give equal cuts. To check that, every pixel of image $i$ is $i$, its label.
+# Images and labels are split by two calls. The cuts depend only on the batch's length and the
+# number of devices, so equal lengths give equal cuts. To check that, every pixel of image $i$ is
+# $i$, its label.
 
 # %%
 labels = nd.arange(10)
@@ -108,12 +109,13 @@ def aligned(image_shards, label_shards):
 
 
 x_shards = split_and_load(images, three, even=False)
-assert sum(map(len, x_shards)) == 10, "an image was lost"
+seen = np.concatenate([x[:, 0, 0, 0].asnumpy() for x in x_shards])
+assert seen.tolist() == list(range(10)), "every image once, in order"
 assert aligned(x_shards, split_and_load(labels, three, even=False)), "a label lost its image"
 
 # %% [markdown]
-# A check is worth something only if it can fail. Here is another cut: one example to each device in
-# turn, like dealing cards. For images *and* labels that would be fine.
+# A check is worth something only if it can fail. Here is another cut: one example to each device
+# in turn, like dealing cards. For images *and* labels that would be fine.
 
 # %%
 dealt = [labels[i::3].as_in_context(d) for i, d in enumerate(three)]
@@ -129,9 +131,9 @@ assert wrong == 9, f"{wrong} images with another one's label"
 #
 # ## Against Gluon
 #
-# `gluon.utils.split_and_load` has the same job; its option is called `even_split`. We compare the two
-# on 24 batch sizes, four numbers of devices, even and uneven. An outcome holds each shard's device and
-# values, or says that the case was refused.
+# `gluon.utils.split_and_load` has the same job; its option is called `even_split`. We compare the
+# two on 24 batch sizes, four numbers of devices, even and uneven. An outcome holds each shard's
+# device and values, or says that the case was refused.
 
 # %%
 def outcome(split, n, k, **even):
@@ -143,7 +145,7 @@ def outcome(split, n, k, **even):
 
 
 # %% [markdown]
-# **Predict:** what should a splitter do with two examples and three devices?
+# **Predict:** which cases with `even=False` will be refused?
 
 # %%
 cases = [(n, k, even) for n in range(1, 25) for k in range(1, 5) for even in (True, False)]
@@ -151,18 +153,22 @@ ours = [outcome(split_and_load, n, k, even=even) for n, k, even in cases]
 theirs = [outcome(gluon.utils.split_and_load, n, k, even_split=even) for n, k, even in cases]
 assert ours == theirs, "ours differs from Gluon's"
 print(f"the same outcome in {len(cases)} cases; refused in {theirs.count('refused')} of them,")
+there = nd.arange(4, ctx=three[2]).reshape((2, 2))
+assert [len(s) for s in split_and_load(there, three, even=False)] == [1, 1, 0], "an empty shard"
 print("also for", [(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even])
 
 # %% [markdown]
-# Both refuse a batch with fewer examples than devices, but by luck: in `mx.nd` an empty slice can be made and
-# not *copied*. If it belongs on the device where the batch already is, both return it without an error. In
-# MXNet's NumPy mode, which chapter 08 uses, empty arrays can be copied, and no case is refused.
+# Both refuse a batch with fewer examples than devices, but only by accident: `mx.nd` can make an
+# empty slice and can't *copy* it. If it belongs on the device where the batch already is, both
+# return it without an error. In MXNet's NumPy mode, which chapter 08 uses, empty arrays can be
+# copied, and none of these six is refused.
 #
 # ## A device without data
 #
-# What is wrong with a device that gets nothing? Take the model $y = wx$ with the output as its loss, so that the
-# gradient on each device is the sum of its inputs. One step has six examples, 1 to 6, the next only two, 1 and
-# 2, for two of the three devices. **Predict** the three gradients after the second step.
+# What is wrong with a device that gets nothing? Take the model $y = wx$ with the output as its
+# loss, so that the gradient on each device is the sum of its inputs. One step has six examples, 1
+# to 6, the next only two, 1 and 2, for two of the three devices. **Predict** the three gradients
+# after the second step.
 
 # %%
 w = [nd.ones(1, ctx=d) for d in three]
@@ -178,9 +184,10 @@ for n in (6, 2):
 assert [replica.grad.asscalar() for replica in w] == [1, 2, 11], "11 = 5 + 6, from the step before"
 
 # %% [markdown]
-# `backward` overwrote the first two. The third device still has 11, the gradient of the *previous* step. The sum
-# over the devices is 14 where the batch's gradient is 3, and nothing raises. An *empty* shard in NumPy mode is no
-# cure. What becomes of the gradient then depends on the operator:
+# `backward` overwrote the first two. The third device still has 11, the gradient of the *previous*
+# step. The sum over the devices is 14 where the batch's gradient is 3, and nothing raises. An
+# *empty* shard in NumPy mode is no cure. What becomes of the gradient then depends on the
+# operator:
 
 # %%
 def gradient_of_nothing(loss_of):
@@ -198,8 +205,8 @@ assert gradient_of_nothing(lambda w, x: (w * x).sum()) == 6, "the old gradient h
 assert gradient_of_nothing(lambda w, x: (x.sum() * w).sum()) == 0, "the right one"
 
 # %% [markdown]
-# `helpers.split_and_load` is the function that you wrote, with its arguments checked. Every device gets at least one
-# example, or you get an error that says why not:
+# `helpers.split_and_load` is the function that you wrote, with its arguments checked. Every device
+# gets at least one example, or you get an error that says why not:
 
 # %%
 try:
@@ -222,9 +229,9 @@ print("shard means", means, "-> their mean", sum(means) / 3)
 print("mean of all", nd.arange(10).mean().asscalar())
 
 # %% [markdown]
-# It isn't: the mean of four examples counts as much as that of three. Apart from rounding (chapter 04), a sum doesn't
-# depend on how the examples were divided. So the rule for the rest of the course is: **sum on the devices, add the sums,
-# divide once by the number of examples.**
+# It isn't: the mean of four examples counts as much as that of three. Apart from rounding (chapter
+# 04), a sum doesn't depend on how the examples were divided. So the rule for the rest of the
+# course is: **sum on the devices, add the sums, divide once by the number of examples.**
 
 # %%
 total = sum(shard.sum().asscalar() for shard in losses)
@@ -233,9 +240,9 @@ assert total / 10 == nd.arange(10).mean().asscalar(), "these integers are exact,
 # %% [markdown]
 # ## Copy or alias?
 #
-# `as_in_context` returns the same array if it is already there, and a slice of consecutive rows of an `mx.nd` array is
-# a window on its memory. (A column, or a slice with a step, is a copy.) **Predict:** the batch is on `cpu(0)`. What is left of it after we write 100
-# into each shard?
+# `as_in_context` returns the same array if it is already there, and a slice of consecutive rows of
+# an `mx.nd` array is a window on its memory. (A column, or a slice with a step, is a copy.)
+# **Predict:** the batch is on `cpu(0)`. What is left of it after we write 100 into each shard?
 
 # %%
 batch = nd.zeros((4, 2), ctx=mx.cpu(0))
@@ -245,19 +252,19 @@ print(batch[:, 0].asnumpy())
 
 # %% [markdown]
 # The shard on `cpu(0)` *is* the batch's memory; the other is a copy. Training reads its input and
-# doesn't write to it, so the alias saves a copy and does no harm. A program that changes a shard in
-# place, say to add noise, changes the batch as well, on the first device only. Give it
+# doesn't write to it, so the alias saves a copy and does no harm. A program that changes a shard
+# in place, say to add noise, changes the batch as well, on the first device only. Give it
 # `batch.copy()`.
 #
 # **On GPUs:** the same rule gives another result if the batch is in host memory, as it usually is.
-# Then every shard is a copy, and `as_in_context` crosses PCIe. In MXNet 1.9.1 the copy runs on worker
-# threads that each GPU keeps for copies (`src/engine/threaded_engine_perdevice.cc`), so it can
-# overlap with computation.
+# Then every shard is a copy, and it crosses the link between host and GPU, on threads and streams
+# that MXNet 1.9.1 keeps for copies (`src/engine/threaded_engine_perdevice.cc`).
 #
 # ## A real batch
 #
-# `load_data` looks for MNIST in the folder that `$COURSE_DATA` names, among its downloads, and on the network. If there
-# is none, it says so and uses scikit-learn's handwritten digits. It returns NumPy arrays.
+# `load_data` looks for MNIST in the folder that `$COURSE_DATA` names, among its downloads, and on
+# the network. If there is none, it says so and uses scikit-learn's handwritten digits. It returns
+# NumPy arrays.
 
 # %% tags=["measured"]
 mnist = helpers.load_data("mnist", limit=16)
@@ -282,7 +289,7 @@ from helpers.plotting import show
 
 fig, axes = plt.subplots(2, 8, figsize=(7, 2.3), layout="constrained")
 for row, x, y in zip(axes, x_shards, y_shards):
-    row[0].set_ylabel(f"device {x.context}", fontsize=8)
+    row[0].set_ylabel(x.context)
     for ax, image, label in zip(row, x.asnumpy(), y.asnumpy()):
         ax.imshow(image[0], cmap="gray_r")
         ax.set(title=int(label), xticks=[], yticks=[])
@@ -293,11 +300,14 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # %% [markdown]
 # ## Summary
 #
-# - A batch of $n = qk + r$ examples is cut at $qi + \min(i, r)$: the first $r$ shards have one more.
+# - A batch of $n = qk + r$ examples is cut at $qi + \min(i, r)$: the first $r$ shards have one
+#   more.
 # - Equal lengths give equal cuts, so labels stay with their images. Check it with values that tell
 #   examples apart.
-# - On 1 to 24 examples and 1 to 4 devices, our function and Gluon's have the same outcome.
-# - A device that is left out of a step keeps the gradient of an earlier one, and an all-reduce would add it again.
+# - For batches of 1 to 24 examples on `cpu(0)`, and 1 to 4 devices, our function and Gluon's have
+#   the same outcome.
+# - A device that is left out of a step keeps the gradient of an earlier one, and an all-reduce
+#   would add it again.
 # - With uneven shards, add sums and divide once.
 # - In `mx.nd`, a shard of consecutive rows that is already in place is a window on the batch.
 #
@@ -306,18 +316,19 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Undo it.** Write `gather(shards, device)`, which puts the batch together again on one device.
-#    Prove it on uneven shards.
+# 1. **Undo it.** Write `gather(shards, device)`, which puts the batch together again on one
+#    device. Prove it on uneven shards.
 # 2. **Dealing cards.** Write `deal_and_load(data, devices)`, which gives device $i$ the examples
-#    $i$, $i + k$, $i + 2k$, … Show that images and labels stay aligned if both are dealt. When is it
-#    better than blocks?
+#    $i$, $i + k$, $i + 2k$, … Show that images and labels stay aligned if both are dealt. When is
+#    it better than blocks?
 # 3. **In proportion.** One device is three times as fast as the other. Write `split_by_share(data,
-#    devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. What must hold for *any*
-#    shares?
-# 4. **What should a library do? (open)** The last batch of an epoch has three examples, and there are four devices.
-#    Gluon's `DataLoader` can `keep` it, `discard` it, or `rollover` it into the next epoch; PyTorch's
-#    `DistributedSampler` repeats examples to fill it up. Compare dropping, filling up and letting one device rest
-#    on a small problem. What does each do to the gradient, and to the reported accuracy?
+#    devices, shares)` so that 8 examples with shares 3 and 1 give 6 and 2. What must hold for
+#    *any* shares?
+# 4. **What should a library do? (open)** The last batch of an epoch has three examples, and there
+#    are four devices. Gluon's `DataLoader` can `keep` it, `discard` it, or `rollover` it into the
+#    next epoch; PyTorch's `DistributedSampler` repeats examples to fill it up. Compare dropping,
+#    filling up and letting one device rest on a small problem. What does each do to the gradient,
+#    and to the reported accuracy?
 
 # %% [markdown]
 # ### Answer 1
@@ -337,9 +348,9 @@ assert (again.asnumpy() == whole.asnumpy()).all(), "gather must undo the split"
 # %% [markdown]
 # ### Answer 2
 #
-# A slice with a step does it. If the data is sorted, by class or by length, blocks give the devices
-# different kinds of examples, and dealing gives each nearly the same mix. That matters for BatchNorm, whose
-# statistics are those of one device (chapter 09), and for balanced work.
+# A slice with a step does it. If the data is sorted, by class or by length, blocks give the
+# devices different kinds of examples, and dealing gives each nearly the same mix. That matters for
+# BatchNorm, whose statistics are those of one device (chapter 09), and for balanced work.
 
 # %% tags=["solution"]
 def deal_and_load(data, devices):
@@ -353,14 +364,15 @@ assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "bot
 # %% [markdown]
 # ### Answer 3
 #
-# Cut at the rounded running total of the shares. The sizes must add up to $n$; rounding the *cuts* and not the sizes
-# ensures that, since the last cut is $n$ itself. No share may be negative, and none so small that a device gets
-# nothing. Chapter 12 builds on this.
+# Cut at the rounded running total of the shares. The sizes must add up to $n$; rounding the *cuts*
+# and not the sizes ensures that, since the last cut is $n$ itself. No share may be negative, and
+# none so small that a device gets nothing. Chapter 12 builds on this.
 
 # %% tags=["solution"]
 def split_by_share(data, devices, shares):
     parts = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)]
     ends = [round(len(data) * part) for part in parts]
+    assert all(a < b for a, b in zip(ends, ends[1:])), "a device would get nothing"
     return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
@@ -373,6 +385,7 @@ assert (whole.asnumpy() == np.arange(100)).all(), "every example once, in order"
 # %% [markdown]
 # ### Answer 4
 #
-# A good answer shows numbers for each policy. Dropping loses three examples in each epoch, and in an evaluation judges
-# fewer. Filling up counts some examples twice, in the gradient and in the accuracy. Resting is exact if the resting
-# device's old gradient is left out of the sum, it still gets the sum, and the divisor is 3.
+# A good answer shows numbers for each policy. Dropping loses three examples in each epoch, and in
+# an evaluation judges fewer. Filling up counts one example twice, in the gradient and in the
+# accuracy. Resting is exact if the resting device's old gradient is left out of the sum, it still
+# gets the sum, and the divisor is 3.

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 04 · LeNet from scratch on k devices
 #
-# Splitting a batch (chapter 02) and all-reduce (chapter 03) become a training step of fifteen lines, which runs on any
-# number of devices. It has to keep two promises: *k* devices compute what one computes, and they do it faster. You
-# check both on your machine.
+# Splitting a batch (chapter 02) and all-reduce (chapter 03) become a training step of fifteen
+# lines, which runs on any number of devices. It has to keep two promises: *k* devices compute what
+# one computes, and they do it faster. You check both on your machine.
 #
 # ## What you'll do
 #
-# Write a convolutional network as plain functions and train it on two devices. Prove in double precision that the
-# weights are those of one device. See what a wrong all-reduce does to training. Measure the speed-up, beside what a
-# sceptic would compare it with.
+# Write a convolutional network as plain functions and train it on two devices. Prove in double
+# precision that the weights are those of one device. See what a wrong all-reduce does to training.
+# Measure the speed-up, beside what a sceptic would compare it with.
 #
 # ## What you'll learn
 #
@@ -20,7 +20,8 @@
 #
 # ## What you need
 #
-# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes with MNIST.
+# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes with
+# MNIST.
 
 # %%
 import time
@@ -34,16 +35,16 @@ from mxnet import autograd, nd
 # %% [markdown]
 # ## One step
 #
-# There are $k$ devices. Each has a *replica*, a full copy of the parameters, and all replicas are equal.
-# For a batch of $n$ examples:
+# There are $k$ devices. Each has a *replica*, a full copy of the parameters, and all replicas are
+# equal. For a batch of $n$ examples:
 #
 # 1. the host cuts the batch into $k$ shards and sends shard $r$ to device $r$;
 # 2. each device computes the gradient of the *sum* of its shard's losses;
 # 3. all-reduce: every device gets the sum of these gradients;
 # 4. each device updates its replica: $w \leftarrow w - \frac{\eta}{n} \cdot$ that sum.
 #
-# The replicas were equal and subtract the same, so they stay equal. And the sum over all shards is the
-# sum over the batch, so each is what *one* device would have.
+# The replicas were equal and subtract the same, so they stay equal. And the sum over all shards is
+# the sum over the batch, so each is what *one* device would have.
 
 # %%
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
@@ -81,8 +82,8 @@ train_set = nd.array(data.train_images - mean), nd.array(data.train_labels)  # [
 test_set = nd.array(data.test_images - mean), nd.array(data.test_labels)
 
 # %% [markdown]
-# Each epoch has a new random order, from a seed, so that two runs can see the same batches. The last batch is what is
-# left.
+# Each epoch has a new random order, from a seed, so that two runs can see the same batches. The
+# last batch is what is left.
 
 # %%
 def batches(dataset, size, epochs=1, seed=0):
@@ -95,9 +96,9 @@ def batches(dataset, size, epochs=1, seed=0):
             yield images.take(chosen), labels.take(chosen)
 
 # %% [markdown]
-# LeNet in its plainest form: two convolutions, each followed by average pooling, and two dense layers,
-# with the sizes of *The Straight Dope*. The forward pass names no device. An operator runs where its
-# inputs are, so the same lines serve every device.
+# LeNet in its plainest form: two convolutions, each followed by average pooling, and two dense
+# layers, with the sizes of *The Straight Dope*. The forward pass names no device. An operator runs
+# where its inputs are, so the same lines serve every device.
 
 # %%
 shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
@@ -118,11 +119,11 @@ def loss_sum(x, y, p):
     return -nd.log_softmax(lenet(x, p)).pick(y).sum()
 
 # %% [markdown]
-# The loss is the *sum* over a shard, for the reason that chapter 02 gave. Weights start as random numbers
-# of standard deviation $\sqrt{2 / \text{inputs}}$, which keeps the size of what flows through relu layers
-# (He et al., 2015). Averaging four neighbours shrinks it, so the two layers after a pooling get half as
-# much again; the last layer gets half, so that the first scores are small. They are made in float64:
-# rounded to float32, every experiment has the same start.
+# The loss is the *sum* over a shard, for the reason that chapter 02 gave. Weights start as random
+# numbers of standard deviation $\sqrt{2 / \text{inputs}}$, which keeps the size of what flows
+# through relu layers (He et al., 2015). Averaging four neighbours shrinks it, so the two layers
+# after a pooling get half as much again; the last layer gets half, so that the first scores are
+# small. They are made in float64: rounded to float32, every experiment has the same start.
 
 # %%
 def init_params(seed=0, scale=(1.0, 1.5, 1.5, 0.5)):
@@ -141,9 +142,9 @@ def get_params(params, device, dtype="float32"):
     return replica
 
 # %% [markdown]
-# `get_params` makes a replica: `copyto` copies even where the array already is, so that no two replicas
-# share memory, and each copy gets a gradient of its own. **Predict:** what is the mean loss of a network
-# that has learned nothing, with ten classes?
+# `get_params` makes a replica: `copyto` copies even where the array already is, so that no two
+# replicas share memory, and each copy gets a gradient of its own. **Predict:** what is the mean
+# loss of a network that has learned nothing, with ten classes?
 
 # %%
 two = devices(2)
@@ -156,8 +157,9 @@ print(f"ln 10 = {np.log(10):.2f}, and the untrained network is within 0.3 of it"
 # %% [markdown]
 # ## The step in code
 #
-# Python only *starts* the work: each forward and backward goes into its device's queue and the loop goes
-# on, so the devices compute at the same time. What is new against a program for one device is marked.
+# Python only *starts* the work: each forward and backward goes into its device's queue and the
+# loop goes on, so the devices compute at the same time. What is new against a program for one
+# device is marked.
 
 # %%
 def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
@@ -174,9 +176,9 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)
 
 # %% [markdown]
-# The loop around it looks at the loss of *two steps ago*. Waiting for the newest loss would keep the
-# queues from running ahead, and never waiting would let thousands of steps pile up. It stops at the
-# first loss that is not a number.
+# The loop around it looks at the loss of *two steps ago*. Waiting for the newest loss would keep
+# the queues from running ahead, and never waiting would let thousands of steps pile up. It stops
+# at the first loss that is not a number.
 
 # %% tags=["trains"]
 def check(losses, step):
@@ -210,9 +212,9 @@ def accuracy(replicas, devices, dataset, size=500):
 # %% [markdown]
 # ## Training for real
 #
-# An epoch on two devices, in batches of 128 at learning rate 0.2, or as many epochs of a smaller data
-# set as make 120 steps. With MNIST it takes **ten to thirty seconds**. You can stop it with the square
-# in the toolbar.
+# An epoch on two devices, in batches of 128 at learning rate 0.2, or as many epochs of a smaller
+# data set as make 120 steps. With MNIST it takes **ten to thirty seconds**. You can stop it with
+# the square in the toolbar.
 
 # %% tags=["trains"]
 import sys
@@ -240,15 +242,15 @@ for same in zip(*replicas):
 assert reached > (0.96 if data.name == "mnist" else 0.9), f"{reached:.2%}: it should have learned"
 
 # %% [markdown]
-# After all these steps the two replicas are equal to the bit. That is half of the first promise. The
-# other half needs a comparison with *one* device.
+# After all these steps the two replicas are equal to the bit. That is half of the first promise.
+# The other half needs a comparison with *one* device.
 #
 # ## k devices compute what one computes
 #
-# The distance between two trainings is the largest difference in any weight, over **all** replicas, as a
-# share of the largest weight. (`np.max`, unlike Python's `max`, doesn't pass over a NaN.) The oracle:
-# twenty steps on 1, 2 and 4 devices from three seeds, in float64. Four devices are named directly, since
-# being right needs no four cores.
+# The distance between two trainings is the largest difference in any weight, over **all**
+# replicas, as a share of the largest weight. (`np.max`, unlike Python's `max`, doesn't pass over a
+# NaN.) The oracle: twenty steps on 1, 2 and 4 devices from three seeds, in float64. Four devices
+# are named directly, since being right needs no four cores.
 
 # %%
 four = [mx.cpu(r) for r in range(4)]
@@ -279,11 +281,11 @@ for seed in range(3):
 print("20 steps, 3 seeds: 2 and 4 devices agree with one to 1e-12, and not to the bit")
 
 # %% [markdown]
-# Not to the last bit: $k$ devices add the same numbers in another order, and each addition rounds. In
-# float64 that is so little that no real mistake can hide below $10^{-12}$.
+# Not to the last bit: $k$ devices add the same numbers in another order, and each addition rounds.
+# In float64 that is so little that no real mistake can hide below $10^{-12}$.
 #
-# Why "while the loss falls"? *The Straight Dope* starts its weights as normal numbers times 0.01. From
-# there, twenty steps with the right all-reduce and with none at all:
+# Why "while the loss falls"? *The Straight Dope* starts its weights as normal numbers times 0.01.
+# From there, twenty steps with the right all-reduce and with none at all:
 
 # %% tags=["trains"]
 def plateau(**options):
@@ -302,8 +304,9 @@ print(f"both are still at {np.log(10):.1f}, the loss of guessing")
 #
 # ### What each wrong all-reduce does
 #
-# The mistakes of chapter 03 again, on two devices, judged by the same comparison. `replicas` is how far
-# the two replicas are apart. **Predict:** which mistakes leave the replicas equal to each other?
+# The mistakes of chapter 03 again, on two devices, judged by the same comparison. `replicas` is
+# how far the two replicas are apart. **Predict:** which mistakes leave the replicas equal to each
+# other?
 
 # %% tags=["trains"]
 def no_broadcast(grads):
@@ -334,13 +337,14 @@ for reduce in wrong:
     replicas, _ = twenty_steps(2, 0, reduce=reduce)
     away, between = apart(replicas, references[0]), apart(replicas[:1], replicas[1])
     assert away > 1e-3, f"{reduce.__name__} must be seen"
-    print(f"{reduce.__name__:15} replicas {'differ' if between else 'equal '}, away from one device")
+    among = "differ" if between else "equal"
+    print(f"{reduce.__name__:15} away from one device, replicas {among}")
 
 # %% [markdown]
-# `no_broadcast` is also what the rebinding of chapter 03 does to gradients. Every mistake is far from
-# one device's weights, while three of the five leave the replicas equal: comparing the replicas with each
-# other could not show those. Would accuracy have shown them? An epoch of MNIST with each, from five seeds,
-# takes several minutes, so it was run beforehand.
+# `no_broadcast` is also what the rebinding of chapter 03 does to gradients. Every mistake is far
+# from one device's weights, while three of the five leave the replicas equal: comparing the
+# replicas with each other could not show those. Would accuracy have shown them? An epoch of MNIST
+# with each, from five seeds, takes several minutes, so it was run beforehand.
 
 # %%
 import json
@@ -354,19 +358,20 @@ print("on", stored["machine"], stored["date"], "at commit", stored["commit"])
 for name in ["128-0.2", *[reduce.__name__ for reduce in wrong]]:
     first = [run[0]["accuracies"] for run in stored["runs"][f"lenet-{name}"]]  # [seed, replica]
     for r, ends in enumerate(100 * np.array(first).T):
-        print(f"{name:15} replica {r}: {np.median(ends):.1f} % ({ends.min():.1f} to {ends.max():.1f})")
+        print(f"{name:15} replica {r}: {np.median(ends):.1f} % "
+              f"({ends.min():.1f} to {ends.max():.1f})")
 
 # %% [markdown]
-# Every one of them trains, to more than 93 %. The ranges overlap with that of the right all-reduce in all cases, and
-# counting a device twice even does better: it makes longer steps. Of `no_broadcast`, replica 0 looks right, and
-# that is the one people evaluate. Accuracy does not find a wrong all-reduce; comparing weights does, after one
-# step.
+# Every one of them trains, to more than 93 %. The ranges overlap with that of the right all-reduce
+# in all cases, and counting a device twice even does better: it makes longer steps. Of
+# `no_broadcast`, replica 0 looks right, and that is the one people evaluate. Accuracy does not
+# find a wrong all-reduce; comparing weights does, after one step.
 
 # %% [markdown]
 # ### And in float32?
 #
-# Nobody trains in float64. **Predict:** in float32 one step leaves a difference of about $10^{-7}$ between
-# one device and two. After a hundred steps: a hundred times that, less, or more?
+# Nobody trains in float64. **Predict:** in float32 one step leaves a difference of about $10^{-7}$
+# between one device and two. After a hundred steps: a hundred times that, less, or more?
 
 # %% tags=["trains"]
 def drift(dtype, seed, steps=100):
@@ -398,29 +403,32 @@ for (dtype, runs), style, color in zip(grown.items(), ("-", "--"), (ORANGE, BLUE
     for rows in runs:
         ax.semilogy(*zip(*rows), style, color=color, label=dtype if rows is runs[0] else None)
 ax.legend()
-show(fig, alt="Difference between one and two devices against steps, on a logarithmic axis: five seeds in "
-              "float32, two in float64.")
+show(fig, alt="Difference between one and two devices against steps, on a logarithmic axis: five "
+              "seeds in float32, two in float64.")
 
 # %% [markdown]
-# Neither. The difference stays near $10^{-7}$ for a while, then jumps, at a step that depends on the seed, and
-# goes on from there. A guess that we haven't tested: an activation that is just above zero in one training
-# is just below in the other, and takes the other branch of a relu. In float64 it would have to be $2^{29}$
-# times closer to zero for that. So *equality* is a claim for float64, or for one step. In float32 the claim
-# is that the network trains as well.
+# Neither. The difference stays near $10^{-7}$ for a while, then jumps, at a step that depends on
+# the seed, and goes on from there. A guess that we haven't tested: an activation that is just
+# above zero in one training is just below in the other, and takes the other branch of a relu. In
+# float64 it would have to be $2^{29}$ times closer to zero for that. So *equality* is a claim for
+# float64, or for one step. In float32 the claim is that the network trains as well.
 
 # %% [markdown]
 # ## The speed-up
 #
-# The second promise. A speed-up is easily measured wrong: on a cold start, with work still in a queue, only once, or
-# while another program uses the machine. So we train a step unmeasured, wait with `waitall`, let all contestants take
-# turns until nine rounds are kept, and discard rounds in which other programs took more than 2 % of the CPU's time.
+# The second promise. A speed-up is easily measured wrong: on a cold start, with work still in a
+# queue, only once, or while another program uses the machine. So we train a step unmeasured, wait
+# with `waitall`, let all contestants take turns until nine rounds are kept, and discard rounds in
+# which other programs took more than 2 % of the CPU's time.
 #
 # And faster than *what*? A sceptic has four more baselines:
 #
-# - *stock MXNet*, one context, without this course's settings: its operators use all cores by themselves;
-# - *never communicate*: two trainings in one process, each on half of the batch, with no all-reduce. What
-#   two devices fall short of it is the price of communicating;
-# - *two processes* that share nothing: the same without a common Python, engine and memory allocator;
+# - *stock MXNet*, one context, without this course's settings: its operators use all cores by
+#   themselves;
+# - *never communicate*: two trainings in one process, each on half of the batch, with no
+#   all-reduce. What two devices fall short of it is the price of communicating;
+# - *two processes* that share nothing: the same without a common Python, engine and memory
+#   allocator;
 # - and of course *one device*.
 #
 # First, what each of them measures:
@@ -445,8 +453,8 @@ def contestants(groups, kind, steps=6):
     return steps * sum(len(training[0]) for training in trainings) / (time.perf_counter() - start)
 
 # %% [markdown]
-# Settings count only before MXNet is loaded, so each contestant is a process of its own, with this chapter's functions,
-# taken from their source.
+# Settings count only before MXNet is loaded, so each contestant is a process of its own, with this
+# chapter's functions, taken from their source.
 
 # %%
 import inspect
@@ -470,7 +478,8 @@ def start(settings):
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=free | settings)
 
 # %% [markdown]
-# Each row of a contest has the settings of its processes, and for each process its groups of devices.
+# Each row of a contest has the settings of its processes, and for each process its groups of
+# devices.
 
 # %%
 from helpers.timing import Others
@@ -513,7 +522,7 @@ for name, rate, ratio in zip(baselines, rates.T, ratios.T):
 
 # %% tags=["measured", "figure:speedup"]
 speedup = np.median(ratios[:, 1])
-fig, ax = figure(f"Two devices train {speedup:.2f} times as fast as one (median of {len(rates)} rounds)",
+fig, ax = figure(f"Two devices train {speedup:.2f} times as fast as one (median)",
                  "", "images per second")
 for i, (column, color) in enumerate(zip(rates.T, (GREY, BLUE, GREEN, GREEN, ORANGE))):
     ax.plot(i + np.linspace(-0.15, 0.15, len(column)), column, "o", color=color, alpha=0.6)
@@ -522,21 +531,23 @@ ax.axhline(2 * np.median(rates[:, 0]), color="black", lw=1, ls="--")
 ax.text(-0.4, 2.03 * np.median(rates[:, 0]), "twice one device", va="bottom", fontsize=9)
 ax.set_xticks(range(5), [name.replace(" ", "\n", 1) for name in baselines])
 ax.set(ylim=(0, 1.1 * max(rates.max(), 2 * np.median(rates[:, 0]))), xlim=(-0.5, 4.5))
-show(fig, alt="Images per second of each round for one device, two devices, two trainings that never "
-              "communicate, two processes and stock MXNet, with medians and a line at twice one device.")
+show(fig, alt="Images per second of each round for one device, two devices, two trainings that "
+              "never communicate, two processes and stock MXNet, with medians and a line at twice "
+              "one device.")
 
 # %% [markdown]
-# Read it from the top. *Two devices* against one is the speed-up. *Never communicate* is ahead of it by what the
-# all-reduce and the waiting cost; in our run the ranges of the two overlap, so we can't tell that from noise. *Two
-# processes* share only the machine. *Stock MXNet* has both cores for its one device, and is slower than one core
-# with this course's settings.
+# Read it from the top. *Two devices* against one is the speed-up. *Never communicate* is ahead of
+# it by what the all-reduce and the waiting cost; in our run the ranges of the two overlap, so we
+# can't tell that from noise. *Two processes* share only the machine. *Stock MXNet* has both cores
+# for its one device, and is slower than one core with this course's settings.
 #
-# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. The settings don't matter there: each
-# GPU has scratch space and a pool of memory of its own (`src/resource.cc`, `src/storage/storage.cc`, MXNet
-# 1.9.1). But warm up longer: cuDNN tries out algorithms for each new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`,
-# `src/operator/nn/cudnn/cudnn_convolution-inl.h`).
+# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. The settings don't
+# matter there: each GPU has scratch space and a pool of memory of its own (`src/resource.cc`,
+# `src/storage/storage.cc`, MXNet 1.9.1). But warm up longer: cuDNN tries out algorithms for each
+# new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `src/operator/nn/cudnn/cudnn_convolution-inl.h`).
 #
-# What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and with all:
+# What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and
+# with all:
 
 # %% tags=["measured"]
 threads = {name: value for name, value in SETTINGS.items() if "THREADS" in name}
@@ -549,23 +560,25 @@ for name, ratio in zip(kinds, (settled / settled[:, :1]).T):
           f"({ratio.min():.2f} to {ratio.max():.2f})")
 
 # %% [markdown]
-# Scratch space matters most: as MXNet comes, all CPU contexts share four scratch spaces, and an operator that needs one
-# waits for whoever has it (`src/resource.cc`). The allocator, which keeps memory that glibc would give back, helps less, in
-# some runs not beyond the noise. One thread for each operator brings nothing by itself.
+# Scratch space matters most: as MXNet comes, all CPU contexts share four scratch spaces, and an
+# operator that needs one waits for whoever has it (`src/resource.cc`). The allocator, which keeps
+# memory that glibc would give back, helps less, in some runs not beyond the noise. One thread for
+# each operator brings nothing by itself.
 
 # %% [markdown]
 # ## Batch and learning rate, one at a time
 #
-# There are two ways to use $k$ devices. *Strong scaling* keeps the batch: each device gets $\frac1k$ of it, and the
-# training is the same, only faster. That is what we have measured. *Weak scaling* keeps each device's shard: the
-# batch grows with $k$, there are fewer steps in an epoch, and it is another training.
+# There are two ways to use $k$ devices. *Strong scaling* keeps the batch: each device gets
+# $\frac1k$ of it, and the training is the same, only faster. That is what we have measured. *Weak
+# scaling* keeps each device's shard: the batch grows with $k$, there are fewer steps in an epoch,
+# and it is another training.
 #
 # Devices, batch and rate are three things. *The Straight Dope* changed all three together, from
-# `run(1, 64, .3)` to `run(2, 128, .6)`; its two devices learned more slowly, and the page doesn't say why.
-# We change one at a time: two devices, three epochs, five seeds.
+# `run(1, 64, .3)` to `run(2, 128, .6)`; its two devices learned more slowly, and the page doesn't
+# say why. We change one at a time: two devices, three epochs, five seeds.
 #
-# **Predict:** after one epoch, which is behind: twice the batch at the same rate, or twice the batch at
-# twice the rate?
+# **Predict:** after one epoch, which is behind: twice the batch at the same rate, or twice the
+# batch at twice the rate?
 
 # %%
 grid = {(batch, rate): stored["runs"][f"lenet-{batch}-{rate}"]
@@ -573,75 +586,84 @@ grid = {(batch, rate): stored["runs"][f"lenet-{batch}-{rate}"]
 for setting, runs in grid.items():
     for epoch in (0, 2):
         ends = [100 * run[epoch]["accuracies"][0] for run in runs]
-        print("batch {}, rate {}:".format(*setting), f"after {epoch + 1} epochs {np.median(ends):.1f} % "
-              f"({min(ends):.1f} to {max(ends):.1f})")
+        print("batch {}, rate {}:".format(*setting), f"after epoch {epoch + 1}:",
+              f"{np.median(ends):.1f} % ({min(ends):.1f} to {max(ends):.1f})")
 
 # %%
-fig, ax = figure("For the same images, batch 256 at rate 0.2 is behind the others", "images seen (thousands)", f"loss ({stored['data']})")
+fig, ax = figure("For the same images, batch 256 at rate 0.2 is behind the others",
+                 "images seen (thousands)", f"loss ({stored['data']})")
 styles = {(128, 0.2): ("-", BLUE), (256, 0.2): ("--", ORANGE), (128, 0.4): (":", GREEN),
           (256, 0.4): ("-.", GREY)}
 for setting, (style, color) in styles.items():
     losses = np.array([sum((epoch["losses"] for epoch in run), []) for run in grid[setting]])
     seen = 1.536 * np.arange(1, losses.shape[1] + 1)
-    ax.plot(seen, np.median(losses, axis=0), style, color=color, label="batch {}, rate {}".format(*setting))
+    label = "batch {}, rate {}".format(*setting)
+    ax.plot(seen, np.median(losses, axis=0), style, color=color, label=label)
     ax.fill_between(seen, losses.min(axis=0), losses.max(axis=0), color=color, alpha=0.15, lw=0)
 ax.set(yscale="log")
 ax.legend(fontsize=8)
-show(fig, alt="Loss against images seen for four combinations of batch and rate, the median of five "
-              "seeds with a band from the lowest to the highest.")
+show(fig, alt="Loss against images seen for four combinations of batch and rate, the median of "
+              "five seeds with a band from the lowest to the highest.")
 
 # %% [markdown]
-# Devices play no part in these differences: that was settled above. Batch 256 at the same rate takes half as many steps,
-# and after one epoch it is behind batch 128 for each of the five seeds. With the rate doubled as well, there is no
-# difference larger than the spread between seeds. That is the rule of Goyal et al. (2017), and no law: they warm
-# the rate up over the first epochs, and chapter 11 maps batch against rate.
+# Devices play no part in these differences: that was settled above. Batch 256 at the same rate
+# takes half as many steps, and after one epoch it is behind batch 128 for each of the five seeds.
+# With the rate doubled as well, there is no difference larger than the spread between seeds. That
+# is the rule of Goyal et al. (2017), and no law: they warm the rate up over the first epochs, and
+# chapter 11 maps batch against rate.
 
 # %%
-first = {setting: np.array([run[0]["accuracies"][0] for run in runs]) for setting, runs in grid.items()}
+first = {setting: np.array([run[0]["accuracies"][0] for run in runs])
+         for setting, runs in grid.items()}
 assert (first[256, 0.2] < first[128, 0.2]).all(), "behind for each seed"
 away = first[256, 0.4] - first[128, 0.2]
 assert abs(np.median(away)) < 0.5 * first[128, 0.2].std(), "no difference beyond the spread"
-original = np.array([[epoch["accuracies"][0] for epoch in run] for run in stored["runs"]["lenet-original"]])
+original = np.array([[epoch["accuracies"][0] for epoch in run]
+                     for run in stored["runs"]["lenet-original"]])
 assert (original[:, 0] < 0.12).all() and (original[:, -1] > 0.96).all(), "guessing, then learned"
 
 # %% [markdown]
-# > **What the original page says.** *The Straight Dope*, "Training with multiple GPUs from scratch", speaks of
-# > batch size 64 and of MNIST. Its code trains with batch size 256 on Fashion-MNIST (`train(1, 256, 0.3)`,
-# > `load_data_fashion_mnist`). Its weights start as normal numbers times
-# > 0.01. On MNIST, with that start and code, all of our five seeds are still guessing after the first epoch
-# > (11.3 % of the test images), and reach 96 % to 98 % after five.
+# > **What the original page says.** *The Straight Dope*, "Training with multiple GPUs from
+# > scratch", speaks of batch size 64 and of MNIST. Its code trains with batch size 256 on
+# > Fashion-MNIST (`train(1, 256, 0.3)`, `load_data_fashion_mnist`). Its weights start as normal
+# > numbers times 0.01. On MNIST, with that start and code, all of our five seeds are still
+# > guessing after the first epoch (11.3 % of the test images), and reach 96 % to 98 % after five.
 
 # %% [markdown]
 # ## Summary
 #
-# - A data-parallel step: split, gradient of the *sum* on each device, all-reduce, update with the sum over
-#   $n$.
-# - In float64, twenty steps on 1, 2 and 4 devices agree to $10^{-12}$. In float32 differences grow, in
-#   jumps; there the claim is that it trains as well.
-# - Compare weights with one device's, on all replicas, while the loss falls. Replicas that agree with each
-#   other prove little; on a plateau everything agrees.
+# - A data-parallel step: split, gradient of the *sum* on each device, all-reduce, update with the
+#   sum over $n$.
+# - In float64, twenty steps on 1, 2 and 4 devices agree to $10^{-12}$. In float32 differences
+#   grow, in jumps; there the claim is that it trains as well.
+# - Compare weights with one device's, on all replicas, while the loss falls. Replicas that agree
+#   with each other prove little; on a plateau everything agrees.
 # - Measure speed in turns, warmed up, waited for, several times, and beside honest baselines.
-# - Strong scaling keeps the batch, weak scaling the shard. Devices, batch and rate are three things: change
-#   one at a time.
+# - Strong scaling keeps the batch, weak scaling the shard. Devices, batch and rate are three
+#   things: change one at a time.
 #
-# **Further reading.** K. He et al., *Delving deep into rectifiers* (2015), arXiv:1502.01852; P. Goyal et al.,
-# *Accurate, large minibatch SGD* (2017), arXiv:1706.02677, section 2, for the rule of batch and rate.
+# **Further reading.** K. He et al., *Delving deep into rectifiers* (2015), arXiv:1502.01852; P.
+# Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677, section 2, for the rule
+# of batch and rate.
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Broken data.** Set a single pixel of image 300 in `small` to NaN, and train on it. At which step does
-#    `train` stop, and why not earlier? What would a loop without `check` report as accuracy?
-# 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to $\eta / k$. For which
-#    batches is the result the same, and for which not? Show one of each.
-# 3. **Why less than 2? (open)** Find out what takes the most from your speed-up, by `contest`. Vary one thing at a
-#    time: the batch, the network's width, one buffer for all gradients (chapter 03, exercise 3), another program.
+# 1. **Broken data.** Set a single pixel of image 300 in `small` to NaN, and train on it. At which
+#    step does `train` stop, and why not earlier? What would a loop without `check` report as
+#    accuracy?
+# 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to $\eta /
+#    k$. For which batches is the result the same, and for which not? Show one of each.
+# 3. **Why less than 2? (open)** Find out what takes the most from your speed-up, by `contest`.
+#    Vary one thing at a time: the batch, the network's width, one buffer for all gradients
+#    (chapter 03, exercise 3), another program.
 
 # %% [markdown]
 # ### Answer 1
 #
-# The batches come in random order, so it stops where the order of seed 0 has image 300. From then on each
-# weight would be NaN, and the accuracy would be the share of zeros among the labels, about 10 %, since `argmax` of NaN is 0.
+# The batches come in random order, so it stops where the order of seed 0 has image 300. From then
+# on each weight would be NaN, and the accuracy would be the share of zeros among the labels, about
+# 10 %, since `argmax` of NaN is 0.
 
 # %% tags=["solution", "trains"]
 spoilt = small[0].copy()
@@ -657,8 +679,8 @@ assert f"at step {int(np.flatnonzero(order == 300)[0]) // 64}:" in message, mess
 # %% [markdown]
 # ### Answer 2
 #
-# With equal shards the mean of the $k$ means is the mean of the batch. With uneven ones, such as 5 and 4, each
-# example of the smaller shard weighs more.
+# With equal shards the mean of the $k$ means is the mean of the batch. With uneven ones, such as 5
+# and 4, each example of the smaller shard weighs more.
 
 # %% tags=["solution"]
 def mean_of_means(n):
@@ -674,5 +696,6 @@ assert mean_of_means(8) < 1e-6 < mean_of_means(9), "equal only for equal shards"
 # %% [markdown]
 # ### Answer 3
 #
-# A good answer changes one thing at a time, in turns, with at least five rounds, names its baseline, and says which
-# changes are larger than the noise. It doesn't stop at "communication costs little here": that doesn't say what does.
+# A good answer changes one thing at a time, in turns, with at least five rounds, names its
+# baseline, and says which changes are larger than the noise. It doesn't stop at "communication
+# costs little here": that doesn't say what does.

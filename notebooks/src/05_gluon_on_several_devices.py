@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 05 · Gluon on several devices
 #
-# In chapter 04 you made the replicas yourself, and summed their gradients. Gluon, MXNet's high-level interface, keeps
-# the replicas for you. Here the same network is trained in Gluon, from the same weights, to the same result. Then
-# we look at what Gluon holds on each device, and at mistakes that it reports late or not at all.
+# In chapter 04 you made the replicas yourself, and summed their gradients. Gluon, MXNet's
+# high-level interface, keeps the replicas for you. Here the same network is trained in Gluon, from
+# the same weights, to the same result. Then we look at what Gluon holds on each device, and at
+# mistakes that it reports late or not at all.
 #
 # ## What you'll do
 #
-# Take twenty steps in Gluon on 1 to 4 devices, equal to the loop by hand. Compare values and gradients across devices.
-# Break the training in three ways, one of which raises no error.
+# Take twenty steps in Gluon on 1 to 4 devices, equal to the loop by hand. Compare values and
+# gradients across devices. Break the training in three ways, one of which raises no error.
 #
 # ## What you'll learn
 #
@@ -67,8 +68,8 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)
 
 # %% [markdown]
-# In Gluon the network is a list of layers. Their input sizes are left open; Gluon finds them out from
-# the first image.
+# In Gluon the network is a list of layers. Their input sizes are left open; Gluon finds them out
+# from the first image.
 
 # %%
 def network():
@@ -103,7 +104,8 @@ for shape, gain in zip(shapes[::2], (1.0, 1.5, 1.5, 0.5)):
 
 # %% [markdown]
 # `set_data` gives a value to a parameter on all of its devices. One thing to know: Gluon's `Dense`
-# keeps its weight as [outputs, inputs], the transpose of ours. `cast` makes all parameters float64.
+# keeps its weight as [outputs, inputs], the transpose of ours. `cast` makes all parameters
+# float64.
 
 # %%
 def ready(devices):
@@ -128,9 +130,9 @@ print(data)
 # ### The same training
 #
 # A `Trainer` gets the parameters and the optimizer. `step(n)` sums the gradients over the devices,
-# divides by the number of examples `n` that you tell it, and updates all replicas. (The update gets the rate and
-# 1/n in float32, where 0.25 and 1/32 are exact, and 0.2 and 1/30 are not.) The sum is formed in a store;
-# `p.list_grad()` still shows each device's own gradient (chapter 07).
+# divides by the number of examples `n` that you tell it, and updates all replicas. (The update
+# gets the rate and 1/n in float32, where 0.25 and 1/32 are exact, and 0.2 and 1/30 are not.) The
+# sum is formed in a store; `p.list_grad()` still shows each device's own gradient (chapter 07).
 
 # %% tags=["trains"]
 softmax = gluon.loss.SoftmaxCrossEntropyLoss()  # a number for each image
@@ -160,9 +162,10 @@ losses = train(net, two)
 print("the loss has fallen:", np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5]))
 
 # %% [markdown]
-# It trains. Is it chapter 04's training? The loop by hand on *one* device, with the same batches, is
-# our oracle. The distance is the largest difference in any parameter on **any** device, as a share of
-# that parameter's largest entry. (`np.max`, unlike Python's `max`, doesn't pass over a NaN.)
+# It trains. Is it chapter 04's training? The loop by hand on *one* device, with the same batches,
+# is our oracle. The distance is the largest difference in any parameter on **any** device, as a
+# share of that parameter's largest entry. (`np.max`, unlike Python's `max`, doesn't pass over a
+# NaN.)
 
 # %% tags=["trains"]
 by_hand = [nd.array(value, dtype="float64") for value in start]
@@ -193,8 +196,8 @@ print("Gluon on 1 to 4 devices = the loop by hand on one, to 1e-12, on every dev
 #
 # ## What is on each device
 #
-# A *parameter* is a set of arrays, one for each device. **Predict:** after a backward pass on two devices, are the two
-# *values* of a parameter equal? Are the two *gradients*?
+# A *parameter* is a set of arrays, one for each device. **Predict:** after a backward pass on two
+# devices, are the two *values* of a parameter equal? Are the two *gradients*?
 
 # %%
 net, alone = ready(two), ready(two[:1])
@@ -209,7 +212,8 @@ for p, q in zip(net.collect_params().values(), alone.collect_params().values()):
 print("values equal, gradients different; their sum is the gradient of one device")
 
 # %% [markdown]
-# The scores, too, are where the shard is, and don't depend on the device. (With BatchNorm they do: chapter 09.)
+# The scores, too, are where the shard is, and don't depend on the device. (With BatchNorm they do:
+# chapter 09.)
 
 # %%
 shards = gluon.utils.split_and_load(x[:8], two)
@@ -222,10 +226,10 @@ assert far < 1e-12 * np.abs(together).max(), "an image's scores depend on where 
 # %% [markdown]
 # ## Before the first image
 #
-# To look at errors without stopping for them, `attempt` prints the type and the first sentence, with `#` for the
-# numbers in names. Between
-# `initialize` and the first forward pass, a parameter without a known shape has no arrays. Gluon
-# *defers* its initialisation. **Predict:** which of these raise?
+# To look at errors without stopping for them, `attempt` prints the type and the first sentence,
+# with `#` for the numbers in names. Between `initialize` and the first forward pass, a parameter
+# without a known shape has no arrays. Gluon *defers* its initialisation. **Predict:** which of
+# these raise?
 
 # %%
 import re
@@ -249,12 +253,13 @@ attempt(lambda: (weight.shape, weight.list_ctx()))
 
 # %% [markdown]
 # All but the last. Before `initialize` it is a `RuntimeError`; afterwards a
-# `DeferredInitializationError`, for every device, whether it is one of the two or not. The second is a
-# kind of the first. *Dive into Deep Learning* catches `RuntimeError` and prints "not initialized on cpu". After a
-# forward pass that is right; before one, the same lines would print it for a deferred parameter.
+# `DeferredInitializationError`, for every device, whether it is one of the two or not. The second
+# is a kind of the first. *Dive into Deep Learning* catches `RuntimeError` and prints "not
+# initialized on cpu". After a forward pass that is right; before one, the same lines would print
+# it for a deferred parameter.
 #
-# The same page says that parameters are created on the devices that data passes through. **Predict:** we send
-# images through device 1 only. Is there a weight on device 0?
+# The same page says that parameters are created on the devices that data passes through.
+# **Predict:** we send images through device 1 only. Is there a weight on device 0?
 
 # %%
 net(nd.ones((4, 1, 28, 28), ctx=two[1]))
@@ -264,23 +269,24 @@ for p in net.collect_params().values():
 assert weight.data(two[0]).asnumpy().std() > 0.01, "random, so equality proves something"
 
 # %% [markdown]
-# Yes: one forward pass anywhere creates *all* replicas, with the same values. From now on asking for
-# another device is an error of the first type.
+# Yes: one forward pass anywhere creates *all* replicas, with the same values. From now on asking
+# for another device is an error of the first type.
 
 # %%
 attempt(lambda: weight.data(four[3]))
 attempt(lambda: net(nd.ones((4, 1, 28, 28), ctx=four[3])))
 
 # %% [markdown]
-# **On GPUs:** the same. Deferral and the choice of a replica are decided in Python, in `gluon/parameter.py`, and
-# shapes from the network's symbol (`gluon/block.py`); the initial value is computed once, on the CPU, and copied
-# to each device (`Parameter._finish_deferred_init` and `_init_impl`, MXNet 1.9.1).
+# **On GPUs:** the same. Deferral and the choice of a replica are decided in Python, in
+# `gluon/parameter.py`, and shapes from the network's symbol (`gluon/block.py`); the initial value
+# is computed once, on the CPU, and copied to each device (`Parameter._finish_deferred_init` and
+# `_init_impl`, MXNet 1.9.1).
 #
 # ## What remains your job
 #
-# An early edition of *Dive into Deep Learning* (2018, "Gluon Implementation for Multi-GPU Computation") says that the
-# Trainer divides the batch. It can't: it sees parameters, not images. **Predict:** what happens if we give the whole batch to device 0, and call
-# `step`?
+# An early edition of *Dive into Deep Learning* (2018, "Gluon Implementation for Multi-GPU
+# Computation") says that the Trainer divides the batch. It can't: it sees parameters, not images.
+# **Predict:** what happens if we give the whole batch to device 0, and call `step`?
 
 # %% tags=["trains"]
 net = ready(two)
@@ -289,8 +295,8 @@ forward_backward(net, x[:64], y[:64], two[:1])
 attempt(lambda: trainer.step(64))
 
 # %% [markdown]
-# On `cpu(1)` no gradient has been computed, and the Trainer says so. **Predict:** has the step been
-# taken?
+# On `cpu(1)` no gradient has been computed, and the Trainer says so. **Predict:** has the step
+# been taken?
 
 # %% tags=["trains"]
 alone = ready(two[:1])
@@ -301,9 +307,9 @@ for p, q in zip(net.collect_params().values(), alone.collect_params().values()):
 print("the step was taken, on both devices, and then the error was raised")
 
 # %% [markdown]
-# The gradients on `cpu(1)` were still the zeros of the beginning, so the sum was right by luck. The error comes as
-# long as `cpu(1)` has *never* computed a gradient. **Predict:** both devices get data once, then only device 0.
-# Does `step` complain? Is the result that of one device?
+# The gradients on `cpu(1)` were still the zeros of the beginning, so the sum was right by luck.
+# The error comes as long as `cpu(1)` has *never* computed a gradient. **Predict:** both devices
+# get data once, then only device 0. Does `step` complain? Is the result that of one device?
 
 # %% tags=["trains"]
 def two_steps(net, second, **options):
@@ -324,9 +330,10 @@ assert apart(stale, added) < 1e-12, "one device's weights, with cpu(1)'s old gra
 print("no error, and the old gradient was added once more")
 
 # %% [markdown]
-# The old gradient of `cpu(1)` was summed again, as in chapter 02. On several devices the default Trainer lets the
-# store update, and then never resets the mark by which it knows a fresh gradient (`Trainer._update` in
-# `gluon/trainer.py`). With `update_on_kvstore=False` it does, and complains *before* it changes a weight:
+# The old gradient of `cpu(1)` was summed again, as in chapter 02. On several devices the default
+# Trainer lets the store update, and then never resets the mark by which it knows a fresh gradient
+# (`Trainer._update` in `gluon/trainer.py`). With `update_on_kvstore=False` it does, and complains
+# *before* it changes a weight:
 
 # %% tags=["trains"]
 net, first = ready(two), ready(two[:1])
@@ -341,11 +348,11 @@ assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged 
 #
 # ### One device, named twice
 #
-# MXNet's tutorial names one device twice on a machine with fewer than two GPUs: `[gpu(), gpu()]` where there is one,
-# `[cpu(), cpu()]` where there is none. To follow the
-# numbers by hand: two weights $w = (0, 0)$, the images (1, 0) and (0, 1), and the output $w \cdot x$ as
-# the loss, so that the gradient of an image is the image. On two devices, `step(2)` at rate 1 should
-# give $w = -\frac12$ in both entries.
+# MXNet's tutorial names one device twice on a machine with fewer than two GPUs: `[gpu(), gpu()]`
+# where there is one, `[cpu(), cpu()]` where there is none. To follow the numbers by hand: two
+# weights $w = (0, 0)$, the images (1, 0) and (0, 1), and the output $w \cdot x$ as the loss, so
+# that the gradient of an image is the image. On two devices, `step(2)` at rate 1 should give $w =
+# -\frac12$ in both entries.
 
 # %% tags=["trains"]
 def tiny(devices, **options):
@@ -364,8 +371,8 @@ def tiny(devices, **options):
 assert (tiny(two).weight.data().asnumpy() == -0.5).all(), "minus the mean of both images"
 
 # %% [markdown]
-# **Predict:** the same device twice. How many replicas are there, and what is in their gradients? Does
-# `step` notice?
+# **Predict:** the same device twice. How many replicas are there, and what is in their gradients?
+# Does `step` notice?
 
 # %% tags=["trains"]
 attempt(lambda: tiny([mx.cpu(), mx.cpu()]))
@@ -374,9 +381,10 @@ print("with ignore_stale_grad=True:", net.weight.data().asnumpy().tolist())
 assert (net.weight.data().asnumpy() == [[0, -0.5]]).all(), "the first image has been lost"
 
 # %% [markdown]
-# Two replicas on one device. But a shard finds its replica by its device, so both used the same one, and the second
-# gradient overwrote the first. The tutorial's loop calls `step` with `ignore_stale_grad=True`, which takes the error
-# away. With real images the loss falls all the same:
+# Two replicas on one device. But a shard finds its replica by its device, so both used the same
+# one, and the second gradient overwrote the first. The tutorial's loop calls `step` with
+# `ignore_stale_grad=True`, which takes the error away. With real images the loss falls all the
+# same:
 
 # %% tags=["trains"]
 twice = ready([mx.cpu(), mx.cpu()])
@@ -393,13 +401,14 @@ attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 #
 # | you write | what happens in MXNet 1.9.1 |
 # | --- | --- |
-# | `weight.data()`, replicas on several devices | the replica on the *current context*, `cpu(0)` unless a `with` block says otherwise; an error if there is none |
+# | `weight.data()`, several replicas | the one on the *current context*, or an error |
 # | `weight.data()`, one replica | that one, wherever it is |
-# | `initialize` a second time | a warning and nothing else, once the arrays exist; while deferred, it takes the new devices without a word |
+# | `initialize` a second time | a warning and nothing else |
+# | the same while deferred | takes the new devices, without a word |
 # | `initialize(…, force_reinit=True)` | starts anew, on the new devices |
 # | `reset_ctx(devices)` | moves the *mean* of the replicas |
-# | `nn.Dense(3)` twice in a process | `dense0_weight`, then `dense1_weight`: reach parameters through their layer |
-# | a last layer of 128 for ten classes | it trains, as a classifier of 128 classes: compare the first loss with $\ln 10$ |
+# | `nn.Dense(3)` twice | `dense0_weight`, then `dense1_weight`: use `layer.weight` |
+# | a last layer of 128 for ten classes | trains; only the first loss, $\ln 128$, tells |
 
 # %%
 import warnings
@@ -444,15 +453,16 @@ assert abs(losses[0] - np.log(128)) < 0.3, "its first loss is near ln 128 = 4.85
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "and it falls"
 
 # %% [markdown]
-# The lessons on which this course builds are from 2017 to 2022. What breaks when copies of them are pasted:
+# The lessons on which this course builds are from 2017 to 2022. What breaks when copies of them
+# are pasted:
 #
 # | in the listing | what you get | instead |
 # | --- | --- | --- |
-# | `import utils` (from scratch, copies of 2017) | no such module | chapter 04's own functions |
-# | `import gluonbook as gb` (*Dive into Deep Learning*, 2018) | no such module | `from d2l import mxnet as d2l` |
-# | `gluon.autograd.record()` (until November 2017) | no such attribute | `from mxnet import autograd` |
-# | `"cnn_conv2d0_weight"` (until November 2017) | no such parameter: convolutions count as `conv` | `net[0].weight` |
-# | `d2l.try_all_gpus()` (d2l 1.0, without GPUs) | `[]`, then a division by zero | `helpers.devices()` |
+# | `import utils` (2017) | no such module | chapter 04's own functions |
+# | `import gluonbook as gb` (2018) | no such module | `from d2l import mxnet as d2l` |
+# | `gluon.autograd.record()` (2017) | no such attribute | `from mxnet import autograd` |
+# | `"cnn_conv2d0_weight"` (2017) | no such parameter | `net[0].weight` |
+# | `d2l.try_all_gpus()` (1.0, no GPU) | `[]`, a division by zero | `helpers.devices()` |
 
 # %%
 attempt(lambda: gluon.autograd)
@@ -466,34 +476,36 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 # %% [markdown]
 # ## Summary
 #
-# - The same weights and batches give the same training in Gluon and by hand: twenty steps on 1 to 4
-#   devices agree with one device to $10^{-12}$ in float64.
-# - `initialize(ctx=[...])` makes one replica for each device, all equal, at the first forward pass if
-#   shapes are open. Values are equal on all devices; gradients are those of each shard, and their sum is
-#   the gradient of the batch.
+# - The same weights and batches give the same training in Gluon and by hand: twenty steps on 1 to
+#   4 devices agree with one device to $10^{-12}$ in float64.
+# - `initialize(ctx=[...])` makes one replica for each device, all equal, at the first forward pass
+#   if shapes are open. Values are equal on all devices; gradients are those of each shard, and
+#   their sum is the gradient of the batch.
 # - You split the batch. The Trainer sums the gradients and updates all replicas.
-# - On several devices, the default Trainer complains of an old gradient after the update, and only if a device has
-#   never computed one. Later, a device without data adds its old gradient in silence.
+# - On several devices, the default Trainer complains of an old gradient after the update, and only
+#   if a device has never computed one. Later, a device without data adds its old gradient in
+#   silence.
 # - A device named twice loses all shards but the last; `ignore_stale_grad=True` hides it.
 #
-# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *The Straight Dope*, "Training on
-# multiple GPUs with gluon"; *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
+# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *The Straight
+# Dope*, "Training on multiple GPUs with gluon"; *Dive into Deep Learning*, "Concise Implementation
+# for Multiple GPUs".
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Frozen.** Set `grad_req = "null"` for the first layer's parameters. What does `list_grad` say, and
-#    does a step on two devices still work?
-# 2. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it cure the
-#    device named twice? Try it with `tiny`'s numbers, for two steps.
-# 3. **A check of your own (open).** Write a function that you call before `trainer.step` and that notices
-#    a device without data in *this* step. What must it not mistake for a fault?
+# 1. **Frozen.** Set `grad_req = "null"` for the first layer's parameters. What does `list_grad`
+#    say, and does a step on two devices still work?
+# 2. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it
+#    cure the device named twice? Try it with `tiny`'s numbers, for two steps.
+# 3. **A check of your own (open).** Write a function that you call before `trainer.step` and that
+#    notices a device without data in *this* step. What must it not mistake for a fault?
 
 # %% [markdown]
 # ### Answer 1
 #
-# A parameter without gradient has none on any device, and `list_grad` raises. The Trainer leaves it alone; the
-# others train.
+# A parameter without gradient has none on any device, and `list_grad` raises. The Trainer leaves
+# it alone; the others train.
 
 # %% tags=["solution", "trains"]
 net = ready(two)
@@ -508,9 +520,9 @@ assert_replicas_equal(net[2].weight.list_data())
 # %% [markdown]
 # ### Answer 2
 #
-# In the first step, yes: the replica that both shards use holds the sum of their gradients, the other adds its
-# zeros. In the second step the old gradients count again, unless they are set to zero by hand. And there is
-# still only one device to do the work.
+# In the first step, yes: the replica that both shards use holds the sum of their gradients, the
+# other adds its zeros. In the second step the old gradients count again, unless they are set to
+# zero by hand. And there is still only one device to do the work.
 
 # %% tags=["solution", "trains"]
 net = nn.Dense(1, use_bias=False, in_units=2)
@@ -528,7 +540,8 @@ for weights in ([[-0.5, -0.5]], [[-1.5, -1.5]]):  # right would be -0.5, then -1
 # %% [markdown]
 # ### Answer 3
 #
-# A good answer tries its check on five cases. A device without data, and a branch of the network that this batch
-# didn't take, keep an old gradient, which the default Trainer adds again: both are faults. An uneven shard, a
-# frozen parameter, which has no gradient, and an embedding's unreached rows, which are written as zeros, are not.
-# Filling gradients with NaN before the backward pass finds the faults, and spoils `grad_req="add"`.
+# A good answer tries its check on five cases. A device without data, and a branch of the network
+# that this batch didn't take, keep an old gradient, which the default Trainer adds again: both are
+# faults. An uneven shard, a frozen parameter, which has no gradient, and an embedding's unreached
+# rows, which are written as zeros, are not. Filling gradients with NaN before the backward pass
+# finds the faults, and spoils `grad_req="add"`.

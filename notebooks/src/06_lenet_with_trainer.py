@@ -101,8 +101,8 @@ print(60_000 // 128, "batches and", 60_000 % 128, "images")
 #
 # ## Two LeNets
 #
-# `lenet` has the sizes of *The Straight Dope* (with the last layer that its listing lacks, chapter
-# 05), and `lenet_tutorial` those of MXNet's tutorial, which are closer to LeCun's of 1998.
+# `lenet` has the sizes of *The Straight Dope*, and `lenet_tutorial` those of MXNet's tutorial,
+# which are closer to LeCun's of 1998.
 
 # %%
 def lenet():
@@ -323,9 +323,8 @@ print("after one step", first, " after two", weights(net))
 
 # %% [markdown]
 # Right would be $(-1.5, -0.5)$. Device 1 still had its gradient of step *one*, $(0, 1)$, and it was
-# added again. No error, no warning. The check for old gradients that chapter 05 met works in the
-# very first step only: with the update in the store (chapter 07), MXNet never marks a gradient as
-# used.
+# added again, as in chapter 05. No error, no warning: with the update in the store (chapter 07),
+# MXNet never marks a gradient as used.
 #
 # With `update_on_kvstore=False` it does. **Predict:** what happens now, without and with
 # `ignore_stale_grad=True`?
@@ -832,7 +831,8 @@ print("images/s, median: 1 device {:,.0f}, 2 devices {:,.0f}".format(*np.median(
 print(f"speed-up {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
 
 # %% [markdown]
-# If that is well below what chapter 04 found on your machine, look there for what to do.
+# If that is well below what chapter 04 found on your machine, another program has a core, or
+# `mxnet` was imported before `helpers`.
 
 # %% [markdown]
 # ## Summary

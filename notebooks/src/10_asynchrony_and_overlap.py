@@ -962,7 +962,7 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 
 # %% [markdown]
 # In a timeline this fault looks like gaps in front of convolutions while the other lane is busy.
-# As MXNet comes, the pool has four pieces: chapter 04's first exercise takes you there.
+# As MXNet comes, the pool has four pieces; chapter 04 measures what that does to training.
 #
 # ### What did not help
 #

@@ -712,7 +712,7 @@ print("so {:.1f} times the operations for each byte, {:.1f} times for each array
 # yours, and a GPU with published figures, NVIDIA's Tesla V100 (SXM2): 15.7 TFLOP/s in float32 at
 # its peak. PCI Express 3.0 moves 8 gigabits a second on each of 16 lanes, 128 bits of every 130
 # being data. Two more numbers we have to **assume**: 30% of the peak is reached, and a message
-# starts in 10 µs (as in chapter 03's second exercise).
+# starts in 10 µs.
 
 # %%
 rate_gpu, start_gpu = 0.3 * 15.7e12, 10e-6

@@ -642,8 +642,8 @@ print(f"gain over equal shards: predicted {expected[2] / expected[1]:.2f}, measu
 # %% [markdown]
 # The predictions know nothing of communication, of Python, which has no core of its own on a
 # machine with as many devices as cores, or of two cores that share a cache and a memory (chapter
-# 04's "two devices that never talk"). So expect measurements below them, proportional shards most,
-# since only there both devices are busy all the time. In the *ratio* some of that cancels.
+# 04's trainings that never communicate). So expect measurements below them, proportional shards
+# most, since only there both devices are busy all the time. In the *ratio* some of that cancels.
 #
 # And if *other programs* hold one of two cores, there is another law. Two simulated devices that
 # share one core do not wait for each other: the *work* adds up. Equal shards are

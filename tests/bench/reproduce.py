@@ -78,9 +78,10 @@ ROWS = [
     Row("scratch-2x512", SCRATCH, "scratch", 2, 512, 0.6, 5, 5, 2, note=FASHION),
     Row("ours-1x256", f"{SCRATCH}, from chapter 04's start", "ours", 1, 256, 0.3, 5, 5, 2),
     Row("ours-2x512", f"{SCRATCH}, from chapter 04's start", "ours", 2, 512, 0.6, 5, 5, 2),
-    # Chapter 04's: batch and rate, each alone and together; its wrong all-reduces; the original start.
+    # Chapter 04's: batch and rate, alone and together; wrong all-reduces; the original start.
     *[Row(f"lenet-{batch}-{rate}", CHAPTER, "ours", 2, batch, rate, 3, 5, 2, chapter="lenet")
       for batch in (128, 256) for rate in (0.2, 0.4)],
+    Row("lenet-one-device", f"{CHAPTER}, one device", "ours", 1, 128, 0.2, 3, 5, 2, chapter="lenet"),
     *[Row(f"lenet-{wrong}", f"{CHAPTER}, {wrong}", "ours", 2, 128, 0.2, 1, 5, 2, reduce=wrong,
           chapter="lenet")
       for wrong in ("no_broadcast", "first_only", "counts_twice", "mean_of_shards", "nothing")],
@@ -226,7 +227,8 @@ def run(row, seed, folder, quick):
     folder.mkdir(parents=True, exist_ok=True)
     job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
     path = folder / f"{row.name}-{seed}.json"
-    seen = json.loads(path.read_text()) if path.exists() else {"data": name, "epochs": []}
+    seen = json.loads(path.read_text()) if path.exists() else {
+        "data": name, "commit": commit(), "epochs": []}
     done = len(seen["epochs"])
     if done:
         for array, kept in zip(job.arrays(), mx.nd.load(str(weights(path, done)))):
@@ -387,6 +389,13 @@ def main(arguments=None):
     return 0
 
 
+def commit():
+    """What git calls the checkout that trains."""
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
+                           capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"
+
+
 def store(chapter, rows, folder, to):
     """Write the runs of a chapter's rows to `to`, with where, when and how they were made.
 
@@ -398,12 +407,11 @@ def store(chapter, rows, folder, to):
             return
     runs = {row.name: [json.loads((folder / f"{row.name}-{seed}.json").read_text())
                        for seed in range(row.seeds)] for row in rows}
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
     write(to / f"{chapter}.json", {
         "command": f'make reproduce ARGS="--only {chapter} --store"', "machine": machine(),
-        "date": f"{datetime.date.today()}", "commit": commit or "unknown",
-        "data": " and ".join(sorted({run["data"] for some in runs.values() for run in some})),
+        "date": f"{datetime.date.today()}",
+        **{key: " and ".join(sorted({run[key] for some in runs.values() for run in some}))
+           for key in ("data", "commit")},
         "runs": {name: [[{key: epoch[key] for key in ("losses", "accuracies")}
                          for epoch in run["epochs"]] for run in some]
                  for name, some in runs.items()}}, indent=None)
