@@ -136,3 +136,31 @@ def test_the_command_does_a_row_once_and_names_its_data(tmp_path):
 def test_a_row_that_is_not_there_is_an_error(tmp_path):
     failed = command(ROOT, "--only", "nothing")
     assert failed.returncode == 2 and "no row's name begins so" in failed.stderr
+
+
+# --- what chapters draw -----------------------------------------------------------------------
+
+
+def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, capsys):
+    rows = [replace(ROWS[name], epochs=1, seeds=1) for name in ("lenet-128-0.2", "lenet-nothing")]
+    run = {"data": "mnist", "commit": "abc", "epochs": [
+        {"losses": [2.0, 1.0], "accuracies": [0.5, 0.6], "seconds": 3.0}]}
+    folder, to = tmp_path / "runs", tmp_path / "results"
+    reproduce.write(folder / "lenet-128-0.2-0.json", run)
+    reproduce.store("lenet", rows, folder, to)
+    assert not to.exists() and "lenet-nothing lacks the seeds [0]" in capsys.readouterr().out
+    reproduce.write(folder / "lenet-nothing-0.json", run | {"commit": "def"})
+    reproduce.store("lenet", rows, folder, to)
+    stored = json.loads((to / "lenet.json").read_text())
+    assert (stored["data"], stored["commit"]) == ("mnist", "abc and def")
+    assert stored["runs"]["lenet-nothing"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
+
+
+def test_what_is_stored_is_what_the_rows_ask_for():
+    stored = json.loads((ROOT / "notebooks/src/results/lenet.json").read_text())
+    assert stored["data"] == "mnist" and "dirty" not in stored["commit"]
+    asked = {row.name: row for row in reproduce.ROWS if row.chapter == "lenet"}
+    assert stored["runs"].keys() == asked.keys()
+    for name, runs in stored["runs"].items():
+        assert [len(epochs) for epochs in runs] == [asked[name].epochs] * asked[name].seeds
+        assert all(len(epoch["accuracies"]) == asked[name].k for run in runs for epoch in run)

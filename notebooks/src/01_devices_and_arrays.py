@@ -18,8 +18,7 @@
 # - why you wait before you stop a clock, and what a copy costs.
 #
 # ## What you need
-#
-# Python, NumPy, and what a convolutional network and its backward pass are. **No GPU.** Reading
+# Python, NumPy, and what a convolutional network is. **No GPU.** Reading
 # takes {reading time}, running less than a minute.
 
 # %% [markdown]
@@ -153,18 +152,26 @@ for (cut, (first, second)), crossing in zip(held.items(), sent):
     print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, "
           f"each sends {crossing:.1f} MB")
 
+# %% [markdown]
+# With the memory on a logarithmic axis:
+
 # %%
 import matplotlib.pyplot as plt
 from helpers.plotting import BLUE, GREY, ORANGE, show
 
-fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
-for ax, below, cut in zip(*axes, held):
+def draw_cut(ax, cut):
     for row, half, color in ((r, h, c) for r in range(4) for h, c in enumerate((BLUE, ORANGE))):
         place, wide, high, left = {"by layer": (row, 8 * (half == (row > 0)), 0.8, 0),
                                    "inside layers": (row - 0.2 + 0.4 * half, 8, 0.4, 0),
                                    "by data": (row, 4, 0.8, 4 * half)}[cut]
         ax.barh(place, wide, high, left, color=color)
     ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5), xticks=[0, 4, 8])
+
+
+# %%
+fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
+for ax, below, cut in zip(*axes, held):
+    draw_cut(ax, cut)
     below.semilogy(range(4), accounts(all_of, layer.sum()), "_", ms=24, color=GREY, zorder=0,
                    label="one device alone")
     for device, (marker, color) in enumerate((("o", BLUE), ("s", ORANGE))):
@@ -186,8 +193,8 @@ show(fig, alt="Above, layers against examples in the colours of two devices: who
 # only the activations. Weights, gradients and Adam's state take 2 MB on each device here; for a
 # billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device
 # keeps a part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al.,
-# 2020, arXiv:1910.02054). The other two cuts serve models that are too large for one device;
-# exercise 1 cuts one by layer.
+# 2020, arXiv:1910.02054). The other two cuts serve models that are too large for one device
+# (exercise 1).
 
 # %% [markdown]
 # ## How devices are connected
@@ -241,9 +248,6 @@ assert nd.zeros(3).context == mx.cpu() == mx.cpu(0), "the default is the host, d
 assert two[0] != two[1], "devices(2) gives two different devices"
 
 # %% [markdown]
-# MXNet's tutorial on several GPUs (of version 1.5) falls back to `[mx.cpu(), mx.cpu()]` where
-# there is none. That is one device named twice; chapter 05 shows what it does to training.
-#
 # An array never changes its context; to move it is to make another array elsewhere. **Predict:**
 # in the second cell, what does `a` hold at the end?
 
@@ -390,8 +394,9 @@ assert shifted.asnumpy().shape == (2, 2), "and only once: this read raises nothi
 # %% [markdown]
 # ## What a copy costs
 #
-# We copy 16 stretches of a large array (at 64 MB, all of it 16 times). A slice of consecutive rows
-# of an `mx.nd` array is a window on its memory, so the copies ask for no new memory.
+# We copy 16 stretches of a large array, which overlap for the largest sizes. A slice of
+# consecutive rows of an `mx.nd` array is a window on its memory, so the copies ask for no new
+# memory.
 
 # %%
 LARGEST, COPIES = 64_000_000, 16  # bytes, copies that are averaged
@@ -488,15 +493,15 @@ shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128,
 eight = [int(np.prod(shape)) for shape in shapes]
 
 
-def seconds(lengths, turn):
-    ends = np.cumsum([turn * sum(lengths), *lengths])  # another stretch in each turn
+def seconds(lengths, place):
+    ends = np.cumsum([place * sum(lengths), *lengths])  # a stretch of its own
     pairs = [(source[a:b], target[a:b]) for a, b in zip(ends, ends[1:])]
-    copy_all(pairs, wait=False)
     return copy_all(pairs, wait=True)[0] * COPIES
 
 
 ways = {"eight copies": eight, "one copy": [sum(eight)]}
-times = np.array([[seconds(lengths, turn) for lengths in ways.values()] for turn in range(30)])
+times = np.array([[seconds(lengths, 2 * turn + way) for way, lengths in enumerate(ways.values())]
+                  for turn in range(30)])
 for (name, lengths), column in zip(ways.items(), times.T):
     expected = sum(L + 4 * n * per_byte for n in lengths)
     low, mid, high = 1e6 * np.percentile(column, (10, 50, 90))

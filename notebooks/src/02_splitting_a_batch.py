@@ -15,7 +15,7 @@
 # - how to cut a batch into nearly equal shards, with every example in exactly one;
 # - why images and labels stay together, and how to see it if they don't;
 # - why the mean of the shards' means is not the batch's mean if shards differ in size;
-# - when a shard is a copy of the batch's memory, and when it shares it.
+# - when a shard shares the batch's memory.
 #
 # ## What you need
 #

@@ -128,7 +128,7 @@ def counts_twice(arrays):
     first_only(arrays)
 
 # %% [markdown]
-# Two more, one of which makes a mistake for each type:
+# Two more:
 
 # %%
 def through(dtype):
@@ -311,9 +311,12 @@ def halving_doubling(k):  # k a power of two
 
 # %% [markdown]
 # ### Two trees
-# A tree is quick to start, a ring sends few bytes; two trees do fairly well at both, for any $k$. Each gets half of the chunks, and the leaves of one, which send only once, are inner nodes of the other. With several chunks, one can leave a device while another arrives (Sanders, Speck and Träff, 2009). `edges`
-# builds a binary tree over the places 1 to $k$, with inner nodes at even places only; the second
-# tree is the same, moved by one place.
+#
+# A tree is quick to start, a ring sends few bytes; two trees do fairly well at both, for any $k$.
+# Each gets half of the chunks, and the leaves of one, which send only once, are inner nodes of the
+# other. With several chunks, one can leave a device while another arrives (Sanders, Speck and
+# Träff, 2009). `edges` builds a binary tree over the places 1 to $k$, with inner nodes at even
+# places only; the second tree is the same, moved by one place.
 
 # %%
 def edges(first, last, parent=None):
@@ -542,8 +545,8 @@ for k in (2, 8, 64):
     assert np.isclose(predicted(ring(k), S / k, one_switch, k), formula), "a ring on one switch"
 
 # %% [markdown]
-# Schedules for 64 devices are checked with symbols: a chunk is a list of how often it contains
-# each rank's part.
+# Schedules for 64 devices are checked with symbols: how often does a chunk contain each rank's
+# part?
 
 # %%
 def complete(rounds, parts, k):
@@ -755,8 +758,8 @@ for name, result in results.items():
 #   those arrays, looks at every rank for many $k$, and uses values that tell ranks and entries
 #   apart.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
-# - Star and ring take $2(k-1)$ rounds, tree and halving-doubling $2\lceil\log_2 k\rceil$. Star,
-#   tree and double tree send more than $2\frac{k-1}{k}S$ from the busiest device.
+# - Star and ring take $2(k-1)$ rounds, tree and halving-doubling $2\lceil\log_2 k\rceil$. From 3
+#   devices on, star, tree and double tree send more than $2\frac{k-1}{k}S$ from the busiest one.
 # - In the model, small arrays pay for rounds and large ones for bytes; which scheme is best
 #   depends on the network and on $k$.
 # - Schemes differ by rounding; within a scheme the devices agree.

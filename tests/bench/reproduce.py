@@ -81,7 +81,7 @@ ROWS = [
     # Chapter 04's: batch and rate, alone and together; wrong all-reduces; the original start.
     *[Row(f"lenet-{batch}-{rate}", CHAPTER, "ours", 2, batch, rate, 3, 5, 2, chapter="lenet")
       for batch in (128, 256) for rate in (0.2, 0.4)],
-    Row("lenet-one-device", f"{CHAPTER}, one device", "ours", 1, 128, 0.2, 3, 5, 2, chapter="lenet"),
+    Row("lenet-one-device", CHAPTER, "ours", 1, 128, 0.2, 3, 5, 2, chapter="lenet"),
     *[Row(f"lenet-{wrong}", f"{CHAPTER}, {wrong}", "ours", 2, 128, 0.2, 1, 5, 2, reduce=wrong,
           chapter="lenet")
       for wrong in ("no_broadcast", "first_only", "counts_twice", "mean_of_shards", "nothing")],
