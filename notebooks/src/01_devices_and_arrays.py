@@ -509,8 +509,8 @@ for (name, lengths), column in zip(ways.items(), times.T):
           f"measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
 
 # %% [markdown]
-# In our run the eight copies are off by about as much as the fit, and the one copy is faster than
-# predicted by more than that: there the model misses, and we don't know why.
+# In our run both ranges just include the prediction, and the medians are far below it. $L$ is not
+# constant: it comes and goes, we guess with whether the threads sleep.
 
 # %% [markdown]
 # ## Summary
