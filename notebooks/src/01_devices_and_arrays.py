@@ -49,21 +49,19 @@ b = nd.exp(a) * 2 + 1
 assert b.context == two[1], "a result is where its inputs are"
 
 # %% [markdown]
-# Four examples of $y = 3x$, two on each device:
+# Four examples of $y = 3x$, two on each device. The model is $y = wx$, and each device gets a copy
+# of its one weight. `attach_grad` sets memory aside for the gradient, and `backward` fills it.
 
 # %%
 x = [nd.array([1, 2], ctx=two[0]), nd.array([3, 4], ctx=two[1])]
 y = [3 * shard for shard in x]
-
-# %% [markdown]
-# The model is $y = wx$, and each device gets a copy of its one weight. `attach_grad` sets memory
-# aside for the gradient, and `backward` fills it. **Predict:** at $w = 0$ the gradient of the
-# squared error is $-2\sum x_i y_i$. What is it on each device?
-
-# %%
 w = [nd.zeros(1, ctx=device) for device in two]
 for replica in w:
     replica.attach_grad()
+
+# %% [markdown]
+# **Predict:** at $w = 0$ the gradient of the squared error is $-2\sum x_i y_i$. What is it on each
+# device?
 
 # %%
 def gradients():
@@ -143,10 +141,11 @@ def accounts(weights, activations):  # MB of weights, gradients, Adam's state, a
 all_of, layer = weights.sum(), inside + passed
 held = {"by layer": [accounts(weights[0], layer[0]),
                      accounts(weights[1:].sum(), layer[1:].sum() + passed[0])],
-        "inside layers": [accounts(all_of / 2, inside.sum() / 2 + passed.sum())] * 2,
+        "inside layers": [accounts(all_of / 2, inside.sum() / 2 + passed[:-1].sum() + 5)] * 2,
         "by data": [accounts(all_of, layer.sum() / 2)] * 2}
 sent = MB * np.array([n * passed[0], n * passed[:-1].sum(), all_of])
 assert sent.argmin() == 2, "by data sends least"
+assert held["by layer"][1][3] > MB * n * layer[1:].sum(), "and what it received"
 print(f"one device alone holds {accounts(all_of, layer.sum()).sum():.1f} MB")
 for (cut, (first, second)), crossing in zip(held.items(), sent):
     print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, "
@@ -473,10 +472,10 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: waited for
               "fitted curve.")
 
 # %% [markdown]
-# In our run, a small copy that is waited for takes several times as long as a queued one, which
-# costs hardly more than its bare call. What waiting adds is, we guess, waking threads that have
-# gone to sleep (exercise 3 tests that). So $L$ is not the latency of a link, since simulated
-# devices have none. It is software.
+# If the ranges of the first two lines don't overlap, waiting costs something: waking threads, we
+# guess, and cores that went idle. It comes and goes. In two runs on this machine, one quiet and
+# one beside other programs, *alone* took 98 and 14 µs at 4 KB. So $L$ is not the latency of a
+# link: simulated devices have none.
 #
 # **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the
 # GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
@@ -509,8 +508,8 @@ for (name, lengths), column in zip(ways.items(), times.T):
           f"measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
 
 # %% [markdown]
-# In our run both ranges just include the prediction, and the medians are far below it. $L$ is not
-# constant: it comes and goes, we guess with whether the threads sleep.
+# Where the measured range doesn't include the prediction, the model has missed: $L$ is not
+# constant.
 
 # %% [markdown]
 # ## Summary
@@ -524,7 +523,7 @@ for (name, lengths), column in zip(ways.items(), times.T):
 # - Don't let arrays from two devices meet.
 # - Most operators return before they are done. Wait before you stop a clock. An error that depends
 #   on values comes out where you wait, once.
-# - A copy takes latency + size / bandwidth.
+# - A copy takes roughly latency + size / bandwidth; here the latency varies several-fold.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs";
 # *Deep Learning: The Straight Dope*, on NDArray and multiple GPUs.
@@ -557,7 +556,7 @@ def by_layer(first, second):
         h = nd.relu(nd.dot(nd.array([[1, 2], [3, 1]], ctx=first), W1))
         received = h.as_in_context(second)
         loss = nd.dot(received, W2).sum()
-    assert received.context == loss.context == W2.context == second, "the second layer's device"
+    assert (h.context, loss.context) == (first, second), "each layer on its device"
     loss.backward()
     return W1.grad, W2.grad
 

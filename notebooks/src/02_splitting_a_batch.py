@@ -154,7 +154,9 @@ theirs = [outcome(gluon.utils.split_and_load, n, k, even_split=even) for n, k, e
 assert ours == theirs, "ours differs from Gluon's"
 print(f"the same outcome in {len(cases)} cases; refused in {theirs.count('refused')} of them,")
 there = nd.arange(4, ctx=three[2]).reshape((2, 2))
-assert [len(s) for s in split_and_load(there, three, even=False)] == [1, 1, 0], "an empty shard"
+for empty in (split_and_load(there, three, even=False),
+              gluon.utils.split_and_load(there, three, even_split=False)):
+    assert [len(s) for s in empty] == [1, 1, 0], "an empty shard, and no error"
 print("also for", [(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even])
 
 # %% [markdown]
@@ -241,7 +243,7 @@ assert total / 10 == nd.arange(10).mean().asscalar(), "these integers are exact,
 # ## Copy or alias?
 #
 # `as_in_context` returns the same array if it is already there, and a slice of consecutive rows of
-# an `mx.nd` array is a window on its memory. (A column, or a slice with a step, is a copy.)
+# an `mx.nd` array is a window on its memory. (A slice that isn't one stretch of memory is a copy.)
 # **Predict:** the batch is on `cpu(0)`. What is left of it after we write 100 into each shard?
 
 # %%
@@ -253,7 +255,7 @@ print(batch[:, 0].asnumpy())
 # %% [markdown]
 # The shard on `cpu(0)` *is* the batch's memory; the other is a copy. Training reads its input and
 # doesn't write to it, so the alias saves a copy and does no harm. A program that changes a shard
-# in place, say to add noise, changes the batch as well, on the first device only. Give it
+# in place, say to add noise, changes the batch as well, on the batch's device only. Give it
 # `batch.copy()`.
 #
 # **On GPUs:** the same rule gives another result if the batch is in host memory, as it usually is.
@@ -333,7 +335,8 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # %% [markdown]
 # ### Answer 1
 #
-# Move every shard to the device, then join along the first axis, in the order of the devices.
+# Move every shard to the device, then join along the first axis. (A join before the move passes
+# here too: chapter 01.)
 
 # %% tags=["solution"]
 def gather(shards, device):
@@ -357,8 +360,9 @@ def deal_and_load(data, devices):
     return [data[i :: len(devices)].as_in_context(d) for i, d in enumerate(devices)]
 
 
-dealt = [y.asnumpy().tolist() for y in deal_and_load(labels, three)]
-assert dealt == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]], "one to each in turn"
+dealt = deal_and_load(labels, three)
+assert [y.context for y in dealt] == three, "each on its device"
+assert [y.asnumpy().tolist() for y in dealt] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]], "in turn"
 assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "both are dealt"
 
 # %% [markdown]
@@ -370,6 +374,7 @@ assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "bot
 
 # %% tags=["solution"]
 def split_by_share(data, devices, shares):
+    assert len(devices) == len(shares) and min(shares) > 0, "one positive share a device"
     parts = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)]
     ends = [round(len(data) * part) for part in parts]
     assert all(a < b for a, b in zip(ends, ends[1:])), "a device would get nothing"
@@ -379,8 +384,9 @@ def split_by_share(data, devices, shares):
 shards = split_by_share(nd.arange(8), three[:2], [3, 1])
 assert [shard.asnumpy().tolist() for shard in shards] == [[0, 1, 2, 3, 4, 5], [6, 7]], "6 and 2"
 assert [shard.context for shard in shards] == three[:2], "each on its device"
-whole = gather(split_by_share(nd.arange(100), three, [0.2, 0.3, 0.4]), three[0])
-assert (whole.asnumpy() == np.arange(100)).all(), "every example once, in order"
+parts = split_by_share(nd.arange(100), three, [0.2, 0.3, 0.4])
+assert [len(part) for part in parts] == [22, 34, 44], "in proportion"
+assert (gather(parts, three[0]).asnumpy() == np.arange(100)).all(), "every example once, in order"
 
 # %% [markdown]
 # ### Answer 4

@@ -172,8 +172,10 @@ assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5]), "the loss falls"
 by_hand = [nd.array(value, dtype="float64") for value in start]
 for p in by_hand:
     p.attach_grad()
+told = []
 for i in range(0, len(x), 32):
-    train_batch(x[i : i + 32], y[i : i + 32], [by_hand], four[:1], lr=0.25)
+    loss = train_batch(x[i : i + 32], y[i : i + 32], [by_hand], four[:1], lr=0.25)
+    told.append(loss.asscalar())
 reference = [p.asnumpy().T if p.ndim == 2 else p.asnumpy() for p in by_hand]
 
 
@@ -188,7 +190,7 @@ def apart(net, reference):
 # %% tags=["trains"]
 for k in (1, 2, 3, 4):
     net = ready(four[:k])
-    train(net, four[:k])
+    assert np.allclose(train(net, four[:k]), told, rtol=1e-12, atol=0), "other losses"
     assert apart(net, reference) < 1e-12, f"{k} devices: {apart(net, reference)}"
 print("Gluon on 1 to 4 devices = the loop by hand on one, to 1e-12, on every device")
 
@@ -305,6 +307,7 @@ forward_backward(alone, x[:64], y[:64], two[:1])
 gluon.Trainer(alone.collect_params(), "sgd", {"learning_rate": 0.25}).step(64)
 for p, q in zip(net.collect_params().values(), alone.collect_params().values()):
     assert_replicas_equal([*p.list_data(), q.data().copyto(four[3])])
+assert net[0].bias.data(two[1]).asnumpy().any(), "biases start at 0, and have changed"
 print("the step was taken, on both devices, and then the error was raised")
 
 # %% [markdown]
@@ -432,8 +435,10 @@ assert single.weight.list_ctx() == two and single.weight.data().asnumpy().min() 
 # %%
 late = nn.Dense(3, use_bias=False)  # its input size is open, so it is deferred
 late.initialize(ctx=two)
-late.initialize(ctx=four)
-assert late.weight.list_ctx() == four, "without a word"
+with warnings.catch_warnings():
+    warnings.simplefilter("error")  # without a word
+    late.initialize(ctx=four)
+assert late.weight.list_ctx() == four, "the new devices"
 single.weight.data(two[0])[:] = nd.array([[1, 2], [3, 4], [5, 6]])
 single.weight.data(two[1])[:] = 3 * nd.array([[1, 2], [3, 4], [5, 6]], ctx=two[1])
 single.collect_params().reset_ctx(four[1:])
