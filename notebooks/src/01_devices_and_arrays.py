@@ -18,8 +18,9 @@
 # - why you wait before you stop a clock, and what a copy costs.
 #
 # ## What you need
-# Python, NumPy, and what a convolutional network is. **No GPU.** Reading
-# takes {reading time}, running less than a minute.
+#
+# Python, NumPy, and what a convolutional network is. **No GPU.** Reading takes {reading time},
+# running less than a minute.
 
 # %% [markdown]
 # ## Training on two devices

@@ -305,9 +305,8 @@ print("20 steps, 3 seeds: 1 to 4 devices agree with the plain loop to 1e-12")
 #
 # ### What each wrong all-reduce does
 #
-# The mistakes of chapter 03 again, on two devices, judged by the same comparison. `replicas` is
-# how far the two replicas are apart. **Predict:** which mistakes leave the replicas equal to each
-# other?
+# The mistakes of chapter 03 again, on two devices, judged by the same comparison. `replicas` says
+# whether the two are equal. **Predict:** which mistakes leave the replicas equal to each other?
 
 # %% tags=["trains"]
 def no_broadcast(grads):
@@ -382,10 +381,10 @@ for name in ["128-0.2", *[reduce.__name__ for reduce in wrong]]:
               f"({ends.min():.1f} to {ends.max():.1f})")
 
 # %% [markdown]
-# Every one of them trains, to more than 93 %, and the ranges overlap with that of the right
-# all-reduce. Against the right run *with the same seed*, only replica 1 of `no_broadcast` and of
-# `nothing` is behind for all five; and one usually evaluates replica 0. Without such a run to
-# compare with, none of these accuracies looks wrong.
+# Every one of them trains, to an accuracy above 93 %, and the ranges overlap with that of the
+# right all-reduce. Against the right run *with the same seed*, only replica 1 of `no_broadcast`
+# and of `nothing` is behind for all five; and one usually evaluates replica 0. Without such a run
+# to compare with, none of these accuracies looks wrong.
 
 # %%
 right, behind = first_epoch("128-0.2"), []
@@ -448,14 +447,16 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
 # queue, only once, or while another program uses the machine. So we train a step unmeasured, wait
 # with `waitall`, let all contestants take turns until nine rounds are kept, and discard rounds in
 # which other programs took more than 2 % of the CPU's time. (If nine are discarded before three
-# are kept, all are used, and it says so.) And faster than *what*?
+# are kept, all are used, and it says so.)
 #
+# And faster than *what*?
+#
+# - *one device*;
 # - *stock MXNet*, one context, without this course's settings: its operators use all cores by
 #   themselves;
 # - *never communicate*: two trainings in one process, each on half of the batch, with no
 #   all-reduce. What two devices fall short of it is the price of communicating;
-# - *two processes* that share nothing: no common Python, engine or memory allocator;
-# - *one device*;
+# - *two processes* that share nothing: no common Python, engine or memory allocator.
 #
 # First, what each of them measures, without reading or shuffling data:
 
@@ -569,11 +570,12 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # *Two devices* against one is the speed-up. *Never communicate* is ahead of it by what the
 # all-reduce and the waiting cost; if the range of the last line includes 1, that can't be told
 # from noise. *Two processes* share only the machine. *Stock MXNet* has all cores for its one
-# device; in our run, on two, it was slower than one core with this course's settings. **On GPUs:**
-# an operator runs on one GPU, so *stock MXNet* is one device. The settings for scratch space and
-# allocator don't matter there: each GPU has scratch space and a pool of memory of its own
-# (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1). There the warm-up matters more: in it
-# cuDNN tries out algorithms for each new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`,
+# device; in our run, on two, it was slower than one core with this course's settings.
+#
+# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. The settings for
+# scratch space and allocator don't matter there: each GPU has scratch space and a pool of memory
+# of its own (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1). There the warm-up matters
+# more: in it cuDNN tries out algorithms for each new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`,
 # `src/operator/nn/cudnn/cudnn_convolution-inl.h`).
 #
 # What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and
@@ -603,9 +605,11 @@ for name, ratio in zip(kinds, (settled / settled[:, :1]).T):
 # There are two ways to use $k$ devices. *Strong scaling* keeps the batch: each device gets
 # $\frac1k$ of it, and the training is the same, only faster. That is what we have measured. *Weak
 # scaling* keeps each device's shard: the batch grows with $k$, there are fewer steps in an epoch,
-# and it is another training. Devices, batch and rate are three things. *The Straight Dope* first
-# changed all three together, from `run(1, 64, .3)` to `run(2, 128, .6)`, and later left the rate
-# at 0.3. We change one at a time: two devices, three epochs, five seeds.
+# and it is another training.
+#
+# Devices, batch and rate are three things. *The Straight Dope* first changed all three together,
+# from `run(1, 64, .3)` to `run(2, 128, .6)`, and later left the rate at 0.3. We change one at a
+# time: two devices, three epochs, five seeds.
 #
 # **Predict:** after one epoch, which is behind: twice the batch at the same rate, or twice the
 # batch at twice the rate?
