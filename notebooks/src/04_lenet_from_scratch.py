@@ -487,11 +487,14 @@ import inspect
 import os
 import subprocess
 
+from helpers import gpu
 from helpers.engine import ALLOCATOR, SETTINGS
 
 ALL = SETTINGS | {name: str(value) for _, value, name in ALLOCATOR}
 PARTS = [pool, lenet, loss_sum, init_params, get_params, train_batch, contestants]
 PROGRAM = "\n".join([
+    f"import runpy; gpu = runpy.run_path({gpu.__file__!r})",  # alone, without the settings
+    "if gpu['is_cuda_build'](): gpu['preload']()",  # CUDA's libraries, for the build for GPUs
     "import sys, time, mxnet as mx, numpy as np", "from mxnet import autograd, nd",
     "from helpers.parallel import allreduce, split_and_load", f"shapes = {shapes}",
     *map(inspect.getsource, PARTS),
