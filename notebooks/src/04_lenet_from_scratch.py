@@ -579,7 +579,7 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # scratch space and allocator don't matter there: each GPU has scratch space and a pool of memory
 # of its own (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1). There the warm-up matters
 # more: in it cuDNN tries out algorithms for each new shape (`MXNET_CUDNN_AUTOTUNE_DEFAULT`,
-# `src/operator/nn/cudnn/cudnn_convolution-inl.h`).
+# `cudnn_convolution-inl.h`).
 #
 # What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and
 # with all:

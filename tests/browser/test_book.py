@@ -216,7 +216,7 @@ def test_a_word_of_an_answer_is_found_and_quoted(opened):
     notebook = read(name)
     folded = "\n".join(cell.source for cell in answers(notebook))
     before = "\n".join(cell.source for cell in notebook.cells).replace(folded, "")
-    word = next(word for word in re.findall(r"\b[a-z]+_[a-z]+\b", folded) if word not in before)
+    word = next(word for word in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", folded) if word not in before)
     page = opened("index.html")
     page.keyboard.press("Control+k")
     page.keyboard.type(f"{word}\n")
