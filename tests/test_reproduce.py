@@ -107,7 +107,7 @@ def test_where_too_few_rounds_were_kept_all_are_counted():
 
 def test_a_row_that_takes_more_memory_than_there_is_does_not_start():
     with pytest.raises(SystemExit, match="too little memory"):
-        reproduce.check_memory("resnet-2x512", 1e6)
+        reproduce.check_memory("resnet18-2x512", 1e6)
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -143,16 +143,18 @@ def test_a_row_that_is_not_there_is_an_error(tmp_path):
 
 def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, capsys):
     rows = [replace(ROWS[name], epochs=1, seeds=1) for name in ("lenet-128-0.2", "lenet-nothing")]
-    run = {"data": "mnist", "commit": "abc", "epochs": [
+    run = {"data": "mnist", "commit": "abc", "date": "2026-11-01", "machine": "m", "epochs": [
         {"losses": [2.0, 1.0], "accuracies": [0.5, 0.6], "seconds": 3.0}]}
     folder, to = tmp_path / "runs", tmp_path / "results"
     reproduce.write(folder / "lenet-128-0.2-0.json", run)
     reproduce.store("lenet", rows, folder, to)
     assert not to.exists() and "lenet-nothing lacks the seeds [0]" in capsys.readouterr().out
-    reproduce.write(folder / "lenet-nothing-0.json", run | {"commit": "def"})
+    reproduce.write(folder / "lenet-nothing-0.json", run | {"commit": "def",
+                                                                       "date": "2026-11-02"})
     reproduce.store("lenet", rows, folder, to)
     stored = json.loads((to / "lenet.json").read_text())
     assert (stored["data"], stored["commit"]) == ("mnist", "abc and def")
+    assert (stored["date"], stored["machine"]) == ("2026-11-01 and 2026-11-02", "m")
     assert stored["runs"]["lenet-nothing"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
 
 
