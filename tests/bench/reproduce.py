@@ -249,6 +249,9 @@ def run(row, seed, folder, quick):
     """Train a row from one seed, or go on with it; a line in its file for each epoch."""
     check_memory(row.name, row.gib)
     name, data = read_data(quick)
+    if name != "mnist" and not quick:
+        raise SystemExit(f"{row.name}: was published for MNIST, and {name} isn't that; let "
+                         "COURSE_DATA name the folder that mnist/ is in, or use --quick")
     if quick and row.model == "resnet":
         data = [(images[:128], labels[:128]) for images, labels in data]
     folder.mkdir(parents=True, exist_ok=True)
