@@ -57,7 +57,7 @@ def test_the_networks_have_the_published_sizes(model, parameters):
 # --- interrupted and run again ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ours-2x512", "cnn-2x128"])
+@pytest.mark.parametrize("name", ["ours-2x512", "trainer-2x128-0.6-warm"])
 def test_a_run_that_goes_on_ends_where_an_unbroken_one_does(name, tmp_path, monkeypatch):
     read = reproduce.read_data
     monkeypatch.setattr(reproduce, "read_data", lambda quick: (
@@ -84,11 +84,11 @@ def test_a_run_that_goes_on_ends_where_an_unbroken_one_does(name, tmp_path, monk
 def test_rows_that_fill_up_the_last_batch_are_counted_apart():
     rng = np.random.default_rng(0)
     images = rng.random((150, 1, 28, 28), dtype="float32")
-    job = reproduce.WithGluon(ROWS["cnn-1x64"], 0, [(images, rng.integers(0, 10, 150))] * 2)
+    job = reproduce.WithGluon(ROWS["trainer-1x64"], 0, [(images, rng.integers(0, 10, 150))] * 2)
     scores = job.net(reproduce.mx.nd.array(images)).asnumpy()
     labels = scores.argmax(axis=1)
     labels[: len(labels) // 3] += 1  # a third is wrong, all of it among the filling rows' originals
-    job = reproduce.WithGluon(ROWS["cnn-1x64"], 0, [(images, labels)] * 2)
+    job = reproduce.WithGluon(ROWS["trainer-1x64"], 0, [(images, labels)] * 2)
     judged = job.judge()
     assert judged["accuracy"] == pytest.approx(100 / 150)
     assert judged["padded_accuracy"] == pytest.approx(100 / 192)  # 42 more, all of them wrong
@@ -103,6 +103,13 @@ def test_the_ratio_is_the_median_over_rounds():
 def test_where_too_few_rounds_were_kept_all_are_counted():
     summary = reproduce.summary({"kept": [[10, 10]], "discarded": [[10, 20], [10, 30]]})
     assert summary == pytest.approx((10, 20, 2.0, 1.0, 3.0))
+
+
+def test_published_rows_are_not_trained_on_other_data_than_mnist(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "read_data", lambda quick: ("digits", None))
+    with pytest.raises(SystemExit, match="ours-1x256: was published for MNIST.*COURSE_DATA"):
+        reproduce.run(ROWS["ours-1x256"], 0, tmp_path / "runs", quick=False)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_row_that_takes_more_memory_than_there_is_does_not_start():
@@ -123,13 +130,13 @@ def command(folder, *arguments):
 def test_the_command_does_a_row_once_and_names_its_data(tmp_path):
     for folder in ("helpers", "tests/bench", "notebooks/src"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    first = command(tmp_path, "--quick", "--only", "cnn-2x64")
+    first = command(tmp_path, "--quick", "--only", "trainer-2x64")
     assert first.returncode == 0, first.stderr
     results = json.loads((tmp_path / "build/reproduce-quick.json").read_text())
     (run,) = results["runs"].values()
     assert run["data"] in first.stdout and len(run["epochs"]) == 1
     assert f"{run['epochs'][0]['padded_accuracy']:.4f}".lstrip("0") in first.stdout
-    again = command(tmp_path, "--quick", "--only", "cnn-2x64")
+    again = command(tmp_path, "--quick", "--only", "trainer-2x64")
     assert again.returncode == 0 and "epoch 1/1" not in again.stdout
 
 

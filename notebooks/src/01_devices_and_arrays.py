@@ -112,7 +112,7 @@ assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas 
 # just as large; for the *optimizer's state*, nothing for plain gradient descent and two numbers
 # for each weight with Adam; and for *activations*, the outputs of all layers, kept for the
 # backward pass. We count those of chapter 04's LeNet, as if the output of each operation were
-# kept; with relu in place, activations would be 45 % less.
+# kept; relu in place would save some.
 
 # %%
 import numpy as np
@@ -121,8 +121,10 @@ LAYERS = ["convolution 1", "convolution 2", "dense 1", "dense 2"]
 weights = np.array([20 * 1 * 9 + 20, 50 * 20 * 25 + 50, 800 * 128 + 128, 128 * 10 + 10])
 # Sides of the images: 28; 26 after a 3 × 3 convolution; halved, 13; 9 after 5 × 5; halved, 4.
 passed = np.array([20 * 13 * 13, 50 * 4 * 4, 128, 10])  # per example, to the next layer
-inside = np.array([2 * 20 * 26 * 26, 2 * 50 * 9 * 9, 128, 0])  # before and after relu
-print(f"{weights.sum():,} weights; {(inside + passed).sum():,} activations for each example")
+relus = np.array([20 * 26 * 26, 50 * 9 * 9, 128, 0])
+layer = passed + relus * [2, 2, 1, 0]  # before and after relu; dense 1 passes on the second
+print(f"{weights.sum():,} weights; {layer.sum():,} activations for each example, "
+      f"{relus.sum() / layer.sum():.0%} less with relu in place")
 
 # %% [markdown]
 # Now batch 256 on two devices, in float32, 4 bytes a number. *By layer* we cut after the first
@@ -139,13 +141,17 @@ def accounts(weights, activations):  # MB of weights, gradients, Adam's state, a
     return MB * np.array([weights, weights, 2 * weights, n * activations])
 
 
-all_of, layer = weights.sum(), inside + passed
-held = {"by layer": [accounts(weights[0], layer[0]),
-                     accounts(weights[1:].sum(), layer[1:].sum() + passed[0])],
-        "inside layers": [accounts(all_of / 2, inside.sum() / 2 + passed[:-1].sum() + 5)] * 2,
+def by_layer(after):
+    return [accounts(weights[:after].sum(), layer[:after].sum()),
+            accounts(weights[after:].sum(), layer[after:].sum() + passed[after - 1])]
+
+
+all_of, sliced = weights.sum(), (layer - passed).sum() / 2 + passed[:-1].sum() + 5
+held = {"by layer": by_layer(1), "inside layers": [accounts(all_of / 2, sliced)] * 2,
         "by data": [accounts(all_of, layer.sum() / 2)] * 2}
 sent = MB * np.array([n * passed[0], n * passed[:-1].sum(), all_of])
 assert sent.argmin() == 2, "by data sends least"
+assert [round(part.sum(), 1) for part in by_layer(2)] == [40.7, 2.8], "cut one layer later"
 assert held["by layer"][1][3] > MB * n * layer[1:].sum(), "and what it received"
 print(f"one device alone holds {accounts(all_of, layer.sum()).sum():.1f} MB")
 for (cut, (first, second)), crossing in zip(held.items(), sent):
@@ -474,9 +480,8 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: waited for
 
 # %% [markdown]
 # If the ranges of the first two lines don't overlap, waiting costs something: waking threads, we
-# guess, and cores that went idle. It comes and goes. In two runs on this machine, one quiet and
-# one beside other programs, *alone* took 98 and 14 µs at 4 KB. So $L$ is not the latency of a
-# link: simulated devices have none.
+# guess, and cores that went idle. So $L$ is not the latency of a link: simulated devices have
+# none. Nor need it be the same while other programs run (exercise 3).
 #
 # **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the
 # GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
@@ -524,7 +529,7 @@ for (name, lengths), column in zip(ways.items(), times.T):
 # - Don't let arrays from two devices meet.
 # - Most operators return before they are done. Wait before you stop a clock. An error that depends
 #   on values comes out where you wait, once.
-# - A copy takes roughly latency + size / bandwidth; here the latency varies several-fold.
+# - A copy takes roughly latency + size / bandwidth. Measure both where you use them.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs";
 # *Deep Learning: The Straight Dope*, on NDArray and multiple GPUs.

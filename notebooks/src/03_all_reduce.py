@@ -714,7 +714,7 @@ for s, (f, style, color) in enumerate(zip(schemes, styles, (BLUE, ORANGE, GREEN,
     ax.errorbar(4 * np.array(sizes), 1e3 * middle[s], spread, fmt=style, color=color,
                 label=f.__name__, capsize=3)
 ax.set(xscale="log", yscale="log")
-ax.legend(fontsize=8)
+fig.legend(loc="outside lower center", ncols=3, fontsize=8)
 show(fig, alt="Time of an all-reduce against array size on logarithmic axes for five schemes, with "
               "bars from the first to the third quartile.")
 

@@ -96,8 +96,9 @@ print(60_000 // 128, "batches and", 60_000 % 128, "images")
 # (`"rollover"`). By default it keeps it, and so shall we: it is data like any other.
 #
 # `num_workers=2` starts two more processes that prepare batches ahead. They are copies of this
-# one, made by `fork`. That pays off where an example is dear, such as a JPEG to decode, and cores
-# are free. Here examples are cheap and every core is a device. We'll measure it below.
+# one, made by `fork`. That pays off where an example is expensive to prepare, such as a JPEG
+# to decode, and cores are free. Here examples are cheap and every core is a device. We'll measure
+# it below.
 #
 # ## Two LeNets
 #
@@ -770,8 +771,8 @@ assert min(one, both) > 0.75, f"{one}, {both}: they should have learned by now"
 assert abs(one - both) < 0.05, f"{one}, {both}: the same training in other last digits"
 
 # %% [markdown]
-# **Predict** before you look: after as many images, does a batch of 128 at the same rate have a
-# higher loss than one of 64, or a lower one? And with the rate doubled?
+# **Predict** before you look: for the same number of images seen, does a batch of 128 at the same
+# rate have a higher loss than one of 64, or a lower one? And with the rate doubled?
 
 # %% tags=["measured"]
 def smooth(setting, width=1280):
@@ -800,6 +801,13 @@ show(fig, alt="Loss against images seen for four settings; the curves of one and
 # These are first thousands of images. `make reproduce` trains the published settings at full
 # length, several times from different seeds, and puts the published accuracies beside ours.
 #
+# *Warm-up*, a rate that rises step by step to its value, is an option of the optimizer:
+
+# %%
+def warm_up(rate, steps):
+    return mx.lr_scheduler.FactorScheduler(step=10**9, base_lr=rate, warmup_steps=steps)
+
+# %% [markdown]
 # ## How much faster?
 #
 # As in chapter 04: the same batch on one and on two devices in turn, waited for, rounds with other

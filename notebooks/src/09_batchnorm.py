@@ -701,7 +701,7 @@ assert raises(TypeError, lambda: sync(np.ones((2, 3, 4, 4)))), "SyncBatchNorm ta
 
 # %% [markdown]
 # And it waits inside an operator until `num_devices` devices have arrived. If one doesn't come, it
-# waits for good, and no interrupt helps. So we try it in processes of their own, under a deadline.
+# hangs, and no interrupt helps. So we try it in processes of their own, under a deadline.
 # This is the program. Its argument will say how many of the two devices take part. All shards are
 # in place before the norm is called: a shard cut on `cpu(0)` after that would be behind the waiting
 # norm in `cpu(0)`'s queue, and never reach the other device.
@@ -839,7 +839,7 @@ for name, parameter in both._collect_params_with_prefix().items():
 # Of none: it writes the mean over devices, of everything. For weights that is the weight, since
 # replicas are equal. For running means it is what one device would have; for running variances it
 # lacks the part between the shards, as shown above. Nobody has evaluated this network before it
-# was saved: each device has had other statistics.
+# was saved: the devices have seen different data, so their running statistics differ.
 #
 # `ctx=` says where to load to; one device and four work from the same file.
 

@@ -971,8 +971,9 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 # forward pass, updates on each device, another way of scheduling the threads, one memory arena for
 # both, huge pages, and the allocator's settings given before the process starts rather than from
 # inside it. What did help beside scratch space: that `fit` reads losses in bursts, so that Python
-# wakes up less often (chapter 06), that hand-ons write into arrays which are there (chapter 03),
-# and that ResNet-18's relu takes arrays in the layout of the convolutions (chapter 08).
+# wakes up less often (chapter 06), that each hop writes into an array that already exists
+# (chapter 03), and that ResNet-18's relu takes arrays in the layout of the convolutions
+# (chapter 08).
 #
 # ## Summary
 #

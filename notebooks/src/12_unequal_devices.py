@@ -196,7 +196,8 @@ print([round(10 * share) for share in (0.25, 0.25, 0.25, 0.25)])
 # (Hamilton, 1792). Round everything down, then give what is left over, one each, to those who lost
 # most by it. We need one thing besides: nobody may end up with nothing. Chapter 06 saw what becomes
 # of a device without images: it hands in its old gradient again. So every device starts from at
-# least one, and if that was too much, those give back who have most above their due.
+# least one, and if that was too much, take one from the devices that are furthest above their
+# exact share.
 
 # %%
 def cut(n, speeds):
@@ -955,7 +956,7 @@ else:
 # %% [markdown]
 # ### Is the complexity worth it?
 #
-# The *code* is small: `cut`, `load` and a division by $n$. What is dear is what comes with it:
+# The *code* is small: `cut`, `load` and a division by $n$. Most of the cost is overhead:
 # speeds to measure and to measure again, a batch size below which it turns into a loss, BatchNorm
 # that depends on the cut. In order of trouble saved:
 #
