@@ -436,8 +436,9 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
               "seeds in float32, two in float64.")
 
 # %% [markdown]
-# More, in our run 50,000 times and more, and not steadily. The difference stays near $10^{-7}$ for
-# a while, then jumps, at a step that depends on the seed. We don't know what makes it jump. So
+# It differs from seed to seed: in our run one grew only four times, the others more than 100,000
+# times, and not steadily. The difference stays near $10^{-7}$ for a while, then jumps, at a step
+# that depends on the seed. We don't know what makes it jump. So
 # *equality* is a claim for float64, or for one step. In float32 the claim is that the network
 # learns as well: after an epoch of MNIST, it did for each of five seeds (above).
 
