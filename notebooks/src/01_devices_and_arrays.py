@@ -115,6 +115,9 @@ assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas 
 # kept; relu in place would save some.
 
 # %%
+import matplotlib.pyplot as plt
+from helpers.plotting import BLUE, GREY, ORANGE, show
+
 import numpy as np
 
 LAYERS = ["convolution 1", "convolution 2", "dense 1", "dense 2"]
@@ -162,9 +165,6 @@ for (cut, (first, second)), crossing in zip(held.items(), sent):
 # With the memory on a logarithmic axis:
 
 # %%
-import matplotlib.pyplot as plt
-from helpers.plotting import BLUE, GREY, ORANGE, show
-
 def draw_cut(ax, cut):
     for row, half, color in ((r, h, c) for r in range(4) for h, c in enumerate((BLUE, ORANGE))):
         place, wide, high, left = {"by layer": (row, 8 * (half == (row > 0)), 0.8, 0),

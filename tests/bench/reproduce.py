@@ -66,6 +66,8 @@ class Row:
     note: str = "none"
     reduce: str = "allreduce"  # of those that chapter 04 defines
     warm: bool = False  # let the rate rise over the first epoch
+    tail: str = "actual"  # a smaller last batch: step by its "actual" size, "nominal", or "dropped"
+    images: int | None = None  # of the training set, or all
     chapter: str = ""  # whose stored results it is part of
 
 
@@ -101,8 +103,14 @@ ROWS = [
           chapter="lenet")
       for wrong in ("no_broadcast", "first_only", "counts_twice", "mean_of_shards", "nothing")],
     Row("lenet-original", SCRATCH, "scratch", 2, 256, 0.3, 5, 5, 2, note=FASHION, chapter="lenet"),
-    Row("resnet18-1x256", D2L, "resnet", 1, 256, 0.1, 2, 1, 8, note=FASHION, chapter="resnet18"),
-    Row("resnet18-2x512", D2L, "resnet", 2, 512, 0.2, 2, 1, 9, note=FASHION, chapter="resnet18"),
+    Row("resnet18-1x256", D2L, "resnet", 1, 256, 0.1, 2, 1, 8, note=FASHION, tail="nominal",
+        chapter="resnet18"),
+    Row("resnet18-2x512", D2L, "resnet", 2, 512, 0.2, 2, 1, 9, note=FASHION, tail="nominal",
+        chapter="resnet18"),
+    # A quarter of the width, 10,000 images: 156 batches of 64 and a last one of 16.
+    *[Row(f"resnet18-thin-{tail}", f"Chapter 08, last batch {tail}", "thin", 2, 64, 0.1, 3, 9, 2,
+          tail=tail, images=10_000, chapter="resnet18")
+      for tail in ("actual", "nominal", "dropped")],
 ]
 
 
@@ -142,12 +150,15 @@ class WithGluon:
         # The page of "cnn" doesn't say how it starts, but prints outputs of the untrained network.
         # Their standard deviation is 0.0152; Gluon's default gives 0.011 to 0.019 over eight
         # seeds, Xavier 0.08 to 0.14 and Normal(0.01) 0.0001.
-        start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01)}.get(
-            row.model, init.Xavier())
+        start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01),
+                 "thin": init.Normal(0.01)}.get(row.model, init.Xavier())
         mx.random.seed(seed)
         self.net = network(row.model)
         self.net.initialize(start, ctx=self.devices)
         train, test = data
+        train = [a[: row.images] for a in train]
+        if row.tail == "dropped":
+            train = [a[: len(a) // row.batch * row.batch] for a in train]
         if row.model in ("cnn", "xavier"):
             self.train, self.test = (PaddedIter(*part, row.batch) for part in data)
             self.filler = Batches(*(a[: self.test.padding] for a in test), row.batch)
@@ -168,8 +179,9 @@ class WithGluon:
             options["lr_scheduler"] = warm_up(self.row.rate, len(self.train))
         # A new one each epoch, since plain SGD has nothing else to remember.
         self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", options)
-        if self.row.model == "resnet":
+        if self.row.tail == "nominal":
             self.trainer = NominalSteps(self.trainer, self.row.batch)
+        if self.row.chapter == "resnet18":
             return self.in_parts(title)
         seen = fit(self.net, self.trainer, self.train, self.devices, title=title)
         return {"seconds": seen.seconds[0], "train_accuracy": seen.train_accuracy[0],
@@ -256,7 +268,8 @@ def network(model):
     mx.npx.set_np()
     if model == "resnet-plain":
         return lift("resnet18", "resnet18").resnet18(10)
-    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10)
+    channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
+    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
@@ -279,7 +292,7 @@ def run(row, seed, folder, quick):
     if name != "mnist" and not quick:
         raise SystemExit(f"{row.name}: was published for MNIST, and {name} isn't that; let "
                          "COURSE_DATA name the folder that mnist/ is in, or use --quick")
-    if quick and row.model == "resnet":
+    if quick and row.model in ("resnet", "thin"):
         data = [(images[:128], labels[:128]) for images, labels in data]
     folder.mkdir(parents=True, exist_ok=True)
     job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
