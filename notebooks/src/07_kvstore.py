@@ -15,7 +15,7 @@
 # - `init`, `push`, `pull` and an optimizer in the store;
 # - when the store updates the weights and when the devices do, and how to tell;
 # - which device sums which parameter, and why one big embedding fills a device before the others;
-# - when `local`, `device` or `nccl` is right.
+# - what `device`, `local` and `nccl` take on each device, and when to leave the default.
 #
 # ## What you need
 #
@@ -67,11 +67,13 @@ print("pushed", *(a.asnumpy().tolist() for a in pushed))
 # %% [markdown]
 # A push *replaces* what was there. It leaves the pushed arrays alone, so push and pull are an
 # all-reduce only if you pull into the same arrays. `pushpull` without `out` does that. Is it right
-# on every device? As in chapter 03, we keep hold of the arrays, so that a store that swaps them
-# for others is found out.
+# on every device? As in chapter 03, we hold on to the arrays, so that a store that rebinds them
+# fails the check, and push $3^r$ times 2000.5, 2001.5, …, so that no other combination gives the
+# same numbers.
 
 # %%
 def assert_all(arrays, answer, rule, tolerance=0):
+    assert arrays and all(a.shape == np.shape(answer) for a in arrays), rule
     for a in arrays:
         off = np.abs(a.asnumpy() - answer).max()
         assert off <= tolerance, f"{a.context} is off by {off}: {rule}"
@@ -79,24 +81,26 @@ def assert_all(arrays, answer, rule, tolerance=0):
 # %%
 for kind in ("local", "device"):
     for k in range(1, 5):
-        store, arrays = mx.kvstore.create(kind), ranked(k)
+        store, first = mx.kvstore.create(kind), 2000.5 + np.arange(6)
+        arrays = [nd.array(3**r * first, ctx=d) for r, d in enumerate(four[:k])]
         same = list(arrays)
         store.init("sum", arrays[0])
-        for turn in (1, 2):  # the second time it sums the sums
+        for again in (1, k):  # the second time it sums the sums
             store.pushpull("sum", arrays)
-            assert_all(same, k**(turn - 1) * k * (k + 1) / 2 * np.arange(1, 7), f"{kind}, {k}")
+            assert_all(same, again * (3**k - 1) / 2 * first, f"the sum of {k} arrays by {kind}")
 print("local and device: the exact sum in every array, 1 to 4 devices, twice")
 
 # %% [markdown]
-# Each $k$ got a store of its own. Never push a key from more devices than the first time: there are
-# buffers for those only (`CommDevice::Reduce`, `src/kvstore/comm.h`), and MXNet 1.9.1 may end the
-# process instead of raising an error.
+# Each $k$ got a store of its own. Never push a key from more devices than the first time: the store
+# has allocated buffers for that many only (`CommDevice::Reduce`, `src/kvstore/comm.h`), and MXNet
+# 1.9.1 may end the process instead of raising an error.
 #
 # ## A store that trains
 #
 # With an *optimizer* in the store, what is stored are weights and what is pushed are gradients: a
-# push updates the weights once, with the sum. **Predict:** SGD at rate 0.5 with momentum 0.5, two
-# pushes of gradients with the sum $g$, weights of zero to start with. How many $g$ are subtracted?
+# push updates the weights once, with the sum. **Predict:** SGD with learning rate 0.5 and momentum
+# 0.5, two pushes of gradients with the sum $g$ = 3, 6, …, 18, weights of zero to start with. How
+# many $g$ are subtracted?
 
 # %% tags=["trains"]
 store, weights = mx.kvstore.create("device"), ranked(2)
@@ -105,12 +109,18 @@ store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
 for _ in range(2):
     store.pushpull(0, ranked(2), out=weights)
 print(weights[1].asnumpy().tolist())
-assert_all(weights, -1.25 * 3 * np.arange(1, 7), "0.5 g, then 0.5 g + 0.5 · 0.5 g")
+
+# %% [markdown]
+# First $0.5 g$, then $0.5 g + 0.5 \cdot 0.5 g$:
+
+# %%
+assert_all(weights, -1.25 * 3 * np.arange(1, 7), "two steps of SGD with momentum")
 
 # %% [markdown]
 # ## What Trainer does with it
 #
-# `Trainer` gives each parameter a key. Then either the store updates, or the devices do:
+# `Trainer` gives each parameter a key, and at first broadcasts the first device's weights to the
+# others. Then either the store updates, or the devices do:
 #
 # | | `update_on_kvstore=True` | `update_on_kvstore=False` |
 # | --- | --- | --- |
@@ -123,14 +133,17 @@ assert_all(weights, -1.25 * 3 * np.arange(1, 7), "0.5 g, then 0.5 g + 0.5 · 0.5
 # the gradient there is $c_r$: $(6, 0)$ and $(0, 8)$. The learning rate is 1.
 
 # %% tags=["trains"]
-def tiny(**options):
-    w = gluon.Parameter("w", shape=(2,), init="zeros")
-    w.initialize(ctx=pair)
-    trainer = gluon.Trainer([w], "sgd", {"learning_rate": 1}, **options)
+def differentiate(w):
     with autograd.record():
         losses = [(w.data(d) * nd.array(c, ctx=d)).sum() for d, c in zip(pair, ([6, 0], [0, 8]))]
     autograd.backward(losses)
-    return w, trainer
+
+
+def tiny(**options):
+    w = gluon.Parameter("w", shape=(2,), init="zeros")
+    w.initialize(ctx=pair)
+    differentiate(w)
+    return w, gluon.Trainer([w], "sgd", {"learning_rate": 1}, **options)
 
 # %% [markdown]
 # **Predict:** after `step(1)`, what does each device hold as weight, and as *gradient*, in either
@@ -146,12 +159,37 @@ def after_step(**options):
 for options in ({"update_on_kvstore": True}, {"update_on_kvstore": False}, {"kvstore": None}):
     weights, gradients = after_step(**options)
     print(f"{options}: weights {weights}, gradients {gradients}")
-assert after_step(update_on_kvstore=True)[1] == [[6, 0], [0, 8]], "gradients stay local"
-assert after_step(update_on_kvstore=False)[1] == [[6, 8], [6, 8]], "or become the sum"
 
 # %% [markdown]
-# With the update in the store, `grad` stays local after `step`: whoever logs its norm logs that of
-# one shard. And `kvstore=None` sums nothing: two replicas become two models, with no error.
+# With the update in the store, `grad` stays local after `step`: if you log its norm, you log one
+# shard's. And `kvstore=None` sums nothing: two replicas become two models, with no error.
+#
+# In one more respect the two modes differ. **Predict:** you set all weights to 100 after a step.
+# Does the next step start from there?
+
+# %% tags=["trains"]
+def second_step(choice, write):
+    w, trainer = tiny(update_on_kvstore=choice)
+    trainer.step(1)
+    write(w)
+    differentiate(w)
+    trainer.step(1)
+    return [a.asnumpy().astype(int).tolist() for a in w.list_data()]
+
+
+def in_place(w):
+    for a in w.list_data():
+        a[:] = 100
+
+# %% tags=["trains"]
+for choice in (True, False):
+    assert after_step(update_on_kvstore=choice)[0] == [[-6, -8]] * 2, "minus the sum, on both"
+    print(f"update_on_kvstore={choice}: in place {second_step(choice, in_place)},",
+          f"set_data {second_step(choice, lambda w: w.set_data(nd.full(2, 100)))}")
+
+# %% [markdown]
+# With the update in the store, the weights are the store's, and the next step overwrites what you
+# wrote. `set_data` makes the Trainer set its store up again (`gluon/parameter.py`).
 #
 # ### What is chosen for you
 #
@@ -169,8 +207,8 @@ def updates_in_store(parameters, **options):
     return False
 
 # %% [markdown]
-# (`waitall`, because a `local` store that is deleted while it still has to sum ends the process:
-# its `CommCPU::Reduce`, in `src/kvstore/comm.h`, uses the store later.)
+# (`waitall`, because a `local` store that is deleted while it still has to sum may end the process:
+# what `CommCPU::Reduce` hands to the engine uses the store later.)
 #
 # We ask for one parameter with so many entries, and for embeddings. Those can have *sparse*
 # gradients, which list only the rows that were used; in `SparseEmbedding` the weights are sparse
@@ -188,9 +226,12 @@ def table(layer):
     return layer.collect_params()
 
 # %% [markdown]
-# **Predict** for each line whether the store updates.
+# **Predict** the first three lines: does the store update?
 
 # %%
+import os
+
+os.environ.pop("MXNET_UPDATE_ON_KVSTORE", None)  # 0 would turn it off
 found = {
     "1 device": updates_in_store(dense(2, pair[:1])),
     "2 devices": updates_in_store(dense(2)),
@@ -202,14 +243,15 @@ found = {
 }
 for case, in_store in found.items():
     print(f"{case:32}{'the store' if in_store else 'each device'}")
-assert [*found.values()] == [False, True, True, False, True, False, True], found
+assert [*found.values()] == [False, True, True, False, True, False, True], "as MXNet 1.9.1 chooses"
 
 # %% [markdown]
-# On one device no store is made. With `local` the host would do all updating, so MXNet leaves large
-# parameters to the devices. With sparse gradients the devices update, because that is usually
-# faster; sparse weights *must* be updated in the store. (`_init_kvstore` in `gluon/trainer.py`,
-# `_create_kvstore` in `model.py`.) Code for any number of devices should leave the option at `None`
-# or say `False`: `True` on one device ends in an `AttributeError`.
+# The rules, in `_init_kvstore` (`gluon/trainer.py`) and `_create_kvstore` (`model.py`): on one
+# device and with dense weights, no store is made. If one parameter has more than $2^{24}$ entries,
+# a `local` store leaves *all* updates to the devices. With dense weights and sparse gradients the
+# devices update, because that is usually faster. Sparse weights are always updated in a store. For
+# dense weights on any number of devices, leave the option at `None` or say `False`: `True` on one
+# device ends in an `AttributeError`.
 #
 # ### The weights don't depend on it
 #
@@ -239,8 +281,8 @@ def backward(net, x, y, places):
     return np.concatenate([loss.asnumpy() for loss in losses]).mean()
 
 # %% [markdown]
-# `step` can be replaced; the appendix will. Rate and momentum are exact in float32, in which MXNet
-# keeps them.
+# The appendix passes its own `step`. MXNet keeps learning rate and momentum in float32; these
+# values are exact there.
 
 # %% tags=["trains"]
 def train(places, step=lambda net, trainer: trainer.step(64), steps=20, dtype="float64",
@@ -271,10 +313,13 @@ assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5]), "compare while the loss
 for k in (1, 2, 4):
     for kind in ("local", "device"):
         for choice in (True, False):
-            kvstore = mx.kvstore.create(kind) if k == 1 else kind  # its name makes none for k = 1
-            net, _ = train(four[:k], kvstore=kvstore, update_on_kvstore=choice)
+            store = mx.kvstore.create(kind)  # by name there would be none for k = 1
+            net, _ = train(four[:k], kvstore=store, update_on_kvstore=choice)
             far = apart(net, reference)
             assert far < 1e-12, f"{k} devices, {kind}, {choice}: {far} from one device"
+            first, *others = [a.asnumpy() for a in net[0].weight.list_grad()]
+            summed = all((a == first).all() for a in others)
+            assert store.type == kind and (k == 1 or summed != choice), "the option did nothing"
 
 # %% tags=["trains"]
 lost = apart(train(pair, kvstore=None)[0], reference)
@@ -282,13 +327,16 @@ print(f"twelve ways: equal to 1e-12. kvstore=None: {lost:.2f} apart")
 assert lost > 0.01, "the check must notice devices that don't communicate"
 
 # %% [markdown]
-# So for the weights the choice doesn't matter, as long as nothing happens between the sum and the
-# update. To clip gradients, you need `update_on_kvstore=False` (appendix).
+# So with SGD and a new gradient on each device in each step, the choice doesn't change the weights.
+# Say `False` if you do something between the sum and the update, such as clipping by the norm
+# (appendix), write to the weights yourself, or want an error where a device has no new gradient
+# (chapter 05).
 #
 # ## Which device owns which parameter?
 #
-# MXNet's tutorial says that `device` hands the network's blocks to the devices round-robin. We can
-# watch: an optimizer is called with the sum, and an array knows its context.
+# The device that adds up a key's arrays is its *owner*. MXNet's tutorial says that `device` hands
+# the network's blocks to the devices round-robin. We can watch: an optimizer is called with the
+# sum, and an array knows its context.
 
 # %%
 where = {}  # key -> (where the stored weight is, where the sum is)
@@ -306,7 +354,7 @@ def owners(sizes, k, kind="device"):
     for key, size in enumerate(sizes):
         store.init(key, nd.zeros(size))
     for key, size in enumerate(sizes):
-        store.push(key, [nd.zeros(size, ctx=d) for d in four[:k]])
+        store.push(key, [nd.zeros(size, ctx=mx.cpu(r)) for r in range(k)])
     nd.waitall()
     return [where[key][1] for key in range(len(sizes))]
 
@@ -326,7 +374,7 @@ print("devise:", *sorted({str(place) for place in owners(sizes, 4, "devise")}))
 #
 # `device` isn't round-robin. At the first push it goes through the keys from the largest to the
 # smallest and gives each to the device that has the fewest entries so far
-# (`CommDevice::InitMergeBuffer`, `src/kvstore/comm.h`). As a model in Python:
+# (`CommDevice::InitMergeBuffer`, `src/kvstore/comm.h`). In Python:
 
 # %%
 def largest_first(sizes, k):
@@ -336,19 +384,27 @@ def largest_first(sizes, k):
         load[owner[key]] += sizes[key]
     return [owner[key] for key in range(len(sizes))], load
 
+# %% [markdown]
+# Between keys of equal size, and between devices with equal loads, the source leaves the order
+# open. That changes who owns what, but not how large the loads are. So we compare those, in 40
+# random cases with up to eight devices, and with sizes that repeat.
+
 # %%
-rng = np.random.default_rng(0)
-for case in range(30):
-    k = int(rng.integers(2, 5))
-    chosen = rng.choice(np.arange(1, 500), size=rng.integers(k, 13), replace=False).tolist()
-    predicted = [four[r] for r in largest_first(chosen, k)[0]]
-    assert owners(chosen, k) == predicted, f"{chosen} on {k} devices"
-    assert case or predicted != [four[key % k] for key in range(len(chosen))], "round-robin"
-print("the model names every owner in 30 random cases")
+def loads(owner, sizes, k):  # entries of each device, sorted
+    return sorted(sum(n for n, d in zip(sizes, owner) if d == mx.cpu(r)) for r in range(k))
+
+
+rng, round_robin = np.random.default_rng(0), 0
+for _ in range(40):
+    k = int(rng.integers(2, 9))
+    chosen = rng.integers(1, 30, size=rng.integers(k, 25)).tolist()
+    found = loads(owners(chosen, k), chosen, k)
+    assert found == sorted(largest_first(chosen, k)[1]), f"{chosen} on {k} devices"
+    round_robin += found == loads([mx.cpu(key % k) for key in range(len(chosen))], chosen, k)
+assert loads(owners(sizes, 4), sizes, 4) == sorted(largest_first(sizes, 4)[1])
+print("loads as predicted in 40 of 40 cases; round-robin would have them in", round_robin)
 
 # %% [markdown]
-# (For keys of equal size, and devices with equal loads, the source leaves the order open.)
-#
 # ### Where the update runs
 #
 # `where` also has the place of the stored weights. Here that is always the host's:
@@ -363,16 +419,20 @@ print("stored weights:", *{str(place) for place, _ in where.values()})
 # there (`KVStoreLocal::PushImpl`, `src/kvstore/kvstore_local.h`). So with the update in the store,
 # each GPU keeps the optimizer state of *its* parameters only, updates these, and sends the new
 # weights to the others. That is the idea of *ZeRO stage 1* (Rajbhandari et al., 2020), which
-# divides optimizer state by entries instead of whole parameters, and so evenly.
+# divides optimizer state by entries, and so evenly. PyTorch's `ZeroRedundancyOptimizer` gives whole
+# parameters to ranks, as MXNet does, also the largest first.
 #
 # The `nccl` store sums with NVIDIA's library, and its owner is always the first device
-# (`KVStoreNCCL::InitMergeBuffer`, `src/kvstore/kvstore_nccl.h`). It takes neither sparse arrays nor
+# (`KVStoreNCCL::InitMergeBuffer`, `src/kvstore/kvstore_nccl.h`). So there the first GPU holds all
+# stored weights and optimizer state, if the store updates. It takes neither sparse arrays nor
 # compression, and MXNet's build for CPUs doesn't have it: `create("nccl")` raises.
 #
 # ## What it costs in memory
 #
-# To sum $k$ arrays on one device, they have to be there: the owner holds a merge buffer and $k - 1$
-# copies (`CommDevice::Reduce`). MXNet's profiler counts bytes for each device.
+# A `device` store first copies all devices' arrays to the owner, and adds them there. It holds a
+# buffer for the sum and $k - 1$ for the copies (`CommDevice::Reduce`; the `nccl` store only has
+# the first). MXNet's profiler counts bytes, for as many devices as there are cores. To have more
+# than two arrays, we name devices twice.
 
 # %%
 import json
@@ -384,8 +444,9 @@ folder = tempfile.mkdtemp()
 mx.profiler.set_config(profile_memory=True, aggregate_stats=True, filename=folder + "/p.json")
 
 # %%
-def kilobytes(sizes, kind, prepare=lambda store: None):
-    keys, grads = list(range(len(sizes))), [[nd.ones(n, ctx=d) for d in pair] for n in sizes]
+def kilobytes(sizes, kind, k=2, prepare=lambda store: None):
+    places = [pair[r % 2] for r in range(k)]
+    keys, grads = list(range(len(sizes))), [[nd.ones(n, ctx=d) for d in places] for n in sizes]
     nd.waitall()
     mx.profiler.set_state("run")
     store = mx.kvstore.create(kind)
@@ -405,17 +466,20 @@ def kilobytes(sizes, kind, prepare=lambda store: None):
 # does the store take on each?
 
 # %%
-_, load = largest_first([1000, 5000, 2000], 2)
-model = [2 * 4 * entries // 1000 for entries in load]
+three = [1000, 5000, 2000]
+print("predicted:", [2 * 4 * entries // 1000 for entries in largest_first(three, 2)[1]], "kB")
 if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
-    assert kilobytes([1000, 5000, 2000], "device") == model, "k arrays of each key on its owner"
-    assert kilobytes([1000, 5000, 2000], "local") == [0, 0], "local takes nothing on the devices"
-print("device:", model, "kB on the two devices; local: none there")
+    for k in (2, 3, 4):
+        expected = [k * 4 * entries // 1000 for entries in largest_first(three, 2)[1]]
+        assert kilobytes(three, "device", k) == expected, "k arrays of each key on its owner"
+        assert kilobytes(three, "local", k) == [0, 0], "local takes nothing on the devices"
 
 # %% [markdown]
-# In all, `device` takes $k$ times the model, spread over $k$ devices: one more model on each, if it
-# were even. But a parameter is never cut. A text model with 20,000 words of 64 numbers and three
-# dense layers, and a real `Trainer` with the spy as its optimizer:
+# In all, `device` takes $k$ times the model. On $k$ devices, an even split would put one more model
+# on each. But this store doesn't cut a parameter. (On GPUs, `MXNET_KVSTORE_USETREE=1` makes another
+# one, which cuts those with more than ten million entries: `src/kvstore/comm_tree.h`.) A text model
+# with 20,000 words of 64 numbers and three dense layers, and a real `Trainer` with the spy as its
+# optimizer:
 
 # %% tags=["trains"]
 text = nn.Sequential()
@@ -433,47 +497,53 @@ nd.waitall()
 # %%
 sizes = [int(np.prod(p.shape)) for p in parameters]
 owner, load = largest_first(sizes, 4)
-assert [where[key][1] for key in range(len(sizes))] == [four[r] for r in owner]
+seen = [where[key][1] for key in range(len(sizes))]
+assert loads(seen, sizes, 4) == sorted(load) and seen.count(seen[0]) == 1, "the embedding's alone"
 for p, size, r in zip(parameters, sizes, owner):
-    print(f"{str(p.shape):12} {size:9,} entries, summed on device {r}")
+    print(f"{str(p.shape):12} {size:9,} entries, device {r}")
 
 # %% [markdown]
-# **Predict:** more devices, say eight. Does the embedding's owner need less memory, as much, or
-# more?
+# With $k$ arrays of each key on its owner, as measured:
 
 # %%
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 MB = 4 / 1e6  # an entry of float32
-model, buffers = 2 * sum(sizes) * MB, 4 * np.array(load) * MB
-ratio = (model + buffers.max()) / (model + buffers.min())
-fig, ax = figure(f"The embedding's owner needs {ratio:.1f} times what the last device needs",
-                 "device", "MB (4 devices, one big embedding)")
-ax.bar(range(4), [model] * 4, color=GREY, label="weights and gradients")
-ax.bar(range(4), buffers, bottom=model, color=ORANGE, hatch="//", edgecolor="white",
+replica, buffers = 2 * sum(sizes) * MB, 4 * np.array(load) * MB
+ratio = (replica + buffers.max()) / (replica + buffers.min())
+fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what the last device holds",
+                 "device", "MB on each device (computed)")
+ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
+ax.bar(range(4), buffers, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")
-ax.axhline(model + buffers.mean(), color=BLUE, ls="--", label="buffers in even shares")
+ax.axhline(replica + buffers.mean(), color=BLUE, ls="--", label="in all, if buffers were even")
 ax.set_xticks(range(4))
 ax.legend()
 show(fig, alt="Bars for four devices: weights and gradients are equal, buffers are almost all on "
      "device 0, far above the dashed line of even shares.")
 
+# %% [markdown]
+# **Predict:** with eight devices, does the embedding's owner hold less, as much, or more?
+
 # %%
-eight = 8 * max(largest_first(sizes, 8)[1]) * MB
-print(f"buffers of the owner: {buffers.max():.1f} MB with four devices, {eight:.1f} with eight")
-assert buffers.max() == 4 * sizes[0] * MB and eight == 8 * sizes[0] * MB, "k times the embedding"
+alone = owners(sizes, 8)
+assert alone.count(alone[0]) == 1, "it still owns the embedding and nothing else"
+print(f"buffers of the owner: {4 * sizes[0] * MB:.1f} MB with four devices, "
+      f"{8 * sizes[0] * MB:.1f} with eight")
 
 # %% [markdown]
-# More: a copy for each device. The tutorial describes the same, a first GPU with 90 % of its memory
-# in use and others at 50 %. Shards are equal, so the fullest device limits the batch for all. If a
-# smaller batch won't do, `kvstore="local"` moves the buffers to the host, at the price of sending
-# all gradients there. Exercise 1 has another way. (Simulated devices share the host's memory; on
-# them `local` saves nothing.)
+# More: an array for each device. Activations are not in the figure. **On GPUs**, with the update in
+# the store, the owner also holds the stored weights, and the optimizer's state. The tutorial warns
+# of a first GPU with 90 % of its memory in use where the others use 50 %. Shards are equal, so the
+# fullest device limits the batch for all. If a smaller batch won't do, `kvstore="local"` moves the
+# buffers to the host: gradients travel there, and weights back. Exercise 1 has another way.
+# (Simulated devices share the host's memory; on them `local` saves nothing.)
 #
 # ## `local` against `device`, in seconds
 #
-# Both, and chapter 03's all-reduce, which sends as few messages here: on two devices a sum and a
-# copy. We say that one is slower if the middle halves of the times don't overlap.
+# Both, and chapter 03's all-reduce. That one makes two copies and a sum; the stores make four
+# copies and a sum, from each device to a buffer and from the sum back to each. We say that one is
+# slower if the middle halves of the times don't overlap.
 
 # %% tags=["measured"]
 def through(kind):
@@ -494,10 +564,10 @@ times = np.zeros((len(schemes), len(entries), 16))
 for column, size in enumerate(entries):
     arrays = [nd.zeros(size, ctx=d) for d in two]
     for turn in range(-2, 16):  # the first two warm up
-        for row, reduce in enumerate(schemes.values()):
+        for row in np.roll(range(len(schemes)), turn):
             nd.waitall()
             begin = time.perf_counter()
-            reduce(arrays)
+            [*schemes.values()][row](arrays)
             nd.waitall()
             if turn >= 0:
                 times[row, column, turn] = 1e3 * (time.perf_counter() - begin)
@@ -507,8 +577,12 @@ for column, size in enumerate(entries):
 
 # %% tags=["measured"]
 low, middle, high = np.percentile(times, (25, 50, 75), axis=-1)  # [scheme, size]
-fig, ax = figure(f"Sum and copy on {two[0]} and {two[1]}: medians and middle halves",
-                 "MB on each device", "milliseconds")
+limits = high[middle.argmin(axis=0), range(len(entries))]  # of the fastest scheme
+fastest = [[name for name, least in zip(schemes, column) if least <= limit]
+           for column, limit in zip(low.T, limits)]
+fig, ax = figure(f"Fastest at {1e3 * entries[0] * MB:.0f} KB: {' and '.join(fastest[0])}; at "
+                 f"{entries[-1] * MB:.0f} MB: {' and '.join(fastest[-1])}",
+                 "MB on each device", "milliseconds (median, middle half)")
 for row, (name, color, style) in enumerate(zip(schemes, (BLUE, ORANGE, GREY), ("s-", "o--", "^:"))):
     spread = [middle[row] - low[row], high[row] - middle[row]]
     ax.errorbar(np.array(entries) * MB, middle[row], spread, fmt=style, color=color, label=name,
@@ -518,16 +592,13 @@ fig.legend(loc="outside lower center", ncols=3)
 show(fig, alt="Milliseconds against megabytes for the two stores and chapter 03's all-reduce.")
 
 # %% tags=["measured"]
-for size in (0, -1):
-    best = middle[:, size].argmin()
-    slower = [name for row, name in enumerate(schemes) if low[row, size] > high[best, size]]
-    print(f"{entries[size] * MB:.3f} MB: {[*schemes][best]} is fastest, slower beyond the noise:",
-          ", ".join(slower) or "none")
+for size, names in zip(entries, fastest):
+    print(f"{size * MB:7.3f} MB: fastest, or not slower beyond the noise: {', '.join(names)}")
 
 # %% [markdown]
-# Small arrays cost what starting the operations costs, large ones what copying and adding costs.
-# All of it goes through the same host memory here, so this says nothing about GPUs, where `local`
-# sends every gradient to the host and back.
+# For small arrays we guess that starting operations counts, of which `pushpull` needs one call for
+# all; for large ones the copies, of which chapter 03 makes fewer. All of it goes through the same
+# host memory, so this says nothing about GPUs.
 
 # %% [markdown]
 # ## Appendix: between the sum and the update
@@ -537,8 +608,8 @@ for size in (0, -1):
 # If the norm of all gradients together is above $c$, *clipping* multiplies them by $c /
 # \text{norm}$. What has to be clipped is the gradient of the whole batch, and that exists only
 # after the sum. `allreduce_grads` and `update` are the two halves of `step`, for
-# `update_on_kvstore=False`. The sum of `tiny`, $(6, 8)$, has length 10. **Predict** the weights if
-# it is clipped to 5; and if instead each device clips its own gradient before the sum.
+# `update_on_kvstore=False`. The sum of `tiny`, $(6, 8)$, has length 10; clipped to 5, it should
+# give the weights $(-3, -4)$. A gradient shorter than the limit stays.
 
 # %% tags=["trains"]
 def clip(grads, most):
@@ -554,9 +625,12 @@ for grad in w.list_grad():
     clip([grad], 5)
 trainer.update(1)
 assert_all(w.list_data(), [-3, -4], "half as long, the same direction", 1e-6)
+short = nd.array([3, 4])
+clip([short], 10)
+assert_all([short], [3, 4], "a short gradient stays")
 
 # %% [markdown]
-# And before the sum:
+# If instead each device clips its own gradient, before the sum:
 
 # %% tags=["trains"]
 w, trainer = tiny()
@@ -564,13 +638,11 @@ for grad in w.list_grad():
     clip([grad], 5)
 trainer.step(1)
 print("clipped before the sum:", w.data(pair[1]).asnumpy().tolist())
-assert_all(w.list_data(), [-5, -5], "too long, and in another direction", 1e-6)
 
 # %% [markdown]
-# Clipped before the sum, the result depends on the number of devices. For a network, each device
-# clips its own copy of *all* sums by one factor. (All devices' copies in one list would count each
-# of them, and find a norm that is $\sqrt k$ too large.) The oracle is Gluon's `clip_global_norm` on
-# one device:
+# Too long, and in another direction; one device would have got $(-3, -4)$. For a network, each
+# device clips its own copy of *all* sums by one factor. (With all devices' copies in one list, the
+# norm comes out $\sqrt k$ times too large.) The oracle is Gluon's `clip_global_norm` on one device:
 
 # %% tags=["trains"]
 def clipped(net, trainer):
@@ -597,9 +669,9 @@ assert apart(net, reference) > 0.01, "without clipping it is another training"
 # %% [markdown]
 # ### Compression
 #
-# With `{"type": "2bit", "threshold": t}` each entry is sent as $-t$, 0 or $+t$: two bits for 32.
-# Each device keeps the rest in a *residual*, and adds it to its next gradient (Seide et al., 2014,
-# do so with one bit). In NumPy:
+# With `{"type": "2bit", "threshold": t}` each entry goes to the owner as $-t$, 0 or $+t$: two bits
+# for 32. What comes back is not compressed. Each device keeps the rest in a *residual*, and adds it
+# to its next gradient (Seide et al., 2014, do so with one bit). In NumPy:
 
 # %%
 def two_bits(grad, residual, threshold):
@@ -631,19 +703,29 @@ assert (missing == residual.sum(axis=0)).all(), "what has not arrived is in the 
 
 # %% [markdown]
 # A device can send at most $t$ of an entry in each push. The last one, 1.25, needs more, and its
-# residual grows. Pushed are gradients of the *sum* over a shard, so $t$ has to be set for those.
-# The `local` store has no compression and raises. Exercise 3 trains with it.
+# residual grows. What is pushed is the gradient of a shard's *summed* loss, so $t$ has to fit that.
+# Compression saves no memory: each device keeps a residual as large as the model.
+
+# %%
+if cores() >= 2:
+    more = kilobytes(three, "device", prepare=lambda s: s.set_gradient_compression(compression))
+    plain = kilobytes(three, "device")
+    assert all(b - a >= 4 * sum(three) // 1000 for a, b in zip(plain, more)), "a residual on each"
+
+# %% [markdown]
+# The `local` store has no compression and raises an error. Exercise 3 trains with it.
 
 # %% [markdown]
 # ## Summary
 #
 # - Push stores the sum over devices, pull copies to all. With an optimizer in the store, gradients
 #   go in and weights come out.
-# - On several devices `Trainer` lets a `device` store update, except with sparse gradients. After
-#   `step` the gradients are then local.
-# - Twelve ways to sum and update give the same weights; `kvstore=None` doesn't sum.
-# - `device` gives each parameter an owner, the largest first. The owner holds $k$ arrays of its
-#   size; one big embedding makes that uneven, and `local` takes it off the devices.
+# - On several devices `Trainer` lets a `device` store update, except where weights are dense and
+#   gradients sparse. Then gradients stay local, and weights that you write in place are lost.
+# - Twelve ways to sum and update train the same weights; `kvstore=None` doesn't sum.
+# - `device` gives each parameter an owner, the largest first. The owner holds $k$ buffers of its
+#   size, and on GPUs also stored weights and optimizer state. One big embedding makes that uneven;
+#   `local` takes it off the devices.
 # - Clip after the sum, each device its own copy.
 #
 # Next, chapter 08: ResNet-18.
@@ -657,8 +739,9 @@ assert (missing == residual.sum(axis=0)).all(), "what has not arrived is in the 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Cut the embedding.** Replace the embedding of 20,000 words by four of 5,000. Which share of
-#    the entries does the busiest of four devices own? Ask the store, not only the model.
+# 1. **Cut the embedding.** Write a block with four embeddings of 5,000 words that computes what one
+#    of 20,000 does, gradients included. What share of the entries does the busiest of four devices
+#    own now? Check with `owners`.
 # 2. **Stop and go on.** Train ten steps on two devices with momentum, save the parameters and, with
 #    `trainer.save_states`, the optimizer's. Load both into a new network and trainer and train ten
 #    more. Are the weights those of twenty steps in one go? And without the states?
@@ -668,17 +751,40 @@ assert (missing == residual.sum(axis=0)).all(), "what has not arrived is in the 
 # %% [markdown]
 # ### Answer 1
 #
-# Four keys of 320,000 entries go to four devices. In a real model words have to be sorted by
-# their table, for instance by `word // 5000`.
+# Word $w$ is in row $w \bmod 5000$ of table $\lfloor w / 5000 \rfloor$. Each table looks all words
+# up, and counts only for its own.
 
 # %% tags=["solution"]
-cut = [5_000 * 64] * 4 + sizes[1:]
-owner, load = largest_first(cut, 4)
-assert owners(cut, 4) == [four[r] for r in owner]
-shares = [entries / sum(load) for entries in load]
-print("share of each device:", [f"{share:.1%}" for share in shares])
-assert max(shares) < 1 / 3, "it was more than two thirds"
-assert sizes[0] / sum(sizes) > 2 / 3
+class FourTables(nn.Block):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.Sequential()
+        self.tables.add(*(nn.Embedding(5000, 64) for _ in range(4)))
+
+    def forward(self, words):
+        table, row = nd.floor(words / 5000), words % 5000
+        return sum(t(row) * (table == i).expand_dims(-1) for i, t in enumerate(self.tables))
+
+
+whole, parts = nn.Embedding(20_000, 64), FourTables()
+whole.initialize(mx.init.Normal())
+parts.initialize()
+for i, part in enumerate(parts.tables):
+    part.weight.set_data(whole.weight.data()[5000 * i : 5000 * (i + 1)])
+
+# %% tags=["solution"]
+words = nd.array([0, 4999, 5000, 12_345, 12_345, 19_999])
+for net in (whole, parts):
+    with autograd.record():
+        out = net(words)
+        loss = (out * nd.arange(6).expand_dims(1)).sum()
+    loss.backward()
+assert (parts(words) == whole(words)).asnumpy().all(), "the same rows"
+grads = nd.concat(*(part.weight.grad() for part in parts.tables), dim=0)
+assert (grads == whole.weight.grad()).asnumpy().all(), "and the same gradients"
+cut = [5000 * 64] * 4 + sizes[1:]
+load = loads(owners(cut, 4), cut, 4)
+print("share of the busiest:", f"{max(load) / sum(load):.1%}, before: {sizes[0] / sum(sizes):.1%}")
 
 # %% [markdown]
 # ### Answer 2
@@ -709,8 +815,9 @@ assert apart(resume(range(10, 20), weights=True)[0], reference) > 1e-3, "momentu
 # %% [markdown]
 # ### Answer 3
 #
-# Threshold 1. With 0.01 each device moves an entry by at most 0.01 in a step, before the division
-# by 64; with 10 most entries wait in the residual for many steps.
+# Threshold 1. With 0.01 each of two devices sends at most 0.01 of an entry. After 64 steps no
+# weight has moved by more than 64 · 2 · 0.01 / 64 · 0.0625 = 0.00125. With 10, we guess, most
+# entries wait in the residual for many steps.
 
 # %% tags=["solution", "trains"]
 late = {}
@@ -718,4 +825,5 @@ for threshold in (None, 0.01, 1, 10):
     options = {"compression_params": {"type": "2bit", "threshold": threshold}} if threshold else {}
     _, losses = train(pair, steps=64, dtype="float32", momentum=0, **options)
     late[threshold] = np.mean(losses[-16:])
+print("mean loss of the last 16 steps:", *(f"{name}: {loss:.2f};" for name, loss in late.items()))
 assert late[None] < late[1] < min(late[10], late[0.01]), late

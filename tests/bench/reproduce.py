@@ -45,7 +45,8 @@ FEW = 1_000
 
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
           "trainer": ("accuracy", "padded_accuracy", "loss"),
-          "resnet18": ("losses", "accuracy", "seconds", "parts", "others")}
+          "resnet18": ("losses", "accuracy", "seconds", "parts", "others"),
+          "tail": ("losses", "accuracy", "parts")}
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ ROWS = [
     Row("resnet18-2x512", D2L, "resnet", 2, 512, 0.2, 2, 1, 9, note=FASHION, tail="nominal",
         chapter="resnet18"),
     # A quarter of the width, 10,000 images: 156 batches of 64 and a last one of 16.
-    *[Row(f"resnet18-thin-{tail}", f"Chapter 08, last batch {tail}", "thin", 2, 64, 0.1, 3, 9, 2,
-          tail=tail, images=10_000, chapter="resnet18")
+    *[Row(f"tail-{tail}", f"ResNet-18 of a quarter of the width, last batch {tail}", "thin", 2, 64,
+          0.1, 3, 9, 2, tail=tail, images=10_000, chapter="tail")
       for tail in ("actual", "nominal", "dropped")],
 ]
 
@@ -147,9 +148,8 @@ class WithGluon:
 
     def __init__(self, row, seed, data):
         self.row, self.devices = row, [mx.cpu(r) for r in range(row.k)]
-        # The page of "cnn" doesn't say how it starts, but prints outputs of the untrained network.
-        # Their standard deviation is 0.0152; Gluon's default gives 0.011 to 0.019 over eight
-        # seeds, Xavier 0.08 to 0.14 and Normal(0.01) 0.0001.
+        # The page of "cnn" calls `initialize` without a start, so Gluon's default (its notebook of
+        # September 2017, at f21be23, which has the published figures).
         start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01),
                  "thin": init.Normal(0.01)}.get(row.model, init.Xavier())
         mx.random.seed(seed)
@@ -181,7 +181,7 @@ class WithGluon:
         self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", options)
         if self.row.tail == "nominal":
             self.trainer = NominalSteps(self.trainer, self.row.batch)
-        if self.row.chapter == "resnet18":
+        if self.row.model in ("resnet", "thin"):
             return self.in_parts(title)
         seen = fit(self.net, self.trainer, self.train, self.devices, title=title)
         return {"seconds": seen.seconds[0], "train_accuracy": seen.train_accuracy[0],
