@@ -413,7 +413,7 @@ def drift(dtype, seed, steps=100):
             rows.append((step, apart(runs[1], runs[0][0])))
     return rows
 
-# %% tags=["trains"]
+# %% tags=["measured", "trains"]
 grown = {dtype: [drift(dtype, seed) for seed in range(seeds)]
          for dtype, seeds in (("float32", 5), ("float64", 2))}
 assert max(rows[0][1] for rows in grown["float32"]) < 1e-6, "one step leaves next to nothing"

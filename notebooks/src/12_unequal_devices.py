@@ -194,7 +194,7 @@ print([round(10 * share) for share in (0.25, 0.25, 0.25, 0.25)])
 # %% [markdown]
 # The method of the **largest remainder** is older than computers; parliaments hand out seats by it
 # (Hamilton, 1792). Round everything down, then give what is left over, one each, to those who lost
-# most by it. We need one thing besides: nobody may end up with nothing. Chapter 06 saw what becomes
+# most by it. We need one thing besides: nobody may end up with nothing. Chapter 05 saw what becomes
 # of a device without images: it hands in its old gradient again. So every device starts from at
 # least one, and if that was too much, take one from the devices that are furthest above their
 # exact share.
