@@ -512,7 +512,7 @@ for name, each in rows.items():
           f"({epochs.min():.2f} to {epochs.max():.2f}), the sum: {training + alone:.2f} s")
 
 # %% [markdown]
-# In our run the loader alone is more than five times as fast as training: on cores of its own it
+# In our run the loader alone is about five times as fast as training: on cores of its own it
 # would not be the bottleneck. Here it shares the cores, and an epoch takes about a fifth longer
 # than with arrays. That is near the sum. Where the sum lies outside the range, loading was partly
 # hidden behind training, or the two got into each other's way; we haven't looked for the causes.
