@@ -165,11 +165,15 @@ def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, 
     assert stored["runs"]["lenet-nothing"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
 
 
-def test_what_is_stored_is_what_the_rows_ask_for():
-    stored = json.loads((ROOT / "notebooks/src/results/lenet.json").read_text())
+@pytest.mark.parametrize("path", sorted(reproduce.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_what_is_stored_is_what_the_rows_ask_for(path):
+    stored = json.loads(path.read_text())
     assert stored["data"] == "mnist" and "dirty" not in stored["commit"]
-    asked = {row.name: row for row in reproduce.ROWS if row.chapter == "lenet"}
-    assert stored["runs"].keys() == asked.keys()
+    asked = {row.name: row for row in reproduce.ROWS if row.chapter == path.stem}
+    assert stored["runs"].keys() == asked.keys() != set()
     for name, runs in stored["runs"].items():
         assert [len(epochs) for epochs in runs] == [asked[name].epochs] * asked[name].seeds
-        assert all(len(epoch["accuracies"]) == asked[name].k for run in runs for epoch in run)
+        kept = set(reproduce.STORED[path.stem])
+        assert all(epoch.keys() == kept for run in runs for epoch in run)
+        assert all(len(epoch.get("accuracies", [0] * asked[name].k)) == asked[name].k
+                   for run in runs for epoch in run)

@@ -2,7 +2,7 @@
 
     make reproduce                            all of it; about four hours on two cores
     make reproduce ARGS="--quick"             a few batches of each, to see that it works
-    make reproduce ARGS="--only cnn speed"    rows whose name begins so
+    make reproduce ARGS="--only trainer speed"  rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
     make reproduce ARGS="--only lenet --store"     what chapter 04 draws, into notebooks/src/results
     make reproduce ARGS="--only resnet18 --store"  what chapter 08 draws; about an hour
@@ -80,7 +80,7 @@ CHAPTER = "Chapter 04"
 FASHION = "published for Fashion-MNIST, figures not in the text"
 ROWS = [
     # Chapter 06's: devices, batch, rate and warm-up, one change at a time. Nine seeds, since at the
-    # highest rate most never leave the start's plateau.
+    # highest rate some never leave the start's plateau.
     Row("trainer-1x64", GLUON, "cnn", 1, 64, 0.3, 5, 9, 2,
         (0.9764, 0.9839, 0.9836, 0.9861, 0.9862), 4.7, chapter="trainer"),
     Row("trainer-2x64", GLUON, "cnn", 2, 64, 0.3, 5, 9, 2, chapter="trainer"),
