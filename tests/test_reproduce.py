@@ -78,6 +78,38 @@ def test_a_run_that_goes_on_ends_where_an_unbroken_one_does(name, tmp_path, monk
     assert all((a == b).asnumpy().all() for a, b in zip(*weights))
 
 
+# --- rates and sizes of steps -----------------------------------------------------------------
+
+
+def steps_of(row, epochs, monkeypatch):
+    """(rate, size) of each of a row's steps, of 40 images."""
+    import mxnet as mx
+
+    seen, real = [], mx.gluon.Trainer.step
+    monkeypatch.setattr(mx.gluon.Trainer, "step", lambda self, size, **options: (
+        seen.append((self.learning_rate, size)), real(self, size, **options)))
+    rng = np.random.default_rng(0)
+    data = rng.random((40, 1, 28, 28), dtype="float32"), rng.integers(0, 10, 40, dtype="int32")
+    job = reproduce.WithGluon(replace(row, batch=16), 0, [data, data])
+    for number in range(epochs):
+        job.epoch(number, "")
+    return seen
+
+
+@pytest.mark.parametrize(("tail", "sizes"), [
+    ("actual", [16, 16, 8]), ("nominal", [16, 16, 16]), ("dropped", [16, 16])])
+def test_a_step_divides_by_the_size_that_its_row_names(tail, sizes, monkeypatch):
+    steps = steps_of(replace(ROWS[f"tail-{tail}"], images=40), 1, monkeypatch)
+    assert steps == [(0.1, size) for size in sizes]
+
+
+def test_the_rate_rises_over_the_first_epoch_where_the_row_says_so(monkeypatch):
+    rates = [rate for rate, _ in steps_of(ROWS["trainer-2x128-0.6-warm"], 2, monkeypatch)]
+    assert 0 < rates[0] < rates[1] < rates[2] <= 0.6 and rates[3:] == [0.6] * 3
+    cold = [rate for rate, _ in steps_of(ROWS["trainer-2x128-0.6"], 1, monkeypatch)]
+    assert cold == [0.6] * 3
+
+
 # --- accuracies and ratios --------------------------------------------------------------------
 
 
