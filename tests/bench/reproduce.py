@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from helpers import allreduce, load_data
@@ -41,12 +42,14 @@ RESULTS = ROOT / "notebooks/src/results"
 EVERY = 1_536  # images over which stored losses are averaged: three batches of 512, six of 256
 PART = 5 * EVERY  # images after which long epochs are timed and tried on FEW test images
 FEW = 1_000
+THIN = "thin", "group", "frozen"  # ResNet-18 of a quarter of the width, by its norm
 
 
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
           "trainer": ("accuracy", "padded_accuracy", "loss"),
           "resnet18": ("losses", "accuracy", "seconds", "parts", "others"),
-          "tail": ("losses", "accuracy", "parts")}
+          "tail": ("losses", "accuracy", "parts"),
+          "norm": ("loss", "accuracy", "own_accuracy")}
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,14 @@ ROWS = [
     *[Row(f"tail-{tail}", f"ResNet-18 of a quarter of the width, last batch {tail}", "thin", 2, 64,
           0.1, 3, 9, 2, tail=tail, images=10_000, chapter="tail")
       for tail in ("actual", "nominal", "dropped")],
+    # Chapter 09's: the same batch of 64, normalised in shards of 64, 32, 4 and 2 images, or without
+    # looking at other images. One device with all of it is what synchronised devices compute.
+    *[Row(f"norm-batch-{k}x{64 // k}", f"Chapter 09, BatchNorm of {64 // k} images", "thin", k, 64,
+          0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
+    Row("norm-group", "Chapter 09, GroupNorm", "group", 1, 64, 0.1, 2, 5, 2, images=20_480,
+        chapter="norm"),
+    Row("norm-frozen", "Chapter 09, BatchNorm of 64 images, frozen after an epoch", "frozen", 1, 64,
+        0.1, 2, 5, 2, images=20_480, chapter="norm"),
 ]
 
 
@@ -150,10 +161,10 @@ class WithGluon:
         self.row, self.devices = row, [mx.cpu(r) for r in range(row.k)]
         # The page of "cnn" calls `initialize` without a start, so Gluon's default (its notebook of
         # September 2017, at f21be23, which has the published figures).
-        start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01),
-                 "thin": init.Normal(0.01)}.get(row.model, init.Xavier())
+        start = {"cnn": init.Uniform(0.07), **dict.fromkeys(
+            ("resnet", *THIN), init.Normal(0.01))}.get(row.model, init.Xavier())
         mx.random.seed(seed)
-        self.net = network(row.model)
+        self.net = network("thin" if row.model == "frozen" else row.model)
         self.net.initialize(start, ctx=self.devices)
         train, test = data
         train = [a[: row.images] for a in train]
@@ -171,7 +182,18 @@ class WithGluon:
     def arrays(self):
         return [a for p in self.net.collect_params().values() for a in p.list_data()]
 
+    def freeze(self):
+        """From here on normalise by the statistics that the devices have gathered, on average."""
+        lift("batchnorm", "share_statistics").share_statistics(self.net)
+        frozen = network("frozen")
+        frozen.initialize(ctx=self.devices)
+        accuracy(frozen, self.few, self.devices)  # shapes
+        lift("resnet18", "copy_parameters").copy_parameters(self.net, frozen)
+        self.net = frozen
+
     def epoch(self, number, title):
+        if self.row.model == "frozen" and number == 1:
+            self.freeze()
         self.train.epoch = number
         options = {"learning_rate": self.row.rate}
         if self.row.warm and number == 0:
@@ -181,7 +203,7 @@ class WithGluon:
         self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", options)
         if self.row.tail == "nominal":
             self.trainer = NominalSteps(self.trainer, self.row.batch)
-        if self.row.model in ("resnet", "thin"):
+        if self.row.chapter in ("resnet18", "tail"):
             return self.in_parts(title)
         seen = fit(self.net, self.trainer, self.train, self.devices, title=title)
         return {"seconds": seen.seconds[0], "train_accuracy": seen.train_accuracy[0],
@@ -207,6 +229,9 @@ class WithGluon:
 
     def judge(self):
         share = accuracy(self.net, self.test, self.devices)
+        if self.row.chapter == "norm":
+            lift("batchnorm", "share_statistics").share_statistics(self.net)
+            return {"accuracy": accuracy(self.net, self.test, self.devices), "own_accuracy": share}
         if not getattr(self.test, "padding", 0):
             return {"accuracy": share}
         rows = len(self.test) * self.test.iter.batch_size
@@ -268,8 +293,12 @@ def network(model):
     mx.npx.set_np()
     if model == "resnet-plain":
         return lift("resnet18", "resnet18").resnet18(10)
-    channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
-    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels)
+    channels = (16, 32, 64, 128) if model in THIN else (64, 128, 256, 512)
+    norm = {"frozen": partial(gluon.nn.BatchNorm, use_global_stats=True)}.get(
+        model, gluon.nn.BatchNorm)
+    if model == "group":
+        norm = partial(lift("batchnorm", "GroupNorm").GroupNorm, 8)
+    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels, norm)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
@@ -292,7 +321,7 @@ def run(row, seed, folder, quick):
     if name != "mnist" and not quick:
         raise SystemExit(f"{row.name}: was published for MNIST, and {name} isn't that; let "
                          "COURSE_DATA name the folder that mnist/ is in, or use --quick")
-    if quick and row.model in ("resnet", "thin"):
+    if quick and row.model in ("resnet", *THIN):
         data = [(images[:128], labels[:128]) for images, labels in data]
     folder.mkdir(parents=True, exist_ok=True)
     job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
