@@ -149,6 +149,30 @@ def test_a_row_that_takes_more_memory_than_there_is_does_not_start():
         reproduce.check_memory("resnet18-2x512", 1e6)
 
 
+# --- what is stored, drawn and told -----------------------------------------------------------
+
+
+def test_resnets_runs_are_the_same_in_store_chapter_and_readme():
+    stored = json.loads((ROOT / "notebooks/src/results/resnet18.json").read_text())["runs"]
+    cells = json.loads((ROOT / "notebooks/08_resnet18.ipynb").read_text())["cells"]
+    printed = "".join(line for cell in cells for output in cell.get("outputs", [])
+                      for line in output.get("text", []))
+    readme = (ROOT / "tests/bench/README.md").read_text()
+    minutes = []
+    for name, (run,) in stored.items():
+        row, least = ROWS[name], [epoch["seconds"] / 60 for epoch in run]
+        what = f"{row.k} device{'s' * (row.k > 1)}, batch {row.batch}"
+        course = " ".join(f"{epoch['accuracy']:.2%} after {epoch['seconds'] / 60:.1f} min, "
+                          f"others {epoch['others']:.1%};" for epoch in run)
+        assert f"{what}: {course}\n" in printed
+        (line,) = [line for line in readme.splitlines() if f"{what}, rate {row.rate} (†)" in line]
+        assert f"| {reproduce.digits(epoch['accuracy'] for epoch in run)} |" in line
+        minutes.append(sum(least) / len(least))
+    assert len(minutes) == 2
+    assert "{:.1f} minutes on one device and {:.1f} on two".format(*minutes) in readme.replace(
+        "\n", " ")
+
+
 # --- the command ------------------------------------------------------------------------------
 
 

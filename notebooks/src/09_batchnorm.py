@@ -25,7 +25,7 @@
 # minute on two cores.
 
 # %%
-from helpers import devices, load_data
+from helpers import load_data
 from helpers.training import assert_same_parameters
 
 # %%
@@ -38,16 +38,12 @@ from mxnet.gluon import nn
 npx.set_np()
 
 # %% [markdown]
-# Two devices for what is measured, and four that we name directly for what must come out the same
-# on every machine.
+# Everything here runs on simulated devices that we name directly, so that it comes out the same on
+# every machine.
 
 # %% tags=["measured"]
-two = devices(2)
-data = load_data("mnist", limit=1280)
+data = load_data("mnist", limit=12_800)
 print(data)
-
-# %% [markdown]
-# A few hundred centred images are enough.
 
 # %%
 four = [mx.cpu(r) for r in range(4)]
@@ -281,7 +277,7 @@ print("with GroupNorm, after three steps: 1, 2 and 4 devices agree to 1e-12")
 # means of $m$ images, times $\delta$. Both go with $1/\sqrt m \cdot 1/\sqrt m = 1/m$.
 #
 # **Predict** two slopes on logarithmic axes: of the error of *one device's* gradient, and of the
-# error of the *sum*.
+# error of the *sum*. Here is a device's gradient as one long array.
 
 # %%
 def gradient(net, replica):
@@ -289,29 +285,78 @@ def gradient(net, replica):
                             for p in net.collect_params().values() if p.grad_req != "null"])
 
 
-one, two_shards = thin(pair[:1], like=origin), thin(pair, like=origin)
-
-
-def errors(m, start):  # of one device's gradient and of the sum, as shares of the whole gradient's
-    x, y = images(2 * m, start)
-    backward(two_shards, x, y, pair)
-    apart = [gradient(two_shards, r) for r in range(2)]
-    whole = []  # what the same images contribute, with statistics of the whole batch
-    for half in (slice(0, m), slice(m, 2 * m)):
-        with autograd.record():
-            share = loss(one(x), y)[half].sum()
-        share.backward()
-        whole.append(gradient(one, 0))
-    off, size = [a - w for a, w in zip(apart, whole)], onp.linalg.norm(sum(whole))
-    return onp.linalg.norm(off[0]) / (size / 2), onp.linalg.norm(sum(off)) / size
-
 # %% [markdown]
-# For shards of 4 to 256 images, five different sets of images each:
+# What should a device's gradient be? What the same images contribute where all are normalised
+# together: the gradient of their losses, on one device that has the whole batch.
 
 # %%
-sizes = onp.array([4, 8, 16, 32, 64, 128, 256])  # images a device
+def errors(alone, both, m, draw):  # of one device's gradient and of the sum, per image
+    chosen = onp.random.default_rng([draw, m]).choice(len(train_set[1]), 2 * m, replace=False)
+    x, y = np.array(train_set[0][chosen], dtype="float64"), np.array(train_set[1][chosen])
+    backward(both, x, y, pair)
+    whole = []
+    for half in (slice(0, m), slice(m, 2 * m)):
+        with autograd.record():
+            total = loss(alone(x), y)[half].sum()
+        total.backward()
+        whole.append(gradient(alone, 0))
+    off = [gradient(both, r) - whole[r] for r in range(2)]
+    return [onp.linalg.norm(a) for a in (off[0] / m, sum(off) / (2 * m), sum(whole) / (2 * m))]
 
-# LAW
+# %% [markdown]
+# First in a network with a single norm, then in thin ResNet-18 with its seventeen, on ten random
+# batches of each size.
+
+# %%
+def one_norm(classes, channels):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, kernel_size=3, strides=2), nn.BatchNorm(), nn.Activation("relu"),
+            nn.GlobalAvgPool2D(), nn.Dense(classes))
+    return net
+
+
+# %% tags=["measured"]
+sizes = onp.array([4, 8, 16, 32, 64, 128])  # images a device
+found, slopes = {}, {}
+for name, make in (("one norm", one_norm), ("ResNet-18", hybrid_resnet18)):
+    nets = [thin(pair, make=make)]
+    nets.insert(0, thin(pair[:1], make=make, like=nets[0]))
+    values = onp.median([[errors(*nets, m, draw) for m in sizes] for draw in range(10)], axis=0)
+    found[name] = values[:, :2] / values[-1, 2]  # as a share of the largest batch's gradient
+    slopes[name] = onp.polyfit(onp.log(sizes), onp.log(found[name]), 1)[0]
+    print(f"{name:9}: slope of one device's error {slopes[name][0]:.2f}, of the sum's "
+          f"{slopes[name][1]:.2f}; the sum's error with 4 images a device {found[name][0, 1]:.2f}")
+
+# %%
+assert all(of_sum < of_one < -0.4 for of_one, of_sum in slopes.values()), "the sum's falls faster"
+
+# %% [markdown]
+# Medians, and dotted lines of slope −½ and −1:
+
+# %% tags=["measured"]
+from helpers.plotting import BLUE, GREY, ORANGE, figure, show
+
+fig, ax = figure(f"The sum's error falls with slope {slopes['one norm'][1]:.2f} for one norm, "
+                 f"{slopes['ResNet-18'][1]:.2f} for ResNet-18", "images a device",
+                 "error / gradient")
+for (name, values), color in zip(found.items(), (BLUE, ORANGE)):
+    for column, style, what in zip(values.T, ("o--", "s-"), ("one device", "the sum")):
+        ax.loglog(sizes, column, style, color=color, ms=4, label=f"{name}, {what}")
+for slope in (-0.5, -1):
+    ax.loglog(sizes, found["one norm"][0, 1] * (sizes / 4.0) ** slope, ":", color=GREY)
+ax.set_xticks(sizes, sizes), ax.set_xticks([], minor=True)
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+show(fig, alt="Errors against images a device on logarithmic axes, of one device and of the sum, "
+     "for a network with one norm and ResNet-18, with lines of slope minus a half and minus one.")
+
+# %% [markdown]
+# With one norm it comes out nearly as derived: the sum's error falls with a slope close to −1. One
+# device's is steeper than −½, which the neglected terms would explain while shards are small. In
+# ResNet-18 the sum's error falls only a little faster than one device's, and the derivation
+# **misses**. It holds for small differences, and these are not: with 4 images a device the sum is
+# off by more than the gradient's own size. That each norm gets what the norms before it have
+# changed may be why; we haven't tested it. What remains: larger shards help, and in ResNet-18
+# doubling them takes away about a third of the error.
 
 # %% [markdown]
 # ## Does it hurt?
@@ -336,10 +381,27 @@ print("made by", stored["command"])
 print("on", stored["machine"], stored["date"], "at commit", stored["commit"])
 
 # %%
+names = {"norm-batch-1x64": "64 images\n(1 device)", "norm-batch-2x32": "32 images\n(2 devices)",
+         "norm-batch-16x4": "4 images\n(16 devices)", "norm-batch-32x2": "2 images\n(32 devices)",
+         "norm-group": "GroupNorm", "norm-frozen": "64 images,\nthen frozen"}
+right = {name: 100 * onp.array([[epoch["accuracy"] for epoch in run]
+                                for run in stored["runs"][name]]) for name in names}
+for name, share in right.items():  # [seed, epoch]
+    print(f"{name:16} after one epoch {onp.median(share[:, 0]):.1f} %, after two "
+          f"{onp.median(share[:, 1]):.1f} % (from {share[:, 1].min():.1f} to "
+          f"{share[:, 1].max():.1f})")
 
-# HURT
+# %%
+fig, ax = figure("HURTTITLE", "BatchNorm over a shard of", "% of 10,000 test images right")
+for i, share in enumerate(right.values()):
+    ax.plot(i + onp.linspace(-0.15, 0.15, 5), share[:, 1], "o", color=BLUE, alpha=0.7)
+    ax.plot([i - 0.25, i + 0.25], [onp.median(share[:, 1])] * 2, color=BLUE, lw=2)
+ax.set_xticks(range(len(names)), list(names.values()), fontsize=8)
+show(fig, alt="HURTALT")
 
 # %% [markdown]
+# HURTTEXT
+#
 # ## The running statistics
 #
 # While it trains, BatchNorm keeps $r \leftarrow 0.9\, r + 0.1\, s$ of each statistic $s$, on each
@@ -876,7 +938,15 @@ print("both devices, 4 scratch spaces:", default)
 #
 # ## Summary
 #
-# SUMMARY
+# - BatchNorm normalises by the shard's statistics, so *k* devices are not one device: they equal one
+#   that normalises the parts by themselves, to $10^{-12}$. A norm that looks at one image only
+#   keeps k devices and one equal.
+# - With one norm the error of the summed gradient falls nearly like $1/m$, since equal shards err in
+#   opposite directions. ResNet-18 kept to no such law.
+# - SUMMARYHURT
+# - Running statistics differ by device, so answers do too. Share them before you evaluate. A file of
+#   parameters holds the mean over devices of everything.
+# - Equality with one device comes back by all-reducing two sums a channel, forward and backward.
 #
 # Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.
 #
