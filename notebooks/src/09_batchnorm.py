@@ -938,14 +938,14 @@ print("both devices, 4 scratch spaces:", default)
 #
 # ## Summary
 #
-# - BatchNorm normalises by the shard's statistics, so *k* devices are not one device: they equal one
-#   that normalises the parts by themselves, to $10^{-12}$. A norm that looks at one image only
+# - BatchNorm normalises by the shard's statistics, so *k* devices are not one device: they equal
+#   one that normalises the parts by themselves, to $10^{-12}$. A norm that looks at one image only
 #   keeps k devices and one equal.
-# - With one norm the error of the summed gradient falls nearly like $1/m$, since equal shards err in
-#   opposite directions. ResNet-18 kept to no such law.
+# - With one norm the error of the summed gradient falls nearly like $1/m$, since equal shards err
+#   in opposite directions. ResNet-18 kept to no such law.
 # - SUMMARYHURT
-# - Running statistics differ by device, so answers do too. Share them before you evaluate. A file of
-#   parameters holds the mean over devices of everything.
+# - Running statistics differ by device, so answers do too. Share them before you evaluate. A file
+#   of parameters holds the mean over devices of everything.
 # - Equality with one device comes back by all-reducing two sums a channel, forward and backward.
 #
 # Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.

@@ -658,8 +658,8 @@ assert sum(counted.values()) == sum(paper), f"{counted}, on paper {paper}"
 print("stem, four stages, dense, in millions:", *(f"{count / 1e6:.1f}" for count in paper))
 
 # %% [markdown]
-# Two ways, one number. The third way is in the first exercise. The stages' costs differ by a third at
-# most, while most of the bytes are in the last.
+# Two ways, one number. The third way is in the first exercise. The stages' costs differ by a third
+# at most, while most of the bytes are in the last.
 #
 # **Training** is counted as three forward passes. Going backward, each layer computes two products
 # of the same size as its forward one: the gradient of its weights, from its inputs and the
