@@ -327,6 +327,7 @@ def step(net, x, y, contexts):
     with autograd.record():
         losses = [loss(net(a), b) for a, b in zip(*d2l.split_batch(x, y, contexts))]
     autograd.backward(losses)
+    npx.waitall()  # or the new Trainer below may copy running statistics too early, see there
     gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(len(y))
 
 # %% [markdown]
@@ -361,7 +362,9 @@ for i in range(3):
         step(each, *images(8, 8 * i), pair)
 
 # %% [markdown]
-# They must have moved, and both to the same place.
+# They must have moved, and both to the same place. Without the `waitall` in `step` the *running
+# statistics* of the two sometimes differed: a new Trainer's first step copies them to all devices,
+# and with `static_shape` it doesn't always wait until the backward pass has written them.
 
 # %%
 assert apart(plain, origin) > 1e-3, "three steps must move the weights, or this shows nothing"
