@@ -42,7 +42,7 @@ RESULTS = ROOT / "notebooks/src/results"
 EVERY = 1_536  # images over which stored losses are averaged: three batches of 512, six of 256
 PART = 5 * EVERY  # images after which long epochs are timed and tried on FEW test images
 FEW = 1_000
-THIN = "thin", "group", "frozen"  # ResNet-18 of a quarter of the width, by its norm
+THIN = "thin", "group"  # ResNet-18 of a quarter of the width, by its norm
 
 
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
@@ -121,8 +121,6 @@ ROWS = [
           0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
     Row("norm-group", "Chapter 09, GroupNorm", "group", 1, 64, 0.1, 2, 5, 2, images=20_480,
         chapter="norm"),
-    Row("norm-frozen", "Chapter 09, BatchNorm of 64 images, frozen after an epoch", "frozen", 1, 64,
-        0.1, 2, 5, 2, images=20_480, chapter="norm"),
 ]
 
 
@@ -164,7 +162,7 @@ class WithGluon:
         start = {"cnn": init.Uniform(0.07), **dict.fromkeys(
             ("resnet", *THIN), init.Normal(0.01))}.get(row.model, init.Xavier())
         mx.random.seed(seed)
-        self.net = network("thin" if row.model == "frozen" else row.model)
+        self.net = network(row.model)
         self.net.initialize(start, ctx=self.devices)
         train, test = data
         train = [a[: row.images] for a in train]
@@ -182,18 +180,7 @@ class WithGluon:
     def arrays(self):
         return [a for p in self.net.collect_params().values() for a in p.list_data()]
 
-    def freeze(self):
-        """From here on normalise by the statistics that the devices have gathered, on average."""
-        lift("batchnorm", "share_statistics").share_statistics(self.net)
-        frozen = network("frozen")
-        frozen.initialize(ctx=self.devices)
-        accuracy(frozen, self.few, self.devices)  # shapes
-        lift("resnet18", "copy_parameters").copy_parameters(self.net, frozen)
-        self.net = frozen
-
     def epoch(self, number, title):
-        if self.row.model == "frozen" and number == 1:
-            self.freeze()
         self.train.epoch = number
         options = {"learning_rate": self.row.rate}
         if self.row.warm and number == 0:
@@ -294,8 +281,7 @@ def network(model):
     if model == "resnet-plain":
         return lift("resnet18", "resnet18").resnet18(10)
     channels = (16, 32, 64, 128) if model in THIN else (64, 128, 256, 512)
-    norm = {"frozen": partial(gluon.nn.BatchNorm, use_global_stats=True)}.get(
-        model, gluon.nn.BatchNorm)
+    norm = gluon.nn.BatchNorm
     if model == "group":
         norm = partial(lift("batchnorm", "GroupNorm").GroupNorm, 8)
     net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels, norm)
