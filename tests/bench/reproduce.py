@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from helpers import allreduce, load_data
@@ -43,7 +42,6 @@ RESULTS = ROOT / "notebooks/src/results"
 EVERY = 1_536  # images over which stored losses are averaged: three batches of 512, six of 256
 PART = 5 * EVERY  # images after which long epochs are timed and tried on FEW test images
 FEW = 1_000
-THIN = "thin", "group"  # ResNet-18 of a quarter of the width, by its norm
 
 
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
@@ -116,12 +114,10 @@ ROWS = [
     *[Row(f"tail-{tail}", f"ResNet-18 of a quarter of the width, last batch {tail}", "thin", 2, 64,
           0.1, 3, 9, 2, tail=tail, images=10_000, chapter="tail")
       for tail in ("actual", "nominal", "dropped")],
-    # Chapter 09's: the same batch of 64, normalised in shards of 64, 32, 4 and 2 images, or without
-    # looking at other images. One device with all of it is what synchronised devices compute.
+    # Chapter 09's: the same batch of 64, normalised in shards of 64, 32, 4 and 2 images. One device
+    # with all of it is what synchronised devices compute.
     *[Row(f"norm-batch-{k}x{64 // k}", f"Chapter 09, BatchNorm of {64 // k} images", "thin", k, 64,
           0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
-    Row("norm-group", "Chapter 09, GroupNorm", "group", 1, 64, 0.1, 2, 5, 2, images=20_480,
-        chapter="norm"),
 ]
 
 
@@ -160,8 +156,8 @@ class WithGluon:
         self.row, self.devices = row, [mx.cpu(r) for r in range(row.k)]
         # The page of "cnn" calls `initialize` without a start, so Gluon's default (its notebook of
         # September 2017, at f21be23, which has the published figures).
-        start = {"cnn": init.Uniform(0.07), **dict.fromkeys(
-            ("resnet", *THIN), init.Normal(0.01))}.get(row.model, init.Xavier())
+        start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01),
+                 "thin": init.Normal(0.01)}.get(row.model, init.Xavier())
         mx.random.seed(seed)
         self.net = network(row.model)
         self.net.initialize(start, ctx=self.devices)
@@ -281,11 +277,8 @@ def network(model):
     mx.npx.set_np()
     if model == "resnet-plain":
         return lift("resnet18", "resnet18").resnet18(10)
-    channels = (16, 32, 64, 128) if model in THIN else (64, 128, 256, 512)
-    norm = gluon.nn.BatchNorm
-    if model == "group":
-        norm = partial(lift("batchnorm", "GroupNorm").GroupNorm, 8)
-    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels, norm)
+    channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
+    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
@@ -308,7 +301,7 @@ def run(row, seed, folder, quick):
     if name != "mnist" and not quick:
         raise SystemExit(f"{row.name}: was published for MNIST, and {name} isn't that; let "
                          "COURSE_DATA name the folder that mnist/ is in, or use --quick")
-    if quick and row.model in ("resnet", *THIN):
+    if quick and row.model in ("resnet", "thin"):
         data = [(images[:128], labels[:128]) for images, labels in data]
     folder.mkdir(parents=True, exist_ok=True)
     job = (FromScratch if row.model in ("scratch", "ours") else WithGluon)(row, seed, data)
