@@ -15,7 +15,7 @@
 # ## What you'll learn
 #
 # - why k devices and one differ with BatchNorm, and by which law;
-# - what is normal practice, and where it begins to hurt;
+# - what is normal practice, and whether it hurt here;
 # - what becomes of the running statistics, and when to share them;
 # - what synchronised BatchNorm computes, sends and costs.
 #
@@ -53,7 +53,7 @@ train_set = data.train_images - mean, data.train_labels  # [n, 1, 28, 28], [n]
 loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
 # %% [markdown]
-# For what should be refused:
+# A helper that checks that a call raises:
 
 # %%
 def raises(kind, action):
@@ -192,14 +192,14 @@ print(f"largest difference between two devices and one: {apart(both, alone):.2f}
       "weight")
 
 # %% [markdown]
-# Nothing was lost and no gradient is missing: the replicas are equal to each other. The cause is in
-# the definition. Batch normalisation replaces each activation of a channel by
+# The replicas are equal to each other, so they have not drifted apart. The cause is in the
+# definition. Batch normalisation replaces each activation of a channel by
 #
 # $$\hat{x} = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}}, \qquad y = \gamma \hat{x} + \beta,$$
 #
 # where $\mu$ and $\sigma^2$ are taken over the batch *that the layer sees* (Ioffe and Szegedy,
 # 2015). A device sees its shard. So the output for an image depends on which other images are in
-# its shard: two devices train on another function than one device does.
+# its shard: two devices minimise a different loss from the one that one device minimises.
 #
 # If that is all, then *one* device that normalises the two halves of the batch apart must equal two
 # devices, to rounding.
@@ -321,40 +321,46 @@ found, slopes = {}, {}
 for name, make in (("one norm", one_norm), ("ResNet-18", hybrid_resnet18)):
     nets = [thin(pair, make=make)]
     nets.insert(0, thin(pair[:1], make=make, like=nets[0]))
-    values = onp.median([[errors(*nets, m, draw) for m in sizes] for draw in range(10)], axis=0)
-    found[name] = values[:, :2] / values[-1, 2]  # as a share of the largest batch's gradient
-    slopes[name] = onp.polyfit(onp.log(sizes), onp.log(found[name]), 1)[0]
-    print(f"{name:9}: slope of one device's error {slopes[name][0]:.2f}, of the sum's "
-          f"{slopes[name][1]:.2f}; the sum's error with 4 images a device {found[name][0, 1]:.2f}")
-assert all(of_sum < of_one < -0.4 for of_one, of_sum in slopes.values()), "the sum's falls faster"
+    each = onp.array([[errors(*nets, m, draw) for m in sizes] for draw in range(10)])
+    found[name] = each[:, :, :2] / onp.median(each[:, -1, 2])  # [draws, sizes, one or sum]
+    slopes[name] = onp.array([onp.polyfit(onp.log(sizes), onp.log(f), 1)[0] for f in found[name]])
+    for column, what in enumerate(("one device's error", "the sum's error")):
+        low, middle, high = onp.percentile(slopes[name][:, column], [25, 50, 75])
+        print(f"{name:9} {what:18} slope {middle:.2f} (middle half {low:.2f} to {high:.2f})")
+    print(f"{'':9} with 4 images a device, the sum's error is "
+          f"{onp.median(each[:, 0, 1] / each[:, 0, 2]):.2f} of the gradient of those images")
+of_one, of_sum = onp.median(slopes["one norm"], axis=0)
+assert of_sum < of_one < -0.4, "with one norm the sum's falls faster"
 
 # %% [markdown]
-# Medians, and dotted lines of slope −½ and −1:
+# Each slope is the median of ten draws. The figure has medians as well, and dotted lines of slope
+# −½ and −1.
 
 # %% tags=["measured"]
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-fig, ax = figure(f"The sum's error falls with slope {slopes['one norm'][1]:.2f} for one norm, "
-                 f"{slopes['ResNet-18'][1]:.2f} for ResNet-18", "images a device",
-                 "error / gradient")
+fig, ax = figure(f"The sum's error: slope {of_sum:.2f} for one norm".replace("-", "−")
+                 + f", {onp.median(slopes['ResNet-18'][:, 1]):.2f} for ResNet-18".replace("-", "−"),
+                 "images a device", "error / gradient of 256 images", size=(8.0, 3.4))
 for (name, values), color in zip(found.items(), (BLUE, ORANGE)):
-    for column, style, what in zip(values.T, ("o--", "s-"), ("one device", "the sum")):
-        ax.loglog(sizes, column, style, color=color, ms=4, label=f"{name}, {what}")
-for slope in (-0.5, -1):
-    ax.loglog(sizes, found["one norm"][0, 1] * (sizes / 4.0) ** slope, ":", color=GREY)
+    for i, (style, what) in enumerate((("o--", "one device"), ("s-", "the sum"))):
+        ax.loglog(sizes, onp.median(values[:, :, i], axis=0), style, color=color, ms=4,
+                  label=f"{name}, {what}")
+for slope, text in ((-0.5, "−½"), (-1, "−1")):
+    line = onp.median(found["one norm"][:, 0, 1]) * (sizes / 4.0) ** slope
+    ax.loglog(sizes, line, ":", color=GREY), ax.text(140, line[-1], text, va="center", fontsize=9)
 ax.set_xticks(sizes, sizes), ax.set_xticks([], minor=True)
-ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+ax.legend(loc="center left", bbox_to_anchor=(1.05, 0.5), fontsize=8)
 show(fig, alt="Errors against images a device on logarithmic axes, of one device and of the sum, "
      "for a network with one norm and ResNet-18, with lines of slope minus a half and minus one.")
 
 # %% [markdown]
-# With one norm it comes out nearly as derived: the sum's error falls with a slope close to −1. One
-# device's is steeper than −½, which the neglected terms would explain while shards are small. In
-# ResNet-18 the sum's error falls only a little faster than one device's, and the derivation
-# **misses**. It holds for small differences, and these are not: with 4 images a device the sum is
-# off by more than the gradient's own size. That each norm gets what the norms before it have
-# changed may be why; we haven't tested it. What remains: larger shards help, and in ResNet-18
-# doubling them takes away about a third of the error.
+# With one norm it comes out nearly as derived: the sum's error falls with a slope close to −1, one
+# device's more slowly, with much scatter. In ResNet-18 the two slopes can't be told apart, and the
+# derivation **misses**. It holds for small differences: with 4 images a device the sum's error is a
+# tenth of the gradient for one norm, and three quarters for ResNet-18, where each norm gets what
+# the norms before it have changed. That this is why, we haven't tested. What remains: larger shards
+# help, and in ResNet-18 doubling them takes away about a third of the error.
 
 # %% [markdown]
 # ## Does it hurt?
@@ -365,9 +371,10 @@ show(fig, alt="Errors against images a device on logarithmic axes, of one device
 # batch norm", Hoffer et al., 2017). But with 2 images a GPU, BatchNorm's error on ImageNet was 10.6
 # points above group normalisation's (Wu and He, 2018). Where memory allows no more, as in
 # detection, BatchNorm is often *frozen*: trained elsewhere, its running statistics stay as
-# constants (He et al., 2017). And here? Stored are trainings of chapter 08's narrow network: 20,480
-# images, two epochs, batch 64 at rate 0.1, five seeds. The batch is always the same; what changes
-# is how many devices share it, and with that the shard. **Predict** which settings fall behind.
+# constants (He et al., 2015, appendix A). And here? Stored are trainings of chapter 08's narrow
+# network: 20,480 images, two epochs, batch 64 at rate 0.1, five seeds. The batch is always the
+# same; what changes is how many devices share it, and with that the shard. **Predict** which
+# settings fall behind.
 
 # %%
 import json
@@ -383,8 +390,7 @@ print("on", stored["machine"], stored["date"], "at commit", stored["commit"])
 
 # %%
 names = {"norm-batch-1x64": "64 images\n(1 device)", "norm-batch-2x32": "32 images\n(2 devices)",
-         "norm-batch-16x4": "4 images\n(16 devices)", "norm-batch-32x2": "2 images\n(32 devices)",
-         "norm-group": "GroupNorm\n(any number)"}
+         "norm-batch-16x4": "4 images\n(16 devices)", "norm-batch-32x2": "2 images\n(32 devices)"}
 
 
 def after_two(name, key):
@@ -396,10 +402,10 @@ for name, share in right.items():
     losses = after_two(name, "loss")
     print(f"{name:16}{onp.median(share):.1f} % ({share.min():.1f} to {share.max():.1f}), loss "
           f"{onp.median(losses):.3f} ({losses.min():.3f} to {losses.max():.3f})")
-batch = [share for name, share in right.items() if "batch" in name]
-assert max(share.min() for share in batch) < min(share.max() for share in batch), "all overlap"
-large, small = (after_two(f"norm-batch-{shards}", "loss") for shards in ("2x32", "32x2"))
-assert small.min() > large.max(), "with 2 images each seed's loss is above all of those with 32"
+ranges = [(share.min(), share.max()) for share in right.values()]
+assert max(low for low, _ in ranges) < min(high for _, high in ranges), "all overlap"
+one, two, four_each, two_each = (after_two(name, "loss") for name in names)
+assert min(*four_each, *two_each) > max(*one, *two), "the loss is higher with 4 and 2 images"
 
 # %%
 fig, ax = figure("With BatchNorm the ranges overlap, from 64 images a device down to 2",
@@ -409,14 +415,14 @@ for i, share in enumerate(right.values()):
     ax.plot([i - 0.25, i + 0.25], [onp.median(share)] * 2, color=BLUE, lw=2)
 ax.set_xticks(range(len(names)), list(names.values()), fontsize=8)
 show(fig, alt="Test accuracy of five seeds each for BatchNorm over 64, 32, 4 and 2 images, and for "
-     "GroupNorm, with medians: the first four overlap.")
+     "images, with medians: all overlap.")
 
 # %% [markdown]
-# With BatchNorm no setting falls behind: the ranges of accuracy overlap. The *training* loss does
-# rise as shards shrink, so small statistics do make a noisier function to train; on this task that
-# costs no accuracy. It is an easy one, and a channel has many pixels: with 2 images the first norms
-# still average over 1,568 values. GroupNorm, which any number of devices computes alike, is behind
-# after two epochs from this start at this rate.
+# Five seeds can't tell the settings apart: accuracies differ by up to 2.6 points from seed to seed,
+# so a cost below about a point would not show. The *training* loss is higher with 4 and 2 images
+# than with 64 and 32. It is itself computed with the shard's statistics; whether training suffers,
+# or only the measurement is noisier, we haven't tested. MNIST is an easy task, and channels have
+# many pixels: with 2 images the first norms average over 1,568 values, the last ones over 32.
 #
 # ## The running statistics
 #
@@ -492,7 +498,7 @@ assert differ[0] == 0 < 1e-4 < differ[1], f"{differ}: equal after the first, not
 print("after the first step: equal; after the second: each device has its own")
 
 # %% [markdown]
-# A test that looks after a single step would see equal statistics and be content.
+# A test that checks after one step would pass, and miss the difference.
 #
 # ### What that does to answers
 #
@@ -521,8 +527,18 @@ def share_statistics(net):
 
 
 # %%
+running = probe[1].running_mean
+wanted = onp.mean([a.asnumpy() for a in running.list_data()], axis=0)
 share_statistics(probe)
+assert all(onp.abs(a.asnumpy() - wanted).max() < 1e-15 for a in running.list_data()), "their mean"
 assert gap(probe, x, pair) < 1e-12, "equal weights and equal statistics give equal answers"
+
+# %% [markdown]
+# How many points of accuracy did sharing change in the stored runs, after two epochs?
+
+# %%
+changed = [after_two(name, "accuracy") - after_two(name, "own_accuracy") for name in names]
+print(f"at most {100 * onp.abs(changed).max():.2f}")
 
 # %% [markdown]
 # ## Statistics of the whole batch, from scratch
@@ -638,8 +654,8 @@ print("outputs and gradients of one device, to 1e-12, from uneven shards on two"
 # $$\frac{\partial L}{\partial x} = \frac{1}{\sqrt{\sigma^2 + \varepsilon}}
 # \Big(g - \frac{1}{n}\sum g - \frac{\hat x}{n} \sum g\,\hat x\Big).$$
 #
-# The gradient of an image depends on all images of the batch, through two sums: so there are two
-# all-reduces backward as well. With plain NumPy, shard by shard:
+# The gradient of an image depends on all images of the batch, through two sums: two numbers a
+# channel are all-reduced backward as well. With plain NumPy, shard by shard:
 
 # %%
 axes, n = (0, 2, 3), 10 * 4 * 4
@@ -653,7 +669,7 @@ by_hand = [(g - sum_g / n - hat * sum_gh / n) / deviation for g, hat in zip(gs, 
 close(onp.concatenate(by_hand), joined(x.grad for x in xs), "by hand")
 
 # %% [markdown]
-# What if the sums were left out of the backward pass only? The outputs would be right, the loss
+# What if one all-reduce were left out of the backward pass? The outputs would be right, the loss
 # would fall, and the gradients would be wrong. Only a check of gradients finds that.
 
 # %%
@@ -663,12 +679,13 @@ assert raises(AssertionError, lambda: close(onp.concatenate(forgot), joined(
     x.grad for x in xs), "without one all-reduce")), "the check must see a missing all-reduce"
 
 # %% [markdown]
-# Does a whole network train so as one device does? Here all shards go through the network together,
-# layer by layer, since a norm needs all of them.
+# Does a whole network now train as it would on one device? Here all shards go through the network
+# together, layer by layer, since a norm needs all of them.
 
 # %%
 def forward_together(net, xs):
     for layer in net:
+        assert not isinstance(layer, HybridResidual), "norms inside a block would go unnoticed"
         if isinstance(layer, nn.BatchNorm):
             xs = norm_together(xs, layer.gamma.list_data(), layer.beta.list_data())
         else:
@@ -711,7 +728,7 @@ def forward_apart(net, xs):
 
 
 # %% [markdown]
-# The reference is Gluon's own BatchNorm on one device; with it, two devices go astray:
+# The reference is Gluon's own BatchNorm on one device; with it, two devices get other weights:
 
 # %%
 reference = small_steps(pair[:1], forward_apart)
@@ -728,7 +745,8 @@ for k in (1, 2, 4):
 print("statistics all-reduced: 1, 2 and 4 devices agree with one to 1e-12, after three steps")
 
 # %% [markdown]
-# That is synchronised BatchNorm. What does it cost in ResNet-18? Two sums a channel forward and two
+# That is synchronised BatchNorm, but for the running statistics, which `norm_together` doesn't keep
+# and an evaluation would need. What does it cost in ResNet-18? Two sums a channel forward and two
 # backward:
 
 # %%
@@ -740,15 +758,17 @@ norms = [size for name, size in sizes.items() if name.endswith("gamma")]
 assert sum(norms) == 5 * 64 + 4 * (128 + 256 + 512), "one norm in the stem, two in each block"
 print(f"{len(norms)} norms of {sum(norms):,} channels: {4 * sum(norms):,} numbers a step,",
       f"{4 * sum(norms) / sum(sizes.values()):.2%} of the gradients,")
-print(f"sent in {2 * len(norms)} all-reduces, at each of which every device waits for all others")
+print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together ({4 * len(norms)} as "
+      "written above), and at each of them every device waits for all others")
 
 # %% [markdown]
 # The numbers are few; the waiting is the price. A gradient can be sent while the next one is
 # computed (chapter 10). A norm can't go on before the slowest device has sent its sums. (Our
 # version is exact in float64. In float32, $\sum x^2/n - \mu^2$ takes the difference of two large
 # numbers where $\mu$ is large; exercise 2 does it better.) Gluon has this layer ready,
-# `mxnet.gluon.contrib.nn.SyncBatchNorm`, for `mx.nd` arrays. The appendix tries it, and shows two
-# ways in which it hangs.
+# `mxnet.gluon.contrib.nn.SyncBatchNorm`, for `mx.nd` arrays. It takes the plain mean of the
+# devices' means (`sync_batch_norm-inl.h` at 1.9.1), so it is right for equal shards only. The
+# appendix tries it, and shows two ways in which it hangs.
 #
 # ## Saving and loading on another number of devices
 #
@@ -775,9 +795,9 @@ for name, parameter in both._collect_params_with_prefix().items():
 
 # %% [markdown]
 # Of none: it writes the mean over devices, of everything. For weights that is the weight, since
-# replicas are equal. For running means it is what one device would have; for running variances it
-# lacks the part between the shards, as shown above. Nobody has evaluated this network before it
-# was saved: the devices have seen different data, so their running statistics differ.
+# replicas are equal (exactly for 2 and 4 devices, to rounding for 3). Running means of the first
+# norm are then what one device would have; deeper norms see other inputs on two devices than on
+# one.
 #
 # `ctx=` says where to load to; one device and four work from the same file.
 
@@ -881,8 +901,8 @@ print("outputs and gradients as on one device, to 1e-4", flush=True)
 """
 
 # %% [markdown]
-# A process is started with the number of scratch spaces that MXNet should have, since the norm
-# holds one while it waits; the deadline counts from "ready".
+# A process is started with the number of scratch spaces that MXNet should have, since the norm's
+# backward pass holds one while it waits (`sync_batch_norm-inl.h` at 1.9.1).
 
 # %%
 import subprocess
@@ -897,43 +917,42 @@ def start_child(active, copies):
 
 
 # %% [markdown]
-# It is waited for until the deadline, and then ended, whatever it does.
+# It has until the deadline, in seconds from "ready".
 
 # %%
+import time
+
+
 def outcome(child, deadline):
     with child:
         assert child.stdout.readline() == "ready\n", child.stderr.read()
+        begin = time.perf_counter()
         try:
             child.wait(deadline)
         except subprocess.TimeoutExpired:
             child.kill()
-            return "not finished at the deadline"
-        return child.stdout.read().strip() or child.stderr.read()
+            return "not finished at the deadline", deadline
+        return child.stdout.read().strip() or child.stderr.read(), time.perf_counter() - begin
 
 
 # %% [markdown]
 # One after the other: both devices with plenty of scratch space; one device sitting out; both
 # devices with the four scratch spaces that MXNet has by default. **Predict** which finish.
 
-# %%
-trials = ((2, 64, 60), (1, 64, 3), (2, 4, 3))  # devices, scratch spaces, seconds
-good, idle, default = (outcome(start_child(k, copies), s) for k, copies, s in trials)
-print("both devices:    ", good)
-print("one sits out:    ", idle)
+# %% tags=["measured"]
+good, seconds = outcome(start_child(2, 64), 60)
+deadline = max(3, 10 * seconds)  # ten times what is enough when all goes well
+idle, default = (outcome(start_child(*each), deadline)[0] for each in ((1, 64), (2, 4)))
+print(f"both devices: {good}, in {seconds:.2f} s")
+print(f"one sits out: {idle} of {deadline:.0f} s")
+print("both devices, 4 scratch spaces:", default)
 assert good.startswith("outputs and gradients as on one device"), good
 assert "not finished" in idle, "a device that is waited for never came"
 
 # %% [markdown]
-# And as MXNet comes?
-
-# %% tags=["measured"]
-print("both devices, 4 scratch spaces:", default)
-
-# %% [markdown]
-# Where it isn't finished either, both devices are there and yet wait for each other: one is inside
-# the norm and holds the scratch space that the other needs to get there. With 64 spaces they hardly
-# ever meet. So for SyncBatchNorm the settings in `helpers.engine` decide not about speed but about
-# finishing.
+# Where the last isn't finished either, both devices are there and yet wait for each other: we take
+# it that one holds the scratch space that the other needs to get to the norm. So for SyncBatchNorm
+# the settings in `helpers.engine` decide not about speed but about finishing.
 #
 # ## Summary
 #
@@ -950,11 +969,11 @@ print("both devices, 4 scratch spaces:", default)
 #
 # Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.
 #
-# **Further reading.** S. Ioffe and C. Szegedy, *Batch normalization* (2015), arXiv:1502.03167;
-# P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677, section 2.3; E. Hoffer
-# et al., *Train longer, generalize better* (2017), arXiv:1705.08741; Y. Wu and K. He, *Group
-# normalization* (2018), arXiv:1803.08494; K. He et al., *Mask R-CNN* (2017), arXiv:1703.06870, for
-# frozen statistics.
+# **Further reading.** S. Ioffe and C. Szegedy, *Batch normalization* (2015), arXiv:1502.03167; P.
+# Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677, section 2.3; E. Hoffer et
+# al., *Train longer, generalize better* (2017), arXiv:1705.08741; Y. Wu and K. He, *Group
+# normalization* (2018), arXiv:1803.08494; K. He et al., *Deep residual learning* (2015),
+# arXiv:1512.03385, for frozen statistics.
 
 # %% [markdown]
 # ## Exercises
@@ -996,22 +1015,23 @@ assert apart(cut, nine(pair[:1], [(0, 9, pair[0])], norm=InFiveAndFour)) < 1e-12
 # %% [markdown]
 # ### Answer 2
 #
-# $x^2$ is about $10^8$, of which float32 keeps seven digits, so a variance of a few
-# units is lost in rounding. With counts $n_r$, means $\mu_r$ and centred sums $M_r$ of each shard:
-# $\mu = \sum n_r \mu_r / n$ and $M = \sum M_r + \sum n_r (\mu_r - \mu)^2$ (Chan et al., 1979).
-# These are sums over devices too: first $n_r \mu_r$, then the rest. It takes two rounds, not one.
+# $x^2$ is about $10^8$, of which float32 keeps seven digits, so a variance of a few units is lost
+# in rounding. With counts $n_r$, means $\mu_r$ and centred sums $M_r$ of each shard: $\mu = \sum
+# n_r \mu_r / n$ and $M = \sum M_r + \sum n_r (\mu_r - \mu)^2$ (Chan et al., 1979). These are sums
+# over devices too: first $n_r \mu_r$, then the rest, in two rounds. (One is enough if every device
+# gathers all the triples.)
 
 # %% tags=["solution"]
 far = (batch + 10_000).astype("float32")
 truth = far.astype("float64").var()
 naive = (far * far).sum(dtype="float32") / far.size - far.mean(dtype="float32") ** 2
 parts = [far[cut] for cut in ((slice(0, 6), slice(6, 10)))]
-n_r, mu_r = onp.array([p.size for p in parts]), onp.array([p.mean(dtype="float64") for p in parts])
+n_r, mu_r = onp.array([p.size for p in parts]), onp.array([p.mean() for p in parts])  # float32
 centred = sum(((p - m) ** 2).sum() for p, m in zip(parts, mu_r))
 mu = (n_r * mu_r).sum() / n_r.sum()
 merged = (centred + (n_r * (mu_r - mu) ** 2).sum()) / n_r.sum()
 assert abs(naive - truth) > 0.1 * truth, "the difference of two large numbers"
-assert abs(merged - truth) < 1e-4 * truth, "centred first, nothing is lost"
+assert abs(merged - truth) < 1e-3 * truth, "centred first, little is lost"
 
 # %% [markdown]
 # ### Answer 3
