@@ -315,7 +315,7 @@ def images(n, start=0):
             np.array(train_set[1][start : start + n], dtype="int32"))
 
 
-# %%
+# %% tags=["trains"]
 loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
@@ -974,7 +974,8 @@ for start in (init.Normal(0.01), init.Xavier()):
 # %% [markdown]
 # In these four runs, yes: without a norm neither start gets anywhere in 60 steps, and with it both
 # learn. From Xavier's start the loss is lower by then; that is one seed.
-#
+
+# %% [markdown]
 # ### Answer 3
 #
 # `static_shape` keeps the places of gradients, too, and `force_reinit` makes new ones. The second

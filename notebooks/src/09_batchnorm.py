@@ -339,8 +339,8 @@ assert of_sum < of_one < -0.4, "with one norm the sum's falls faster"
 # %% tags=["measured"]
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-fig, ax = figure(f"The sum's error: slope {of_sum:.2f} for one norm".replace("-", "−")
-                 + f", {onp.median(slopes['ResNet-18'][:, 1]):.2f} for ResNet-18".replace("-", "−"),
+sums = [-onp.median(slopes[name][:, 1]) for name in found]
+fig, ax = figure("The sum's error: slope −{:.2f} for one norm, −{:.2f} for ResNet-18".format(*sums),
                  "images a device", "error / gradient of 256 images", size=(8.0, 3.4))
 for (name, values), color in zip(found.items(), (BLUE, ORANGE)):
     for i, (style, what) in enumerate((("o--", "one device"), ("s-", "the sum"))):
@@ -409,7 +409,7 @@ assert min(*four_each, *two_each) > max(*one, *two), "the loss is higher with 4 
 
 # %%
 fig, ax = figure("With BatchNorm the ranges overlap, from 64 images a device down to 2",
-                 "BatchNorm over", "% of 10,000 test images right")
+                 "what each BatchNorm sees", "% of 10,000 test images right")
 for i, share in enumerate(right.values()):
     ax.plot(i + onp.linspace(-0.15, 0.15, 5), share, "o", color=BLUE, alpha=0.7)
     ax.plot([i - 0.25, i + 0.25], [onp.median(share)] * 2, color=BLUE, lw=2)
