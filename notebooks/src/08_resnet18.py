@@ -551,7 +551,7 @@ losses = train(narrow, training, test, two, lr=0.1, epochs=3)
 # %%
 assert_same_parameters(narrow)
 assert accuracy(narrow, test, two) > 0.8, "hardly trained"
-assert onp.mean(losses[-10:]) < 0.2 * onp.mean(losses[:10]), "the loss should fall"
+assert onp.mean(losses[-10:]) < 0.5 * onp.mean(losses[:10]), "the loss should fall"
 
 # %% [markdown]
 # ## The whole network, on all of MNIST

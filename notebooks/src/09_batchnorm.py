@@ -188,6 +188,8 @@ def after_one_step(contexts, size=8, **options):
 
 alone, both = after_one_step(pair[:1]), after_one_step(pair)
 assert_same_parameters(both)
+
+# %% tags=["measured"]
 print(f"largest difference between two devices and one: {apart(both, alone):.2f} of the largest "
       "weight")
 
