@@ -2,7 +2,7 @@
 
 Chapter 04 measures what each does to the speed of two simulated devices. A variable that the user
 has set is never changed, and neither is a process in which MXNet is already loaded, where it would
-be too late. `cores` counts what simulated devices can run on, `allocated` what a process holds.
+be too late. `cores` counts what simulated devices can run on.
 """
 
 import ctypes
@@ -67,29 +67,6 @@ def _keep_memory():
     for option, value, variable in ALLOCATOR:
         if variable not in os.environ:
             mallopt(option, value)
-
-
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost")]
-
-
-def allocated():
-    """Bytes that this process has allocated and not freed, as the C library counts them.
-
-    MXNet's CPU devices, and NumPy, get their arrays from there. Memory counts from its allocation,
-    whether or not it was touched since. By glibc's `mallinfo2` (malloc.h), over all threads.
-
-    Raises OSError where the C library has no such function (before glibc 2.33, or not glibc).
-    """
-    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo2 is None:
-        raise OSError("allocated(): this system's C library doesn't say what is allocated; "
-                      "glibc 2.33 and newer do")
-    mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
-    return found.uordblks + found.hblkhd  # in its arenas, and mapped each by itself
 
 
 def cores():

@@ -8,7 +8,6 @@ import types
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import helpers
@@ -140,22 +139,6 @@ print(inside, end - start >= 64 * 2**20)
 """
     assert python("-c", code, "without") == "False False\n"
     assert python("-c", code, "with") == "True True\n"
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc before 2.33")
-@pytest.mark.parametrize("size", [10_000_000, 300_000_000])
-def test_what_is_allocated_is_counted_until_it_is_freed(size):
-    before = engine.allocated()
-    block = np.empty(size, "uint8")  # nothing touches it
-    assert engine.allocated() - before == pytest.approx(size, rel=1e-2)
-    del block
-    assert engine.allocated() - before == pytest.approx(0, abs=1e-2 * size)
-
-
-def test_a_c_library_that_does_not_count_is_named(fresh, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
-    with pytest.raises(OSError, match="glibc 2.33 and newer do"):
-        engine.allocated()
 
 
 def test_prepare_makes_every_setting(fresh):

@@ -833,10 +833,24 @@ for make, n, steps in ((lenet, 32, 60), (lenet, 256, 20), (resnet18, 32, 3),
 # a function in one. The function asks the C library after each stage how much is allocated: once
 # the network is initialised, after the first backward pass, after the first step, and in the end.
 
+# %%
+import ctypes
+
+
+def allocated():  # bytes, by glibc's mallinfo2 (2.33 or newer), over all threads
+    fields = {"_fields_": [("values", ctypes.c_size_t * 10)]}
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = type("Counts", (ctypes.Structure,), fields)
+    values = mallinfo2().values
+    return values[4] + values[7]  # in blocks of their own, and in the heaps
+
+
+block = onp.empty(10_000_000, "uint8")
+before = allocated()
+del block
+assert 0.9e7 < before - allocated() < 1.1e7, "what was freed is no longer counted"
+
 # %% tags=["trains"]
-from helpers.engine import allocated
-
-
 def stages(shard, steps=8):  # MB that each stage has added, on two devices
     npx.set_np()
     cpus, seen = [mx.cpu(r) for r in range(2)], []
