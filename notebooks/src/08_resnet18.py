@@ -740,8 +740,8 @@ show(fig, alt="Speed-up of two devices over one in each round, plain and hybridi
      "batch and at twice the batch, with medians and a dotted line at two.")
 
 # %% [markdown]
-# In the run shown both gain by hybridising: the hybridised rounds lie apart from the plain ones. (In
-# some of our runs one disturbed round made the ranges of strong scaling overlap.)
+# In the run shown both gain by hybridising: the hybridised rounds lie apart from the plain ones.
+# (In some of our runs one disturbed round made the ranges of strong scaling overlap.)
 #
 # ## Where the rest goes
 #
