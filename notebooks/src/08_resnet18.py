@@ -820,9 +820,9 @@ for make, n, steps in ((lenet, 32, 60), (lenet, 256, 20), (resnet18, 32, 3),
 # - LeNet with 32 images loses most to waiting: its operators are short, and at each step the
 #   devices wait for Python and for each other. With 256 images there is less of that.
 # - ResNet-18 with 32 images spends a larger share on communication than LeNet, not a smaller one.
-#   It has 87 times LeNet's parameters, so 87 times the bytes, and takes less than 87 times as long
-#   for an image. What counts is not how much a network computes, but how much *for each parameter*.
-#   A larger batch lowers the share.
+#   It has 87 times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes, and takes
+#   less than 87 times as long for an image. What counts is not how much a network computes, but how
+#   much *for each parameter*. A larger batch lowers the share.
 # - The plain ResNet-18 waits more than the hybridised one.
 #
 # **On GPUs** all shares differ; nothing here was measured on one.
