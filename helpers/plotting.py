@@ -22,7 +22,8 @@ def figure(title, xlabel="", ylabel="", size=(7.0, 3.4)):
 KINDS = {
     "compute": (BLUE, 0.8, BLUE),
     "communication": (ORANGE, 0.45, ORANGE),
-    "python": (GREY, 0.25, "white"),
+    "update": (GREEN, 0.62, GREEN),
+    "Python": (GREY, 0.25, "white"),
 }
 
 

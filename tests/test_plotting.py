@@ -60,9 +60,9 @@ def test_a_panel_shows_its_window_and_the_others_everything():
 def test_the_legend_has_the_kinds_that_there_are():
     fig, _ = timeline("what ran when", {"a step": LANES})
     assert [t.get_text() for t in fig.legends[0].get_texts()] == ["compute", "communication"]
-    lanes = {"Python": [(0, 1, "python")]}
+    lanes = {"Python": [(0, 1, "Python")]}
     fig, _ = timeline("what ran when", {"a step": lanes})
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["python"]
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["Python"]
 
 
 def test_a_lane_without_events_is_still_a_lane():

@@ -1,45 +1,45 @@
 # %% [markdown]
 # # 10 · Asynchrony and overlap
 #
-# Your Python program doesn't compute. It hands out work and goes on, and two devices do the work
-# side by side (chapter 01). That is what makes a loop over devices parallel. It also makes clocks
-# lie, and it raises a question: while a device is still in its backward pass, does the sum of the
-# first gradients already travel? This chapter looks, in the engine's own records.
+# Your Python program doesn't compute. It hands out work and goes on, and the devices do the work
+# side by side (chapter 01). So a clock in the program shows little of what happens. This chapter
+# reads the engine's own records, adds up where the time of a step goes, and tries what overlap can
+# win back.
 #
 # ## What you'll do
 #
-# Read the profiler's file into a timeline with a lane for each device, check that you read it
-# right, and use it to see which work overlaps with which. Then take the overlap away, and measure
-# whether it was worth anything.
+# Record training steps with MXNet's profiler and draw them as timelines. Split the time of a step
+# into five parts, for three networks, and compare the sum with the clock. Then overlap
+# communication with the backward pass, and with the next step.
 #
 # ## What you'll learn
 #
-# - what a clock sees with and without `waitall`, and what `waitall` changes besides (nothing);
-# - how to read a trace: tracks, threads, pairs of events, and what can be checked about them;
-# - which of a step's operators are communication, and how many there must be;
-# - why backward and all-reduce do *not* overlap for a small network as MXNet comes, and how to
-#   make them;
-# - what two steps in flight bring, and where the last part of a speed-up goes.
+# - what a clock sees with and without `waitall`, and that `waitall` changes no result;
+# - how to read a trace, and how to check that you read it right;
+# - why two devices are less than twice as fast as one, part by part;
+# - when communication overlaps with the backward pass, and when that saves time;
+# - how much the sizes of layers can matter, and how to find out.
 #
 # ## What you need
 #
-# Chapters 01, 06 and 07. No GPU, but two cores: the profiler tells no more CPU devices apart than
-# there are cores. No data either: what an operator costs doesn't depend on what is in the picture,
-# so random images will do. Reading takes {reading time}, running about one.
+# Chapters 01, 06 and 07, and two cores. No GPU and no data: the time of these operators doesn't
+# depend on what is in the pictures, so random images will do. Reading takes {reading time},
+# running about a minute.
 
 # %%
 import time
 
-from helpers.plotting import show, timeline
+from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show, timeline
+from helpers.timing import Others
 
+import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon, nd, profiler
 from mxnet.gluon import nn
 
 # %% [markdown]
-# All of this chapter runs on simulated devices, named directly, even if you have GPUs. A GPU has
-# streams of its own for copies, which MXNet's CPU devices have not, and its trace has other names.
+# All of it runs on two simulated devices, even if you have GPUs, whose traces have other names.
 
 # %%
 pair = [mx.cpu(r) for r in range(2)]
@@ -48,9 +48,9 @@ pair = [mx.cpu(r) for r in range(2)]
 # ## The queue
 #
 # A call such as `a + 1` checks shapes, makes an empty array for the result, puts the work into the
-# engine's queue and returns. We can prove it without a clock. Here is an operator that does nothing
-# until somebody opens a gate. (`CustomOp` is MXNet's way to write an operator in Python. It has
-# a time-out, so that a forgotten gate blocks nothing for good.)
+# engine's queue and returns. We can prove it without a clock, by an operator that does nothing
+# until somebody opens a gate. `CustomOp` is MXNet's way to write an operator in Python. The wait
+# has a time-out, so that a forgotten gate doesn't block the engine.
 
 # %%
 import threading
@@ -66,7 +66,7 @@ class Gate(mx.operator.CustomOp):
 
 
 # %% [markdown]
-# It gets a name by which MXNet finds it:
+# MXNet finds it under the name that this class registers:
 
 # %%
 @mx.operator.register("gate")
@@ -76,8 +76,8 @@ class GateProp(mx.operator.CustomOpProp):
 
 
 # %% [markdown]
-# A hundred additions that all depend on the gate. **Predict:** where does Python stop, and what is
-# in the log when the cell ends?
+# **Predict:** a hundred additions depend on the gate. Where does Python stop, and what is in the
+# log when the cell ends?
 
 # %%
 x = nd.Custom(nd.zeros(3, ctx=pair[1]), op_type="gate")
@@ -86,79 +86,71 @@ for _ in range(100):
 print("100 additions handed out; the log:", log)
 
 # %% [markdown]
-# It doesn't stop. The array `x` has a shape, a type and a device, and no values yet. Nobody notices
-# until somebody asks for the values. So we open the gate, and ask.
+# It doesn't stop. The array `x` has a shape, a type and a device, and no values yet. Only reading
+# them waits. We open the gate, and read.
 
 # %%
 gate.set()
-assert x.asnumpy().tolist() == [100.0] * 3, "asking waits for all that the answer depends on"
+assert x.asnumpy().tolist() == [100.0] * 3, "reading waits for all that the values depend on"
 print("the log:", log)
 
 # %% [markdown]
-# An error waits in the same queue, and appears at the line that asks, which may be far from the
-# one that is wrong: chapter 01 showed that.
-#
 # ## What a clock sees
 #
-# **Predict:** ten products of 1000 × 1000 matrices, with the clock read when the loop ends and
-# when the work has. Which factor lies between?
-
-# %% tags=["measured"]
-a = nd.random.uniform(shape=(1000, 1000))
-nd.dot(a, a).wait_to_read()
-begin = time.perf_counter()
-results = [nd.dot(a, a) for _ in range(10)]
-naive = time.perf_counter() - begin
-nd.waitall()
-true = time.perf_counter() - begin
-print(f"without waitall {naive * 1e3:.2f} ms, with {true * 1e3:.1f} ms: "
-      f"wrong by a factor of {true / naive:,.0f}")
-
-# %% [markdown]
-# The first number is no measurement of the products at all. It is the time it takes Python to say
-# "please" ten times, and it would be about the same for matrices of any size.
-#
-# ### A training step
-#
-# Now chapter 06's LeNet. The shards are on their devices beforehand, since splitting was chapter
-# 02's subject.
+# Now training. Three networks will show three kinds of step: chapter 06's LeNet, Gluon's own
+# ResNet-18 for small images, and dense layers with many weights and little work for each.
 
 # %%
-size = 128
-mx.random.seed(0)
-images = nd.random.uniform(shape=(size, 1, 28, 28))
-labels = nd.arange(size) % 10
-shards = list(zip(*(gluon.utils.split_and_load(a, pair) for a in (images, labels))))
-
-# %% [markdown]
-# The network, from equal weights each time it is started. `options`, if there are any, go to
-# `hybridize` (chapter 08); we'll want that later.
-
-# %%
-def start(kvstore="device", on_store=None, **options):
+def lenet(channels=(20, 50)):
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(20, kernel_size=3, activation="relu"), nn.MaxPool2D(2, 2),
-            nn.Conv2D(50, kernel_size=5, activation="relu"), nn.MaxPool2D(2, 2),
+    net.add(nn.Conv2D(channels[0], kernel_size=3, activation="relu"), nn.MaxPool2D(2, 2),
+            nn.Conv2D(channels[1], kernel_size=5, activation="relu"), nn.MaxPool2D(2, 2),
             nn.Dense(128, activation="relu"), nn.Dense(10))
+    return net
+
+
+# %%
+def resnet18():
+    return gluon.model_zoo.vision.resnet18_v1(classes=10, thumbnail=True)
+
+
+def wide():
+    net = nn.HybridSequential()
+    net.add(*[nn.Dense(2048, activation="relu") for _ in range(4)], nn.Dense(10))
+    return net
+
+
+# %% [markdown]
+# A training is a network, a Trainer, and shards that are on their devices already. The weights
+# begin equal each time. `options`, if there are any, go to `hybridize` (chapter 08).
+
+# %%
+from collections import Counter, namedtuple
+
+Training = namedtuple("Training", "net trainer shards size")
+softmax = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def prepare(make, size, devices=pair, on_store=None, **options):
     mx.random.seed(0)
-    net.initialize(mx.init.Xavier(), ctx=pair)
+    batch = nd.random.uniform(shape=(size, 1, 28, 28)), nd.arange(size) % 10
+    shards = list(zip(*(gluon.utils.split_and_load(a, devices) for a in batch)))
+    net = make()
+    net.initialize(mx.init.Xavier(), ctx=devices)
     if options:
         net.hybridize(**options)
     for x, _ in shards:
         net(x)
-    return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05},
-                              kvstore=kvstore, update_on_kvstore=on_store)
+    return Training(net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01},
+                                       update_on_kvstore=on_store), shards, size)
 
 
 # %% [markdown]
-# The step, with a place to do something between the backward pass and the sum. By default nothing
-# is done there.
+# The step has a place to do something between the backward pass and the all-reduce.
 
 # %% tags=["trains"]
-softmax = gluon.loss.SoftmaxCrossEntropyLoss()
-
-
-def step(net, trainer, between=lambda: None):
+def step(training, between=lambda: None):
+    net, trainer, shards, size = training
     with autograd.record():
         losses = [softmax(net(x), y) for x, y in shards]
     autograd.backward(losses)
@@ -168,250 +160,190 @@ def step(net, trainer, between=lambda: None):
 
 
 # %% [markdown]
-# A loop that times itself twice, at the end of the loop and at the end of the work. First two
-# steps that nobody times: in the very first, memory is fetched and the store gets its keys.
-
-# %%
-def two_clocks(training, steps):
-    for _ in range(2):
-        step(*training)
-    nd.waitall()
-    begin = time.perf_counter()
-    for _ in range(steps):
-        step(*training)
-    handed_out = time.perf_counter() - begin
-    nd.waitall()
-    return handed_out, time.perf_counter() - begin  # seconds
-
-
-# %% [markdown]
-# **Predict** how many images a second the naive clock gives.
+# We read the clock twice: when the loop ends, and when the work has ended. The first three steps
+# are warm-up: they fetch memory, and the store gets its keys.
 
 # %% tags=["measured"]
-naive, true = two_clocks(start(), steps=20)
-queued = (true - naive) / true * 20
-print(f"naive {20 * size / naive:,.0f} images/s, true {20 * size / true:,.0f}: "
-      f"too high by a factor of {true / naive:.1f}")
-print(f"when the loop ended, about {queued:.0f} of 20 steps were still in the queue")
+usual = prepare(lenet, 128)
+for _ in range(3):
+    step(usual)
+nd.waitall()
+begin = time.perf_counter()
+for _ in range(20):
+    step(usual)
+naive = time.perf_counter() - begin
+nd.waitall()
+true = time.perf_counter() - begin
+print(f"20 steps: {naive * 1e3:.0f} ms when the loop ended, {true * 1e3:.0f} ms when the work did; "
+      f"{20 * 128 / naive:,.0f} or {20 * 128 / true:,.0f} images/s")
 
 # %% [markdown]
-# The d2l chapter calls `npx.waitall()` at the end of each epoch, before its timer stops, and asks
-# what removing it does. The clock is one half of the answer: the epoch *looks* shorter, and
-# whatever waits next (there: the evaluation, outside the timer) pays for it. The other half:
-# **predict** whether the weights change if nobody ever waits, or if everybody waits all the time.
+# The smaller time is Python's for handing out twenty steps, and says nothing about how fast the
+# devices are. d2l's chapter calls `npx.waitall()` before its timer stops, and asks what removing it
+# does. One half of the answer is on the screen: the epoch looks shorter. **Predict** the other
+# half: do the weights change, if nobody ever waits, or if everybody waits all the time?
 
 # %%
 def weights(net):
     return [a.asnumpy() for p in net.collect_params().values() for a in p.list_data()]
 
 
-def trained(wait, steps=8, **options):
-    net, trainer = start(**options)
+def trained(wait=lambda: None, steps=8, **options):
+    training = prepare(lenet, 128, **options)
     for _ in range(steps):
-        step(net, trainer, between=wait)
+        step(training, between=wait)
         wait()
-    return weights(net)
+    return weights(training.net)
 
-
-# %% [markdown]
-# All replicas, entry by entry:
 
 # %%
-never, always = trained(wait=lambda: None), trained(wait=nd.waitall)
-untrained = weights(start()[0])
+never, always = trained(), trained(wait=nd.waitall)
+untrained = weights(prepare(lenet, 128).net)
 assert all((a == b).all() for a, b in zip(never, always)), "waiting must not change a result"
 assert all((a != b).any() for a, b in zip(never, untrained)), "all of them have learned"
-print(len(never), "arrays equal to the bit")
+print(len(never), "arrays, both replicas of each parameter, equal to the bit")
 
 # %% [markdown]
-# Nothing changes. The engine knows for each operator which arrays it reads and writes, and starts
-# it when those are ready. `waitall` is for clocks, for reading values, and for errors. (And for
-# memory: a loop that never waits keeps the batches of all queued steps alive.)
+# Nothing changes. The engine knows which arrays each operator reads and writes, and starts it when
+# those are ready. `waitall` is for clocks, for errors (chapter 01), and for memory: a loop that
+# never waits keeps the arrays of all queued steps alive.
 #
-# ## The profiler
+# ## A trace
 #
-# To see what happened inside, MXNet's profiler writes down the beginning and the end of every
-# operator. It has to be set up once in a process.
+# MXNet's profiler writes down when each operator began and ended. It is set up once.
 
 # %%
+import json
 import tempfile
 
 folder = tempfile.TemporaryDirectory()
 trace_file = f"{folder.name}/trace.json"
-profiler.set_config(profile_imperative=True, profile_symbolic=True, continuous_dump=True,
-                    filename=trace_file)
+profiler.set_config(profile_imperative=True, profile_symbolic=True, profile_api=False,
+                    continuous_dump=False, filename=trace_file)
 
 # %% [markdown]
-# The file is in the format of Chrome's trace viewer (open `chrome://tracing` and load one). An
-# event is a small JSON object: `ph` is its phase, `"B"` for begin, `"E"` for end; `ts` is the time
-# in millionths of a second; `pid` names the track, a device; `tid` the thread. `"M"` events say
-# what a track is called.
-#
-# If you dump more than once, MXNet 1.9.1 writes several lists one after another, and `json.load`
-# can't read that. So we take the objects out of the text one at a time. `DeleteVariable` and
-# `WaitForVar` are the engine's own housekeeping, when an array is freed or waited for. We leave
-# them out.
+# The file has the format of Chrome's trace viewer. An event is a small JSON object: `ph` is `"B"`
+# for begin or `"E"` for end, `ts` the time in millionths of a second, `pid` a device, `tid` a
+# thread. Events with `"M"` name the devices. MXNet 1.9.1 writes those into its first file only, and
+# begins every later one with a stray comma (`Profiler::DumpProfile` in `src/profiler/profiler.cc`),
+# so we repair the comma and remember the names. `DeleteVariable` is the engine's own housekeeping.
 
 # %%
-import json
-import re
-from collections import Counter, namedtuple
-
 Event = namedtuple("Event", "device thread name start duration")  # ms
-HOUSEKEEPING = "DeleteVariable", "WaitForVar"
-OBJECT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)?\}")  # one that holds at most one other
+tracks = {}
 
-# %% [markdown]
-# A begin is kept until its end turns up; then the two are an event.
 
-# %%
 def read(text):
-    raw = [json.loads(found) for found in OBJECT.findall(text)]
-    tracks = {e["pid"]: e["args"]["name"] for e in raw if e["ph"] == "M"}
-    open_, events = {}, []
+    raw = json.loads(text.replace("[\n,", "[", 1))["traceEvents"]
+    tracks.update({e["pid"]: e["args"]["name"] for e in raw if e["ph"] == "M"})
+    begun, events = {}, []
     for e in raw:
+        key = e.get("pid"), e.get("tid"), e["name"]
         if e["ph"] == "B":
-            open_[e["pid"], e["tid"], e["name"]] = e["ts"]
-        elif e["ph"] == "E" and e["name"] not in HOUSEKEEPING:
-            begin = open_.pop((e["pid"], e["tid"], e["name"]))
+            begun[key] = e["ts"]
+        elif e["ph"] == "E" and e["name"] != "DeleteVariable":
+            start = begun.pop(key)
             events.append(Event(tracks[e["pid"]], e["tid"], e["name"],
-                                begin / 1e3, (e["ts"] - begin) / 1e3))
+                                start / 1e3, (e["ts"] - start) / 1e3))
     return sorted(events, key=lambda event: event.start)
 
 
 # %% [markdown]
-# Can we trust it? First a trace made by hand, of which we know the answer: two devices, three
-# operators, in two lists.
+# First a trace made by hand, of which we know the answer: two devices, three operators.
 
 # %%
 def made(phase, ts, pid, name):
     return {"name": name, "ph": phase, "ts": ts, "pid": pid, "tid": 70 + pid}
 
 
-# %% [markdown]
-# The second product comes first in the file, as it may:
-
-# %%
-names = [{"ph": "M", "args": {"name": f"cpu/{r}"}, "pid": r, "name": "track"} for r in (0, 1)]
-first = [*names, made("B", 2000, 1, "dot"), made("E", 5000, 1, "dot"),
-         made("B", 1000, 0, "dot"), made("E", 1500, 0, "dot")]
-second = [made("B", 1500, 0, "sum"), made("E", 4000, 0, "sum")]
-text = "\n".join(json.dumps({"traceEvents": part}, indent=1) for part in (first, second))
+names = [{"name": "", "ph": "M", "args": {"name": f"cpu/{r}"}, "pid": r} for r in range(2)]
+by_hand = read(json.dumps({"traceEvents": [
+    *names, made("B", 2000, 1, "dot"), made("E", 5000, 1, "dot"), made("B", 1000, 0, "dot"),
+    made("E", 1500, 0, "dot"), made("B", 1500, 0, "ElementwiseSum"),
+    made("E", 4000, 0, "ElementwiseSum")]}))
+assert by_hand == [("cpu/0", 70, "dot", 1.0, 0.5), ("cpu/0", 70, "ElementwiseSum", 1.5, 2.5),
+                   ("cpu/1", 71, "dot", 2.0, 3.0)], "in the order in which they began, in ms"
 
 # %% [markdown]
-# In the order in which they began, times in ms:
+# Then real ones. A recording also notes when Python began, when it had handed out the work, and
+# when the work had ended, by the clock that the profiler uses.
 
 # %%
-assert read(text) == [("cpu/0", 70, "dot", 1.0, 0.5), ("cpu/0", 70, "sum", 1.5, 2.5),
-                      ("cpu/1", 71, "dot", 2.0, 3.0)], "the trace that we made ourselves"
+Recording = namedtuple("Recording", "events begin handed end")
 
-# %% [markdown]
-# Then a recording of real work. The file grows from recording to recording; the profiler's clock is
-# that of `time.time()`, so a recording's events are those between its two readings.
 
-# %%
+def now():
+    return time.time() * 1e3  # ms
+
+
 def record(work):
     nd.waitall()
-    begin = time.time() * 1e3
     profiler.set_state("run")
-    work()
+    begin, _, handed = now(), work(), now()
     nd.waitall()
+    end = now()
     profiler.set_state("stop")
-    end = time.time() * 1e3
-    profiler.dump()
+    profiler.dump(finished=False)
     with open(trace_file) as file:
-        return [e for e in read(file.read()) if begin <= e.start <= end]
+        return Recording(read(file.read()), begin, handed, end)
 
 
 # %% [markdown]
-# **Predict** what is found for five products on one device and three on the other.
-
-# %%
-def products():
-    for device, count in zip(matrices, (5, 3)):
-        for _ in range(count):
-            nd.dot(device, device)
-
-
-# %% [markdown]
-# One matrix on each:
+# Five products on one device and three on the other must come out as that:
 
 # %%
 matrices = [nd.ones((300, 300), ctx=device) for device in pair]
-events = record(products)
-print(Counter(f"{e.name} on {e.device}" for e in events))
+products = record(lambda: [nd.dot(m, m) for m, n in zip(matrices, (5, 3)) for _ in range(n)])
+found = Counter((e.name, e.device) for e in products.events)
+assert found == {("dot", "cpu/0"): 5, ("dot", "cpu/1"): 3}, "where the inputs are"
 
 # %% [markdown]
-# As many as were called, each on the device where its input lives.
-#
 # ## A step on two devices
 #
-# A step of LeNet, recorded after three that nobody looks at.
+# One recording may be an odd one. So we record several steps and look at the one whose length is
+# the median.
 
 # %%
-def recorded(training, between=lambda: None):
+def typical(training, between=lambda: None, count=7):
     for _ in range(3):
-        step(*training, between)
-    return record(lambda: step(*training, between))
+        step(training, between)
+    each = [record(lambda: step(training, between)) for _ in range(count)]
+    return sorted(each, key=lambda recording: recording.end - recording.begin)[count // 2]
 
 
-# %% [markdown]
-# **Predict:** how many threads did the work of two devices, and how many tracks are there?
-
-# %%
-usual = start()
-begin = time.time() * 1e3
-events = recorded(usual)
-wall = time.time() * 1e3 - begin
-print(sorted({e.device for e in events}), "by", len({e.thread for e in events}), "threads")
+seen = typical(usual)
+places, threads = ({getattr(e, each) for e in seen.events} for each in ("device", "thread"))
+print(sorted(places), "by", len(threads), "threads")
 
 # %% [markdown]
-# Three tracks, two threads! `cpu pinned` is memory in which the store keeps its copy of the
-# weights, and work on it has a track of its own. But a thread does one thing at a time, whatever
-# the track, and each device has one. So a *lane* is a thread, named after its device.
+# `cpu pinned` is host memory, in which the store keeps its copy of the weights. There are three
+# places and two threads: each device has one thread, and the first device's also looks after the
+# host's memory. So a *lane* is a thread, named after its device.
 
 # %%
 def lanes(events):
     home = {e.thread: e.device for e in events if e.device.startswith("cpu/")}
-    return {device: [e for e in events if home[e.thread] == device]
-            for device in sorted(home.values())}
+    return {device: [e for e in events if home.get(e.thread) == device]
+            for device in sorted(set(home.values()))}
 
 
 # %% [markdown]
-# Every event must then be in a lane:
+# Two things hold for any correct reading, whatever the machine did: every event is in a lane, and
+# no lane does two things at once. The clock's grain is a thousandth of a millisecond.
 
 # %%
-both = lanes(events)
-print(list(both))
-assert sum(len(lane) for lane in both.values()) == len(events), "each event has its lane"
-
-# %% [markdown]
-# Three things must be true of any correct reading, whatever the machine did. **Predict** them
-# before you read the assertions.
-
-# %%
-def check(lanes, wall):
-    for device, lane in lanes.items():
+def check(events):
+    assert sum(len(lane) for lane in lanes(events).values()) == len(events), "each has its lane"
+    for device, lane in lanes(events).items():
         for before, after in zip(lane, lane[1:]):
             end = before.start + before.duration
-            assert end <= after.start + 1e-3, f"{device}: {after.name} began within {before.name}"
-        assert sum(e.duration for e in lane) <= wall, f"{device} was busy for longer than we waited"
-    forward = [[e.name for e in lane if e.name in LAYERS] for lane in lanes.values()]
-    assert all(names == forward[0] != [] for names in forward), "the same network on each device"
+            assert end <= after.start + 2e-3, f"{device}: {after.name} began within {before.name}"
 
 
-LAYERS = "Convolution", "Pooling", "FullyConnected"
-check(both, wall)
-print(Counter(e.name for e in both["cpu/0"] if e.name in LAYERS))
+check(seen.events)
 
 # %% [markdown]
-# (A millionth of a second is the clock's grain, hence `1e-3`.) No lane does two things at once, no
-# lane was busy for longer than we waited, and each has gone through the six layers that the network
-# has.
-#
-# ### Which of it is communication
-#
-# The network has eight parameters. With chapter 07 in mind, **predict:** how many copies, sums and
+# **Predict:** LeNet has eight parameters. With chapter 07 in mind, how many copies, sums and
 # updates are there in a step on two devices?
 
 # %%
@@ -420,208 +352,284 @@ def counts(events):
     return {name: found[name] for name in ("CopyCPU2CPU", "ElementwiseSum", "multi_sgd_update")}
 
 
-# %% [markdown]
-# Asserted from the two numbers that should decide it:
-
-# %%
-P, k = len(usual[0].collect_params().keys()), len(pair)
-print(counts(events))
-assert counts(events) == {"CopyCPU2CPU": (2 * k + 1) * P, "ElementwiseSum": P,
-                          "multi_sgd_update": P}, "from the number of parameters and devices"
+P, k = len(usual.net.collect_params().keys()), len(pair)
+print(counts(seen.events))
+assert counts(seen.events) == {"CopyCPU2CPU": (2 * k + 1) * P, "ElementwiseSum": P,
+                               "multi_sgd_update": P}, "from the number of parameters and devices"
 
 # %% [markdown]
-# For each parameter: each of $k$ devices copies its gradient into a buffer of the device that owns
-# the key, the owner adds them up, an update makes new weights in the store, and those are copied to
-# the owner and from there to $k$ devices: $2k + 1$ copies. The replicas that live on the owner are
-# copied as well. The shards were there beforehand, so *every* copy in this trace is communication.
-#
-# Where do sums and updates run? Chapter 07 gave each key an owner. **Predict:** does the update run
-# there too?
+# For each parameter, each of $k$ devices copies its gradient into a buffer on the key's owner, the
+# owner adds them up, an update makes new weights in the store, and those are copied to the owner
+# and from there to $k$ devices. The shards were there beforehand, so every copy in this trace is
+# communication. Where do sums and updates run?
 
 # %%
 for name in ("ElementwiseSum", "multi_sgd_update"):
-    print(name, {device: sum(e.name == name for e in lane) for device, lane in both.items()})
+    print(name, {device: sum(e.name == name for e in lane)
+                 for device, lane in lanes(seen.events).items()})
 
 # %% [markdown]
-# The sums run on the owners. The updates all run on the first device's thread: the store's weights
-# are in host memory, and that thread looks after it. The other device's thread has no part in
-# them. We'll come back to that.
+# The owners share the sums. All updates run on the first device's thread, because the store's
+# weights are in host memory. **On GPUs:** the weights stay on the GPU that owns the key, and that
+# GPU updates them (chapter 07).
 #
 # ### The timeline
-#
-# `helpers.plotting.timeline` draws lanes. It wants to know what kind of work each event is:
 
 # %%
+COMMUNICATION = "CopyCPU2CPU", "ElementwiseSum", "KVStoreReduce", "send::CopyCPU2CPU"
+
+
 def kind(event):
-    moved = event.name.startswith("Copy") or event.name in ("ElementwiseSum", "KVStoreReduce")
-    return "communication" if moved else "compute"
+    if event.name in COMMUNICATION:
+        return "communication"
+    return "update" if event.name.endswith("sgd_update") else "compute"
 
 
-def drawn(events, since):
-    return {device: [(e.start - since, e.duration, kind(e)) for e in lane]
-            for device, lane in lanes(events).items()}
+def drawn(recording):
+    python = {"Python": [(0, recording.handed - recording.begin, "Python")]}
+    return python | {device: [(e.start - recording.begin, e.duration, kind(e)) for e in lane]
+                     for device, lane in lanes(recording.events).items()}
 
-
-# %% [markdown]
-# And when a lane has nothing to do, between the step's first event and its last:
-
-# %%
-def span(events):
-    return events[0].start, max(e.start + e.duration for e in events)
-
-
-def idle(events):
-    begin, end = span(events)
-    return {device: 1 - sum(e.duration for e in lane) / (end - begin)
-            for device, lane in lanes(events).items()}
-
-
-assert np.allclose(list(idle(read(text)).values()), [0.25, 0.25]), "3 of 4 ms each, made by hand"
-
-# %% [markdown]
-# **Predict:** which part of the step is communication? Above you see all of it, below the end.
 
 # %% tags=["measured"]
-begin, end = span(events)
-late = max(next(e.start for e in lane if kind(e) == "communication") for lane in both.values())
-window = late - begin - 0.5 * (end - late), end - begin + 0.05 * (end - late)
-waits = max(idle(events).values())
-fig, _ = timeline(f"A device waits for up to {waits:.0%} of a step of {end - begin:.0f} ms",
-                  {"the step": drawn(events, begin), "its end": drawn(events, begin)},
-                  {"its end": window})
-show(fig, alt="Two lanes, a device each, busy with compute almost throughout; below, the last "
-     "part enlarged, with copies and sums after the compute.")
+length = seen.end - seen.begin
+last = max(e.start + e.duration for e in seen.events if kind(e) == "compute") - seen.begin
+busy = np.mean([sum(e.duration for e in lane if kind(e) == "compute")
+                for lane in lanes(seen.events).values()])
+fig, _ = timeline(f"LeNet: the devices compute for {busy:.0f} of {length:.0f} ms",
+                  {"the step": drawn(seen), "its end": drawn(seen)},
+                  {"its end": (last - 0.3, length + 0.1)})
+show(fig, alt="Three lanes: Python, which hands out the work at first, and two devices, busy with "
+     "compute almost throughout. Below, the end enlarged, with short copies, sums and updates.")
 
 # %% [markdown]
-# There are three kinds of gaps to look for. At the start a lane waits for Python, the second one
-# until the first one's work has been handed out. When a device has finished its backward pass, it
-# waits for the other's gradients, since a sum needs both. And among the copies at the end, a lane
-# waits for the other one's sums and updates.
+# To look at a recording more closely, write it to a file and open that at
+# [ui.perfetto.dev](https://ui.perfetto.dev), where you can zoom, search and add up. (The page reads
+# the file in your browser and sends it nowhere, its documentation says.)
+
+# %%
+def save(path):
+    """The latest recording, with the names of its devices."""
+    with open(trace_file) as file:
+        raw = json.loads(file.read().replace("[\n,", "[", 1))["traceEvents"]
+    named = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+             for pid, name in tracks.items()]
+    with open(path, "w") as file:
+        json.dump(named + [e for e in raw if e["ph"] in "BE"], file)
+
+
+save(f"{folder.name}/step.json")
+
+# %% [markdown]
+# ## Where the time goes
 #
-# ## Does backward overlap with all-reduce?
+# At each moment of a step a lane does one of three things, or nothing: it computes, communicates,
+# or updates weights. When it does nothing, Python is either still handing out work, or it isn't and
+# the lane waits for the other one. That makes five parts:
+
+# %%
+PARTS = "compute", "communication", "update", "Python", "waiting"
+
+
+def budget(recording):
+    """ms of the step in each part, a mean over the lanes"""
+    events, begin, handed, end = recording
+    parts, found = Counter(), lanes(events)
+    for lane in found.values():
+        edges = [begin, *(t for e in lane for t in (e.start, e.start + e.duration)), end]
+        for event in lane:
+            parts[kind(event)] += event.duration
+        for stop, start in zip(edges[::2], edges[1::2]):  # from one event's end to the next's begin
+            python = max(0, min(start, handed) - stop)
+            parts["Python"] += python
+            parts["waiting"] += start - stop - python
+    return np.array([parts[part] / len(found) for part in PARTS])
+
+
+# %% [markdown]
+# The trace made by hand, if Python has handed out everything after 1.75 of 5 ms:
+
+# %%
+expected = 3.5 / 2, 2.5 / 2, 0, (1 + 1.75) / 2, (1 + 0.25) / 2
+assert np.allclose(budget(Recording(by_hand, 0, 1.75, 5)), expected), "lane by lane, on paper"
+
+# %% [markdown]
+# Within a recording the parts fill the step by construction. Whether they explain steps that nobody
+# records is another matter, for recording costs time too. So we take turns: a step with the clock
+# only, a step recorded, on one device and on two. From each kind we take the mean of the middle
+# third by length, so that single disturbances don't count.
+
+# %%
+def middle(rows):
+    rows = np.array(rows)
+    order = np.argsort(rows.sum(axis=1))
+    return rows[order[len(order) // 3:len(order) - len(order) // 3]].mean(axis=0)
+
+
+def clock(training):
+    nd.waitall()
+    begin = time.perf_counter()
+    step(training)
+    nd.waitall()
+    return [1e3 * (time.perf_counter() - begin)]  # ms
+
+
+# %%
+def compare(make, size, rounds, **options):
+    ways = [prepare(make, size, devices, **options) for devices in (pair[:1], pair)]
+    for training in ways * 3:
+        step(training)
+    with Others() as others:
+        rows = [[(clock(t), budget(record(lambda t=t: step(t))))
+                 for t in ways] for _ in range(rounds)]
+    clocks, parts = (np.array([middle([row[i][j] for row in rows]) for i in range(2)])
+                     for j in range(2))
+    totals = np.array([[[sum(each) for each in way] for way in row] for row in rows])
+    low, high = np.percentile(totals, [25, 75], axis=0)
+    quiet = others.share <= 0.02 and ((high - low) <= 0.06 * np.median(totals, axis=0)).all()
+    return clocks[:, 0], parts, quiet
+
+
+# %% [markdown]
+# ResNet-18 is hybridised as in chapter 08. **Predict** for each network which part is the largest
+# reason that two devices are less than twice as fast: compute, communication, update, Python or
+# waiting?
+
+# %% tags=["measured"]
+static = {"static_alloc": True, "static_shape": True}
+budgets = {"LeNet, batch 256": compare(lenet, 256, 15),
+           "ResNet-18, batch 32": compare(resnet18, 32, 9, **static),
+           "wide, batch 32": compare(wide, 32, 24)}
+for name, (clocks, parts, quiet) in budgets.items():
+    print(f"{name}: speed-up {clocks[0] / clocks[1]:.2f}" + " (disturbed)" * (not quiet))
+    for clock_ms, row in zip(clocks, parts):
+        print(f"  {clock_ms:6.1f} ms =", " + ".join(
+            f"{ms:.1f} {part}" for ms, part in zip(row, PARTS)),
+            f"; not explained {1 - row.sum() / clock_ms:+.1%}")
+        assert not quiet or abs(1 - row.sum() / clock_ms) <= 0.05, "the budget must close"
+
+# %% [markdown]
+# Each first line is one device's, each second one two devices'. An ideal second device would halve
+# every part. What it doesn't halve is missing to a speed-up of 2:
+
+# %% tags=["measured"]
+for name, (clocks, parts, _) in budgets.items():
+    missing = clocks[1] - clocks[0] / 2
+    shares = [*(parts[1] - parts[0] / 2) / missing, 1 - (parts[1] - parts[0] / 2).sum() / missing]
+    print(f"{name}: {missing:.1f} ms a step are missing:", ", ".join(
+        f"{part} {share:.0%}" for part, share in zip((*PARTS, "not explained"), shares)))
+
+# %% tags=["measured"]
+COLORS = dict(zip(PARTS, (BLUE, ORANGE, GREEN, GREY, "white")))
+worst = [PARTS[np.argmax(parts[1] - parts[0] / 2)] for _, parts, _ in budgets.values()]
+fig, ax = figure("Lost most, from the top: " + ", ".join(worst),
+                 "a step's time, as a multiple of half of one device's", size=(7.0, 3.4))
+for row, (clocks, parts, _) in enumerate(budgets.values()):
+    for at, values in ((row - 0.2, parts[0] / 2), (row + 0.2, parts[1])):
+        values = values / (clocks[0] / 2)
+        ax.barh([at] * 5, values, 0.36, left=np.cumsum(values) - values, edgecolor="black",
+                color=COLORS.values(), lw=0.5)
+ax.axvline(1, color="black", ls=":", lw=1)
+ax.set_yticks(range(3), list(budgets))
+ax.invert_yaxis()
+fig.legend([plt.Rectangle((0, 0), 1, 1, fc=c, ec="black", lw=0.5) for c in COLORS.values()],
+           PARTS, loc="outside lower right", ncols=5, fontsize=8)
+show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of a pair is half of "
+     "one device's step, the lower one two devices' step, which is longer.")
+
+# %% [markdown]
+# The upper bar of each pair is half of one device's step, the lower one two devices' step. In our
+# run:
+#
+# - *LeNet* loses most to Python and waiting. Its step is so short that handing it out, and the
+#   pauses in which a lane waits for Python's next call or for the other lane, weigh more than its
+#   communication.
+# - *ResNet-18* loses most to compute: half of the images take more than half of the time. Exercise
+#   2 asks why. Communication comes next.
+# - *The wide network* gains nothing. It communicates and updates for longer than it computes, and
+#   half of the updates' time appears as waiting, since one lane updates while the other has nothing
+#   to do.
+#
+# ## Does the backward pass overlap with the all-reduce?
 #
 # In principle it can. The gradient of the *last* layer is ready first, and could be summed while
-# the layers before it are still being worked on. Nobody has to program that: the sum depends on
-# one gradient, not on the whole backward pass, and the engine knows it. Does it happen? That is a
-# question of structure and needs no stop-watch: on each lane, **does the first gradient's copy
-# start before the last backward operator has ended?**
+# the backward pass goes on. Nobody has to program that: a sum depends on one gradient, not on the
+# whole pass, and the engine knows it. Does it happen? On each lane: does the first gradient's copy
+# start before the last backward operator has ended?
 
 # %%
 def backward(event):
-    return event.name.startswith(("_backward", "ImperativeBulk"))
+    return "_backward" in event.name or event.name == "ImperativeBulk"
 
 
-def head_start(events):
-    """ms from each lane's first gradient copy to the end of its backward pass; < 0: none"""
-    ends = {device: max(e.start + e.duration for e in lane if backward(e))
-            for device, lane in lanes(events).items()}
-    return {device: ends[device] - next(e.start for e in lane if e.name == "CopyCPU2CPU")
-            for device, lane in lanes(events).items()}
+def head_start(recording):
+    """ms from each lane's first gradient copy to the end of its backward pass; < 0: no overlap"""
+    found = []
+    for lane in lanes(recording.events).values():
+        passes = [e for e in lane if backward(e)]
+        copy = next(e for e in lane if e.name == "CopyCPU2CPU")
+        found.append(passes[-1].start + passes[-1].duration - copy.start)
+    return np.array(found)
 
 
 # %% [markdown]
-# A lane's first copy must be of a gradient, for new weights come out of gradients that were copied
-# before. **Predict**, with the timeline in mind, which sign comes out.
+# **Predict** the sign for LeNet, with the timeline in mind.
 
 # %%
-assert all(ms <= 1e-3 for ms in head_start(events).values()), "this would be overlap"
-print({device: sum(backward(e) for e in lane) for device, lane in both.items()},
-      "backward events; no copy before their end")
+assert (head_start(seen) <= 2e-3).all(), "this would be overlap"
+print([sum(backward(e) for e in lane) for lane in lanes(seen.events).values()],
+      "backward event on each lane; no copy before its end")
 
 # %% [markdown]
-# No overlap at all, and the count says why: the whole backward pass is *one* event, a **bulk**. To
-# save itself work, the engine joins up to 15 operators of a backward pass into one piece
-# (`MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD`). Its gradients are all ready when the piece has ended,
-# and not before. LeNet's backward pass fits into one piece. A network with more layers needs more,
-# and then the gradients leave a piece at a time. **Predict** how many pieces twenty dense layers
-# make, each of which has two backward operators: the layer's and its relu's.
-
-# %%
-deep = nn.HybridSequential()
-deep.add(*[nn.Dense(8, activation="relu", in_units=8) for _ in range(20)])
-deep.initialize(ctx=pair[0])
-rows = nd.ones((4, 8), ctx=pair[0])
-
-# %% [markdown]
-# The first pass warms up, the second is recorded:
-
-# %%
-def deep_pass():
-    with autograd.record():
-        out = deep(rows)
-    out.backward()
-
-
-deep_pass()
-print(sum(backward(e) for e in record(deep_pass)), "pieces for 40 backward operators")
-
-# %% [markdown]
-# ### Taken apart
-#
-# A hybridised network can be told how large its bulks may be. With 0 each operator is on its own,
-# and does the same.
+# No overlap, and the count says why: the whole backward pass is *one* event, a **bulk**. To save
+# itself work, the engine joins up to 15 operators of a backward pass
+# (`MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD`), and a bulk's gradients are all ready when it ends,
+# not before. A hybridised network can be told how large its bulks may be. With 0 each operator is
+# on its own, and the results are the same:
 
 # %%
 apart = {"forward_bulk_size": 0, "backward_bulk_size": 0}
-assert all((a == b).all() for a, b in zip(never, trained(wait=lambda: None, **apart))), (
-    "bulks must not change a result")
-single = start(**apart)
-free = recorded(single)
+assert all((a == b).all() for a, b in zip(never, trained(**apart))), "bulks change no result"
 
 # %% [markdown]
-# **Predict:** which operators does it consist of now?
+# ResNet-18 has more operators than fit into a bulk, so its gradients leave in portions even as
+# MXNet comes. The wide network has more to communicate. We record it with each operator on its own,
+# and then with a `waitall` before the all-reduce, which takes the overlap away.
 
 # %%
-print("events in a backward pass:", Counter(e.name for e in lanes(free)["cpu/0"] if backward(e)))
-
-# %% [markdown]
-# Now the sum may start early, and to have something to compare with we take that away again: a
-# `waitall` between backward and step.
-
-# %%
-held = recorded(single, between=nd.waitall)
-assert all(ms <= 1e-3 for ms in head_start(held).values()), "waitall has waited for backward"
-assert counts(free) == counts(held) == counts(events), "the same work, only at other times"
-
-# %% [markdown]
-# **Predict:** where are the orange bars with the overlap, and where without?
+big, single = prepare(resnet18, 32, **static), prepare(wide, 32, **apart)
+free, held = typical(single), typical(single, between=nd.waitall)
+assert (head_start(held) <= 2e-3).all(), "waitall has waited for the backward pass"
+assert counts(free.events) == counts(held.events), "the same work, only at other times"
 
 # %% tags=["measured"]
-gained = {device: ms for device, ms in head_start(free).items() if ms > 0}
-title = (f"The first gradient leaves {max(gained.values()):.0f} ms before backward has ended"
-         if gained else "In this recording no gradient left early")
-panels = {"each operator on its own": drawn(free, free[0].start),
-          "the same, with waitall before the sum": drawn(held, held[0].start)}
-fig, _ = timeline(title, panels)
-show(fig, alt="Two panels of two lanes each. Above, copies and sums lie among the backward "
-     "operators; below, all of them come after.")
-for device, ms in head_start(free).items():
-    print(f"{device}: first copy {abs(ms):.1f} ms {'before' if ms > 0 else 'after'} the end of "
-          "its backward pass")
+portions = typical(big, count=3)
+early = [head_start(recording).max() for recording in (portions, free)]
+fig, _ = timeline("The first gradient leaves {:.0f} and {:.0f} ms before the backward pass ends"
+                  .format(*early) if min(early) > 0 else "In one recording no gradient left early",
+                  {"ResNet-18, as it comes": drawn(portions),
+                   "wide, each operator on its own": drawn(free),
+                   "the same, with waitall before the all-reduce": drawn(held)})
+show(fig, alt="Three panels with lanes for Python and two devices. In the first two, communication "
+     "lies among the backward operators; in the last, all of it comes after them. The first lane "
+     "has long updates, while the second has nothing to do.")
 
 # %% [markdown]
-# Where it says *before*, the engine has found the overlap by itself. It isn't *guaranteed* at each
-# step: Python has to get to `trainer.step` before the backward pass is through. Usually it does,
-# since it only hands out work. (The last thing that a lane computes is the gradient of the *first*
-# layer. That sum can overlap with nothing.)
-#
-# ### Is it worth it?
-#
-# Three ways, in turn: bulks as MXNet comes; each operator on its own, with overlap; and the same
-# without. On a CPU device a copy is work for the very core that computes. Overlap can fill gaps
-# with it, but can't make it go away. **Predict** the order.
+# The engine finds the overlap by itself. (It isn't guaranteed at each step: Python has to get to
+# `trainer.step` in time.) Is it worth anything? We race both networks with and without, in turns,
+# and divide within each round.
 
 # %%
-def rounds(ways, count=5, steps=6):
+def rounds(ways, count=7):
     times = {name: [] for name in ways}
     for _ in range(count + 1):
         for name, work in ways.items():
             nd.waitall()
             begin = time.perf_counter()
-            work(steps)
+            steps = work()
             nd.waitall()
             times[name].append((time.perf_counter() - begin) / steps * 1e3)
-    return {name: np.array(row[1:]) for name, row in times.items()}  # ms a step
+    return {name: np.array(row[1:]) for name, row in times.items()}  # ms; the first warms up
 
 
 def report(times, against):
@@ -631,370 +639,282 @@ def report(times, against):
             f", {middle:.2f} times {against!r} (middle half {low:.2f} to {high:.2f})"))
 
 
-# %% [markdown]
-# The first round warms up and is left out. Each round's time is divided by that of the way it is
-# compared with, in the same round.
-
 # %% tags=["measured"]
-def repeat(training, between=lambda: None):
-    return lambda steps: [step(*training, between) for _ in range(steps)]
+def repeat(training, steps, between=lambda: None):
+    def work():
+        for _ in range(steps):
+            step(training, between)
+            nd.waitall()
+        return steps
+    return work
 
 
-overlap = rounds({"with overlap": repeat(single), "without": repeat(single, nd.waitall),
-                  "as it comes": repeat(usual)})
-report(overlap, "with overlap")
+for name, training, steps in (("ResNet-18", big, 1), ("wide", single, 3)):
+    print(name)
+    report(rounds({"without overlap": repeat(training, steps, nd.waitall),
+                   "with overlap": repeat(training, steps)}, 4), "without overlap")
 
 # %% [markdown]
-# If the middle halves reach to both sides of 1, your machine shows no difference. Note also that
-# "without" has two losses in it: no overlap, and devices that stand still until Python, woken up by
-# the end of the backward pass, has handed out the sums. How much overlap *could* bring is bounded
-# by the communication there is: compare the orange in the timeline. For half a megabyte of
-# gradients that is little. For a network with many more weights per operation, or with devices
-# further apart, it can decide whether a second device pays; other frameworks sort gradients into
-# buckets just for this.
+# A ratio whose middle half reaches to both sides of 1 is no gain. Even a clear gain stays small
+# here, and the lanes show why: on a CPU device a copy is work for the very core that computes.
+# Overlap only moves that work to another moment. What it can win is the gaps.
 #
-# ## Two steps in flight
+# ## A link of its own
 #
-# The same d2l exercise goes on: how could training be changed so that up to two steps overlap? The
-# engine would let any number of steps pile up in its queue, so overlap needs no programming. What
-# has to be programmed is the *bound*. `lag=0` waits for the loss of the step just handed out,
-# `lag=1` for that of the step before, and so on.
+# Between GPUs or machines something else moves the data, and the cores go on computing. We can
+# imitate that. A `Link` carries one message at a time, at a set rate, and sleeps meanwhile, so that
+# it needs no core. Of the messages that wait, it takes the one of lowest rank first.
 
 # %%
-def run(training, steps, lag, marks=None):
+import itertools
+import queue
+
+
+class Link:
+    def __init__(self, rate):
+        self.rate, self.log = rate, []  # bytes a ms
+        self.waiting, self.tickets = queue.PriorityQueue(), itertools.count()
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        while True:
+            rank, _, size, arrived = self.waiting.get()
+            begin = now()
+            time.sleep(size / self.rate / 1e3)
+            self.log.append((begin, now() - begin))
+            arrived.set()
+
+    def carry(self, size, rank):
+        arrived = threading.Event()
+        self.waiting.put((rank, next(self.tickets), size, arrived))
+        arrived.wait()
+
+
+# %% [markdown]
+# At 50 MB/s, 0.4 of what Gigabit Ethernet can carry, each device sends its gradients through the
+# link by an operator of ours. It waits in a thread of its own, not in a lane.
+
+# %%
+link = Link(rate=50e3)
+
+
+class Send(mx.operator.CustomOp):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = int(rank)
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        link.carry(4 * in_data[0].size, self.rank)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+# %%
+@mx.operator.register("send")
+class SendProp(mx.operator.CustomOpProp):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def create_operator(self, context, shapes, dtypes):
+        return Send(self.rank)
+
+
+# %% [markdown]
+# A step whose all-reduce uses the link: each device sends its gradient, then each adds the two
+# and updates its own replica. With `ranked`, a parameter's rank is its place in the network.
+
+# %% tags=["trains"]
+def linked(training, ranked=False, between=lambda: None):
+    net, _, shards, size = training
+    with autograd.record():
+        losses = [softmax(net(x), y) for x, y in shards]
+    autograd.backward(losses)
+    between()
+    for place, p in enumerate(net.collect_params().values()):
+        sent = [nd.Custom(g, op_type="send", rank=place if ranked else 0) for g in p.list_grad()]
+        for w in p.list_data():
+            total = sum(g.as_in_context(w.context) for g in sent)
+            nd.sgd_update(w, total, lr=0.01, rescale_grad=1 / size, out=w)
+    return losses
+
+
+# %% [markdown]
+# It must train as Trainer does, whatever the order of the messages:
+
+# %%
+for ranked in (False, True):
+    training = prepare(lenet, 128, **apart)
+    for _ in range(8):
+        linked(training, ranked)
+    assert all((a == b).all() for a, b in zip(never, weights(training.net))), f"{ranked=}"
+print("Trainer's weights, to the bit, on both devices, with and without ranks")
+
+# %% [markdown]
+# **Predict** the order of three ways: backward pass, all-reduce and next step one after the other;
+# overlapped with it, first come, first served; and overlapped with the *first* layer first. In no
+# way does Python wait for more than the loss of the step before.
+
+# %%
+def loop(training, steps, one=step, lag=1):
     """lag: wait for the loss of so many steps ago; None: for everything, after each step"""
     losses = []
     for t in range(steps):
-        begin = time.time() * 1e3
-        losses.append(step(*training))
-        if marks is not None:
-            marks.append((begin, time.time() * 1e3))
+        losses.append(one(training))
         if lag is None:
             nd.waitall()
         elif t >= lag:
             for loss in losses[t - lag]:
                 loss.wait_to_read()
-    nd.waitall()
+    return steps
 
+
+# %% tags=["measured"]
+far = prepare(lenet, 128, **apart)
+WAYS = {"one after the other": lambda t: (linked(t, between=nd.waitall), nd.waitall())[0],
+        "overlapped": linked, "overlapped, first layer first": lambda t: linked(t, ranked=True)}
+sizes = sum(4 * p.data(pair[0]).size for p in far.net.collect_params().values())
+print(f"the link needs {k * sizes / link.rate:.1f} ms a step")
+report(rounds({name: lambda one=one: loop(far, 3, one) for name, one in WAYS.items()}, 16),
+       "one after the other")
 
 # %% [markdown]
-# `fit` in `helpers.training` reads losses with a lag of two, in bursts: while steps are short it
-# lets up to 32 pile up, so that Python wakes up less often. The results can't differ, and they
-# don't:
+# Here are two steps of each, the link a lane of its own.
+
+# %% tags=["measured"]
+def with_link(one, count=5):
+    each = []
+    for _ in range(count):
+        link.log = []
+        recording = record(lambda: loop(far, 2, one))
+        sent = [(t - recording.begin, ms, "communication") for t, ms in link.log]
+        each.append((recording.end - recording.begin, drawn(recording) | {"link": sent}))
+    return sorted(each, key=lambda one: one[0])[count // 2]
+
+
+found = {name: with_link(one) for name, one in WAYS.items()}
+ends, panels = zip(*found.values())
+panels = dict(zip(found, panels))
+fig, axes = timeline(f"Two steps take {ends[0]:.0f} ms, {ends[1]:.0f} with overlap, {ends[2]:.0f} "
+                     "with the first layer first", panels,
+                     {name: (-0.5, max(ends) + 0.5) for name in panels})
+show(fig, alt="Three panels with lanes for Python, two devices and the link. Above, devices and "
+     "link work in turns. In the middle the link begins during the backward pass. Below, the next "
+     "forward pass begins while the link is still busy.")
+
+# %% [markdown]
+# Now overlap pays, since the link works while the lanes compute. But the backward pass ends with
+# the *first* layer, whose gradients then queue behind those of the large dense layer; and the next
+# forward pass begins with the first layer's weights. Ranks let its gradients overtake: the next
+# step can begin while the dense layer's gradients of the last one are still under way. No weight is
+# stale. Each layer waits for its own update, and the weights above were equal to the bit. This is
+# overlap *across* steps without asynchronous SGD.
+#
+# **On GPUs:** Trainer asks for just that, with `priority=-i` for parameter *i* (`_allreduce_grads`
+# in `gluon/trainer.py` at 1.9.1). Copies to and from a GPU have queues and threads of their own,
+# and these obey priorities; a CPU device has one queue, first come, first served (`kCopyQueue` and
+# `kWorkerQueue` in `src/engine/threaded_engine_perdevice.cc`). Jayarajan et al. (2019) also cut
+# large messages into slices; MXNet has that for several machines (`src/kvstore/p3store_dist.h`).
+#
+# ## Steps in flight
+#
+# d2l's exercise goes on: how could up to two steps overlap? The engine would let any number of
+# steps pile up. What has to be programmed is the *bound*: wait for the loss of the step before, as
+# `loop` does with `lag=1`. Results can't differ, and they don't:
 
 # %%
 for lag in (None, 0, 1, 2):
-    training = start()
-    run(training, 8, lag)
-    assert all((a == b).all() for a, b in zip(never, weights(training[0]))), f"lag {lag}"
+    training = prepare(lenet, 128)
+    loop(training, 8, lag=lag)
+    assert all((a == b).all() for a, b in zip(never, weights(training.net))), f"lag {lag}"
 print("whatever it waits for: equal to the bit")
 
 # %% [markdown]
-# Four steps of each kind, with Python's own times for handing them out.
-
-# %%
-def watched(lag, steps=4):
-    run(usual, 3, lag)
-    marks = []
-    return record(lambda: run(usual, steps, lag, marks)), marks
-
-
-# %% [markdown]
-# The same operators in each, four times those of a step:
-
-# %%
-seen = {lag: watched(lag) for lag in (None, 0, 1, 2)}
-for found, _ in seen.values():
-    assert counts(found) == {name: 4 * count for name, count in counts(events).items()}
-
-# %% [markdown]
-# How many steps are incomplete when Python begins another? A step ends with its copies, sums and
-# updates, and all steps have as many: so count those that have ended.
-
-# %%
-def incomplete(events, marks):
-    tracked = [e for e in events if e.name in counts(events)]
-    each = len(tracked) // len(marks)
-    ended = [sum(e.start + e.duration <= begin for e in tracked) for begin, _ in marks]
-    return [t - count / each for t, count in enumerate(ended)]
-
-
-# %% [markdown]
-# **Predict** the largest possible number for `waitall` after each step, and for a lag of 0, 1, 2.
-# (A step's loss needs *all* the weights that the step before it has made.)
-
-# %%
-assert max(incomplete(*seen[None])) == 0, "Python was waiting, so nothing was left"
-for lag in (0, 1, 2):
-    most = max(incomplete(*seen[lag]))
-    assert most <= lag + 1, f"lag {lag}: {most} steps are incomplete"
-print("at most 0 with waitall, and at most lag + 1 otherwise")
-
-# %% [markdown]
-# So waiting for the newest loss is less than waiting for everything: its backward pass, sums and
-# updates may be incomplete. "At most" is what the engine promises. Here is what happened, in steps.
-# (A step counts as half complete when half of its copies, sums and updates have ended, which are
-# short and come late.)
+# With a lag of one, Python hands out a step while the devices work on the one before. By the budget
+# above, that could win back LeNet's Python part. **Predict** the gain.
 
 # %% tags=["measured"]
-for lag, (found, marks) in seen.items():
-    name = "waitall" if lag is None else f"lag {lag}"
-    print(f"{name}: incomplete when Python began each step",
-          [round(steps, 2) for steps in incomplete(found, marks)])
-late = {device: [e.name for e in lane].index("mean") > [e.name for e in lane].index(
-    "ImperativeBulk") for device, lane in both.items()}
-print("in the first trace the loss came after the backward pass:", late)
+LAGS = {"waitall": None, "lag 0": 0, "lag 1": 1, "lag 2": 2, "never wait": 8}
+report(rounds({name: lambda lag=lag: loop(usual, 8, lag=lag) for name, lag in LAGS.items()}, 6),
+       "waitall")
 
 # %% [markdown]
-# Look at the last line. The loss's final operator, `mean`, needs the picked probabilities; the
-# backward bulk doesn't, and can be queued before it. Where it says `True`, the loss stood in line
-# behind the whole backward pass. Then a program that waits for the newest loss waits for nearly all
-# of the step, and it is a lag of *one* that keeps two steps in flight: one that the devices
-# work on, and one in the queue.
+# In our run a lag of 0, 1 or 2 is no faster than `waitall` after each step. Only the loop that never
+# waits is, and it holds the arrays of all its steps. Our guess, not tested here: each wait that ends
+# wakes Python while both cores compute, and takes a core away from one of the lanes. (`fit` lets
+# losses pile up and reads them in bursts: chapter 06.) **On GPUs:** the operators run elsewhere, so
+# Python takes no core from them.
 #
-# **Predict:** with a lag of one, what is gone from the picture: the time that Python takes, or the
-# gaps?
-
-# %% tags=["measured"]
-panels, shares = {}, []
-for lag, name in ((None, "waitall after each step"), (1, "two steps in flight (lag 1)")):
-    found, marks = seen[lag]
-    zero = marks[0][0]
-    panels[name] = {"Python": [(b - zero, e - b, "python") for b, e in marks], **drawn(found, zero)}
-    shares.append(np.mean(list(idle(found).values())))
-fig, _ = timeline("Devices wait {:.0%} of the time; with two steps in flight {:.0%}".format(
-    *shares), panels)
-show(fig, alt="Two panels with lanes for Python and two devices, four steps each. Above, each step "
-     "begins with Python handing out work; below, Python is ahead of the devices.")
-
-# %% [markdown]
-# Python takes as long as before, but while the devices work; so gaps that were due to it can close.
-# Now look at the *devices'* lanes: do their steps overlap as well, in the second panel? They can't.
-# The first layer of a step needs weights that both backward passes of the step before it have a
-# share in, and those of the first layer come last. A fact of structure again:
-
-# %%
-def named(name):
-    return [[e for e in lane if e.name == name] for lane in lanes(seen[1][0]).values()]
-
-
-for t in range(3):
-    ended = max(lane[t].start + lane[t].duration for lane in named("ImperativeBulk"))
-    began = min(lane[2 * t + 2].start for lane in named("Convolution"))  # two layers a step
-    assert began >= ended - 1e-3, f"step {t + 2} computes with weights that are not there yet"
-print("no forward pass begins before all backward passes of the step before have ended")
-
-# %% [markdown]
-# "Two steps in flight" means that Python's part of one step overlaps with the devices' part of
-# another. A program whose steps really overlap on the devices trains with old weights: another
-# algorithm (asynchronous SGD), with other results.
+# ## Sizes that fit
 #
-# **Predict** the gain.
-
-# %% tags=["measured"]
-def loop(lag):
-    return lambda steps: run(usual, steps, lag)
-
-
-flight = rounds({"waitall": loop(None), "lag 0": loop(0), "lag 1": loop(1), "lag 2": loop(2),
-                 "never wait": loop(6)})
-report(flight, "waitall")
-
-# %% [markdown]
-# A ratio whose middle half reaches to both sides of 1 is no gain. More than one step in the queue
-# can't help much, where Python is quicker with a step than the devices are: they always have a next
-# one. A longer queue costs memory, and an interrupt or an error takes longer to show.
-#
-# And why is the gain no larger, if it is small for you? On a GPU machine Python has a core to
-# itself. Here the devices *are* the cores. While Python hands out work, on two cores, a device has
-# to step aside, and no order of things changes that.
-#
-# A program that *reads* a value at each step, a printed loss or a metric, waits too. Chapter 06
-# measured what it costs, and that it depends on the place.
-#
-# ## Where the rest of the speed-up goes
-#
-# Two devices take more than half as long as one (chapters 04 and 06). What is missing has several
-# causes, and each leaves its own trace. How to look for:
-#
-# | suspect | its trace |
-# | --- | --- |
-# | Python | CPU time of the main thread per step, by `time.thread_time` |
-# | memory fetched anew, page by page | page faults per step, counted by the system |
-# | devices share cache and memory | an operator takes longer while the other lane is busy |
-# | copies into and out of the store's buffers | orange bars, counted above |
-# | updates that run on one device only | updates on one lane, gaps on the other |
-# | scratch space shared by devices | convolutions of two lanes that never run at the same time |
-#
-# The first three can only be measured.
-
-# %%
-import resource
-
-
-def per_step(steps=10):
-    faults, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.thread_time()
-    begin = time.perf_counter()
-    run(usual, steps, lag=1)
-    taken = [1e3 * (time.perf_counter() - begin), 1e3 * (time.thread_time() - cpu),
-             resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults]
-    return np.array(taken) / steps  # ms, ms, page faults
-
-
-# %% [markdown]
-# For the third, forward and backward passes only, of one device alone and of both.
-
-# %%
-def passes(which):
-    with autograd.record():
-        losses = [softmax(usual[0](x), y) for x, y in which]
-    autograd.backward(losses)
-
-
-# %% [markdown]
-# The median of five recordings, of the time that the first lane was busy:
-
-# %%
-def busy_ms(which, count=5):
-    found = [record(lambda: passes(which)) for _ in range(count)]
-    return np.median([sum(e.duration for e in lanes(events)["cpu/0"]) for events in found])
-
-
-# %% [markdown]
-# **Predict** which of the suspects weighs most on your machine.
-
-# %% tags=["measured"]
-wall, python, faults = per_step()
-alone, beside = busy_ms(shards[:1]), busy_ms(shards)
-lane = Counter()
-for e in seen[1][0]:
-    lane[e.name if e.name in counts(events) else "other operators"] += e.duration / 4 / k
-print(f"a step takes {wall:.1f} ms; Python's part of it {python:.1f} ms; page faults {faults:.0f}")
-print(f"operators of cpu/0 in a pass: alone {alone:.1f} ms, beside cpu/1 {beside:.1f} ms: "
-      f"{beside / alone:.2f} times as long")
-print("a step's events, ms a lane:", {name: round(ms, 2) for name, ms in lane.most_common()})
-
-# %% [markdown]
-# Read it so: Python's time is taken from the two cores together. What operators take longer beside
-# each other is the machine's own limit: no framework can win it back on these cores. Copies, sums
-# and updates are there in ms, and what is not in any of these is in the gaps.
-#
-# ### Updates and copies: another way round
-#
-# With `update_on_kvstore=False` (chapter 07) the store only sums, and each device updates its own
-# replica. **Predict** the number of copies and updates, and where the updates run.
-
-# %%
-own = start(on_store=False)
-each = recorded(own)
-print(counts(each))
-
-# %% [markdown]
-# Three assertions: copies, lanes, and the same training.
-
-# %%
-assert counts(each)["CopyCPU2CPU"] == 2 * k * P, "no copy of the weights in the store"
-per_lane = [sum(e.name == "multi_sgd_update" for e in lane) for lane in lanes(each).values()]
-assert per_lane[0] == per_lane[1] > 0, "each device updates its own replica"
-assert all((a == b).all() for a, b in zip(never, trained(lambda: None, on_store=False)))
-
-# %% [markdown]
-# A copy fewer for each parameter, updates on both lanes, several parameters in one call (*multi*),
-# and the same weights to the bit. Whether that is to be seen on the clock is another question.
-#
-# ### Scratch space
-#
-# An operator such as a convolution needs scratch space, and MXNet's CPU devices take it from a
-# common pool of `MXNET_CPU_TEMP_COPY` pieces, which `helpers` sets to 64. The setting counts only
-# when MXNet starts, so it takes a new process to see what a pool of *one* does. The program below
-# runs convolutions on both devices.
-
-# %%
-PROGRAM = """
-import sys
-import helpers, mxnet as mx
-from mxnet import nd, profiler
-profiler.set_config(profile_imperative=True, continuous_dump=True, filename=sys.argv[1])
-data = [[nd.ones(s, ctx=mx.cpu(r)) for s in ((16, 20, 13, 13), (50, 20, 5, 5))] for r in range(2)]
-for _ in range(2):  # the first time warms up
-    for _ in range(30):
-        for x, w in data:
-            nd.Convolution(x, w, no_bias=True, kernel=(5, 5), num_filter=50)
-    nd.waitall()
-    profiler.set_state("run")
-profiler.set_state("stop")
-profiler.dump()
-"""
-
-# %% [markdown]
-# We read its trace with the same function, and count the pairs of convolutions that ran at the same
-# time on different lanes.
+# Most of the time is compute. MXNet's operators come from oneDNN, which says what it runs if
+# `DNNL_VERBOSE=1` is set when a process starts. LeNet has 20 and 50 channels; what if it had 16 and
+# 48? **Predict** which of the two gains more from the second device.
 
 # %%
 import os
 import subprocess
 import sys
 
-
-def together(pieces):
-    file = f"{folder.name}/pool{pieces}.json"
-    subprocess.run([sys.executable, "-c", PROGRAM, file], check=True, env={
-        **os.environ, "MXNET_CPU_TEMP_COPY": str(pieces), "PYTHONPATH": os.pathsep.join(sys.path)})
-    with open(file) as trace:
-        lane = lanes([e for e in read(trace.read()) if e.name == "Convolution"])
-    assert [len(found) for found in lane.values()] == [30, 30], "all of them, on each device"
-    return sum(a.start + 1e-3 < b.start + b.duration and b.start + 1e-3 < a.start + a.duration
-               for a in lane["cpu/0"] for b in lane["cpu/1"])
-
+PROGRAM = """
+import sys
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+first, second = (int(channels) for channels in sys.argv[1:])
+net = nn.HybridSequential()
+net.add(nn.Conv2D(first, 3, activation="relu"), nn.MaxPool2D(2, 2), nn.Conv2D(second, 5))
+net.initialize()
+with autograd.record():
+    out = net(nd.ones((64, 1, 28, 28)))
+out.backward()
+nd.waitall()
+"""
 
 # %% [markdown]
-# **Predict** the number for a pool of one.
+# Each line that oneDNN prints names an operator and the implementation that it took:
 
 # %%
-assert together(1) == 0, "two operators can't use the same scratch space at the same time"
-print("one scratch space: no two convolutions at the same time")
+def implementations(channels):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, channels)], check=True,
+                          capture_output=True, text=True, env={**os.environ, "DNNL_VERBOSE": "1"})
+    fields = [line.split(",") for line in done.stdout.splitlines() if ",exec," in line]
+    return dict(Counter(each[4] for each in fields if each[3] == "convolution"))
 
-# %% [markdown]
-# Two devices, and never both in a convolution. With 64 pieces they hardly ever want the same one:
 
 # %% tags=["measured"]
-print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
+for channels in ((20, 50), (16, 48)):
+    print(channels, implementations(channels))
+fit = {f"{c} on {len(d)}": repeat(prepare(lambda c=c: lenet(c), 256, d), 3)
+       for c in ((20, 50), (16, 48)) for d in (pair[:1], pair)}
+times = rounds(fit, 4)
+for name, row in times.items():
+    print(f"{name}: {256e3 / np.median(row):,.0f} images/s")
 
 # %% [markdown]
-# In a timeline this fault looks like gaps in front of convolutions while the other lane is busy.
-# As MXNet comes, the pool has four pieces; chapter 04 measures what that does to training.
-#
-# ### What did not help
-#
-# Not every idea does. On the machine where this was written they made no difference, each raced
-# against the usual step in one run: hybridising LeNet or its loss, smaller and larger bulks in the
-# forward pass, updates on each device, another way of scheduling the threads, one memory arena for
-# both, huge pages, and the allocator's settings given before the process starts rather than from
-# inside it. What did help beside scratch space: that `fit` reads losses in bursts, so that Python
-# wakes up less often (chapter 06), that each hop writes into an array that already exists
-# (chapter 03), and that ResNet-18's relu takes arrays in the layout of the convolutions
-# (chapter 08).
+# On a processor with AVX-512, oneDNN has its own kernels for convolutions whose channels come in
+# blocks of 16 (`jit:avx512_common`); all others go through a general matrix product (`gemm:jit`).
+# With 0.78 times the arithmetic, the network that fits is more than twice as fast. Yet its speed-up
+# is smaller: compute has shrunk, and the other parts of the budget have not. *A better speed-up is
+# not a faster program.* Always look at images per second as well. (Without AVX-512 the blocks are
+# others; see what your machine prints.)
 #
 # ## Summary
 #
 # - Calls hand out work. A clock that doesn't wait measures Python. `waitall` changes no result.
-# - A trace is pairs of events on tracks. Lanes are threads; check that no lane does two things at
-#   once, and count operators against what was called.
-# - A step on $k$ devices with $P$ parameters has $(2k + 1) P$ copies, $P$ sums and $P$ updates,
-#   all updates on one lane. With `update_on_kvstore=False` it has $2 k P$ copies, and each device
-#   updates.
-# - A bulk of operators gives its gradients away only when it has ended. As MXNet comes, LeNet's
-#   backward is one bulk, and nothing overlaps. Taken apart, the engine finds the overlap itself.
-# - Steps in flight overlap Python with the devices, not devices' steps with each other. Bound them
-#   by waiting for an older loss; the newest may stand behind the whole backward pass.
-# - Claims about overlap are claims of structure. Gains are measured, in turn, and may be nothing.
+# - A trace is pairs of events; a lane is a thread. Check that no lane does two things at once, and
+#   count operators against a formula: $(2k + 1) P$ copies, $P$ sums and $P$ updates a step.
+# - A step is compute, communication, update, Python and waiting. Networks differ in which of them
+#   keeps two devices from being twice as fast; measure before you mend.
+# - A bulk gives its gradients away when it ends. Smaller or more bulks let the all-reduce overlap
+#   with the backward pass. That pays where something else than the computing core moves the data.
+# - If the first layer's gradients go first, the next step can begin early, with no stale weights.
+# - Sizes that fit the library's kernels can matter more than a second device.
 #
 # Next, chapter 11: how far it scales, measured and predicted.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs",
 # exercise 3, and "Asynchronous Computation"; S. Li et al., *PyTorch Distributed* (2020),
-# arXiv:2006.15704, for overlap by buckets; MXNet's documentation, *Dependency Engine for Deep
-# Learning*.
+# arXiv:2006.15704, for overlap by buckets; A. Jayarajan et al., *Priority-based Parameter
+# Propagation for Distributed DNN Training* (2019), arXiv:1905.03960.
 
 # %% [markdown]
 # ## Exercises
@@ -1002,15 +922,14 @@ print("64 pieces:", together(64), "pairs of convolutions ran at the same time")
 # 1. **Three devices.** How many copies and sums has a step on three devices? Write the formula
 #    down, then count. (The profiler has tracks for as many CPU devices as there are cores; count
 #    by name.)
-# 2. **The other store.** With `kvstore="local"` the sum is made on the host. Which name has the
-#    sum in the trace, how many copies are there for a parameter, and is there an `ElementwiseSum`?
-# 3. **Larger pieces.** `backward_bulk_size=4` joins four operators. From how many pieces does the
-#    backward pass of the network consist then, with 1, 4 and 15? What does that mean for the
-#    moment at which the first gradient may leave?
-# 4. **The slow operator.** Which operator takes most of a forward pass of `usual`'s network, and
-#    is it where most of the arithmetic is? Write max pooling anew, as the largest of four slices
-#    of its input. Show that it gives the same numbers and, behind a relu, the same gradients. Race
-#    the two.
+# 2. **Half of the images, more than half of the time.** ResNet-18's compute on two devices is more
+#    than half of one device's. How much of that is due to the smaller shard, how much to the other
+#    device beside it? Which recording separates them?
+# 3. **Update on each device.** With `on_store=False` the store only sums. Predict the number of
+#    copies and where updates run. Are the weights the same? Does the wide network's budget get
+#    better?
+# 4. **More channels.** Give LeNet 32 and 64 channels: how many times the arithmetic of 20 and 50 is
+#    that, and how many times the time?
 
 # %% [markdown]
 # ### Answer 1
@@ -1034,79 +953,60 @@ def three_steps():
 
 
 three_steps()
-assert counts(record(three_steps)) == {"CopyCPU2CPU": 3 * 7 * 2, "ElementwiseSum": 3 * 2,
-                                       "multi_sgd_update": 3 * 2}, "7 copies a parameter and step"
+assert counts(record(three_steps).events) == {
+    "CopyCPU2CPU": 3 * 7 * 2, "ElementwiseSum": 3 * 2, "multi_sgd_update": 3 * 2}, "7 a parameter"
 
 # %% [markdown]
 # ### Answer 2
 #
-# `KVStoreReduce`. Each device's gradient is copied to the host, and the new weights
-# from there to each device: $2k$ copies a parameter, none in between.
+# One device alone, with the shard of 16 images: what exceeds half of the whole batch's compute is
+# due to the smaller shard. The rest appears only beside the other device, which shares memory and
+# caches.
 
-# %% tags=["solution"]
-host = recorded(start(kvstore="local"))
-assert counts(host)["CopyCPU2CPU"] == 2 * k * P and counts(host)["ElementwiseSum"] == 0
-assert sum(e.name == "KVStoreReduce" for e in host) == P, "one sum for each parameter"
+# %% tags=["solution", "measured"]
+alone = prepare(resnet18, 16, pair[:1], **static)
+for _ in range(3):
+    step(alone)
+shard = middle([budget(record(lambda: step(alone))) for _ in range(9)])[0]
+whole, both = budgets["ResNet-18, batch 32"][1][:, 0]
+print(f"half of the whole batch {whole / 2:.1f} ms, the shard alone {shard:.1f} ms, "
+      f"beside the other device {both:.1f} ms")
 
 # %% [markdown]
 # ### Answer 3
 #
-# The larger the pieces, the fewer there are, and the later the first gradient may
-# leave: at the end of the piece in which it is made.
+# $2 k P$ copies, none of weights; each device updates its own replica; the same weights to the bit.
 
 # %% tags=["solution"]
-found = {}
-for most in (1, 4, 15):
-    events = recorded(start(forward_bulk_size=0, backward_bulk_size=most))
-    found[most] = sum(backward(e) for e in lanes(events)["cpu/0"])
-assert found[1] > found[4] > found[15] >= 1
-print("pieces of the backward pass, the loss's own among them:", found)
+own = prepare(lenet, 128, on_store=False)
+each = typical(own).events
+assert counts(each)["CopyCPU2CPU"] == 2 * k * P, "no copy of the weights in the store"
+per_lane = [sum(e.name == "multi_sgd_update" for e in lane) for lane in lanes(each).values()]
+assert per_lane[0] == per_lane[1] > 0, "each device updates its own replica"
+assert all((a == b).all() for a, b in zip(never, trained(on_store=False)))
+
+# %% [markdown]
+# The wide network waits less, and updates for twice as long, for now there are two replicas to
+# update:
+
+# %% tags=["solution", "measured"]
+clocks, parts, _ = compare(wide, 32, 12, on_store=False)
+for name, row in (("in the store", budgets["wide, batch 32"][1][1]), ("on each", parts[1])):
+    each = ", ".join(f"{part} {ms:.1f}" for part, ms in zip(PARTS, row))
+    print(f"{name}: {each}; {row.sum():.1f} ms")
 
 # %% [markdown]
 # ### Answer 4
 #
-# Each slice takes one corner of every 2 x 2 window.
-
-# %% tags=["solution"]
-def four_slices(x):  # [n, channels, even, even] -> [n, channels, half, half]
-    a, b, c, d = (nd.slice(x, begin=(None, None, i, j), end=(None,) * 4, step=(1, 1, 2, 2))
-                  for i in (0, 1) for j in (0, 1))
-    return nd.maximum(nd.maximum(a, b), nd.maximum(c, d))
-
-
-def pooling(x):
-    return nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
-
-
-# %% [markdown]
-# Where several entries of a window are zero after relu, the two send the gradient to different
-# ones. But relu lets none of it through at zero, so behind it all is equal, to the bit.
-
-# %% tags=["solution"]
-def both_ways(way, x):
-    x.attach_grad()
-    with autograd.record():
-        out = way(nd.relu(x))
-    out.backward(nd.arange(out.size).reshape(out.shape))
-    return out.asnumpy(), x.grad.asnumpy()
-
-
-x = nd.random.normal(shape=(64, 20, 26, 26))
-for ours, theirs in zip(both_ways(four_slices, x), both_ways(pooling, x)):
-    assert (ours == theirs).all(), "the same numbers and gradients"
-
-# %% [markdown]
-# And the clock, first by operator, then for the two poolings:
+# Multiplications in the two convolutions and two dense layers, by their sizes:
 
 # %% tags=["solution", "measured"]
-spent = Counter()
-for e in record(lambda: passes(shards[:1])):
-    spent[e.name if e.name in LAYERS else "all else, backward among it"] += e.duration
-print({name: f"{ms:.1f} ms" for name, ms in spent.most_common()})
-report(rounds({name: lambda steps, way=way: [both_ways(way, x) for _ in range(steps)]
-               for name, way in (("four slices", four_slices), ("Pooling", pooling))}), "Pooling")
+def products_of(a, b):
+    return a * 9 * 26**2 + a * b * 25 * 9**2 + b * 16 * 128 + 128 * 10
 
-# %% [markdown]
-# Convolutions have nearly all of the arithmetic, and pooling none to speak of. If it takes long
-# nevertheless, your processor is one for which MXNet's CPU library, oneDNN, has no fast pooling in
-# this layout: with `DNNL_VERBOSE=1` in the environment it names the implementation that it took.
+
+more = {str(c): repeat(prepare(lambda c=c: lenet(c), 256, pair[:1]), 3)
+        for c in ((20, 50), (32, 64))}
+report(rounds(more, 4), "(20, 50)")
+print(f"{products_of(32, 64) / products_of(20, 50):.2f} times the arithmetic;",
+      implementations((32, 64)))
