@@ -70,24 +70,31 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
 # --- what is set against what -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["lenet", "settings", "resnet", "blocks", "large"])
+@pytest.mark.parametrize("part", ["lenet", "sizes", "settings", "resnet", "blocks", "large"])
 def test_each_job_is_set_against_the_same_on_one_device(part):
     chosen = [job for job in bench.PARTS[part] if job != bench.LIMITS]
     assert len(set(map(str, chosen))) == len(chosen)
     for job in chosen:
         one = replace(job, k=1, processes=1, batch=job.batch * job.processes)
-        assert bench.single(job, bench.PARTS[part]) == (None if one == job else one)
+        alone = one == job or one not in chosen  # MXNet as it comes, beside PyTorch
+        assert bench.single(job, bench.PARTS[part]) == (None if alone else one)
+        assert job.work == "PyTorch" or job.settings == () or not alone or job.k == 1
     assert bench.single(bench.LIMITS, bench.PARTS[part]) is None
 
 
-@pytest.mark.parametrize("change", [{"batch": 128}, {"settings": ()}, {"name": "lenet-scratch"}])
+@pytest.mark.parametrize("change", [{"batch": 128}, {"settings": ()}, {"work": "chapter 04"},
+                                    {"model": "LeNet of 16 and 48"}])
 def test_a_job_on_one_device_that_differs_otherwise_is_not_compared(change):
-    one = replace(bench.Job("lenet-trainer"), **change)
-    assert bench.single(bench.Job("lenet-trainer", 2), [one, bench.Job("lenet-trainer", 2)]) is None
+    two = bench.Job("Trainer", "LeNet", 2)
+    assert bench.single(two, [replace(two, k=1), two]) == replace(two, k=1)
+    assert bench.single(two, [replace(two, k=1, **change), two]) is None
 
 
 def test_every_job_has_work_that_a_worker_knows():
-    assert {job.name for part in bench.PARTS.values() for job in part} == set(worker.WORK)
+    chosen = [job for part in bench.PARTS.values() for job in part]
+    assert {job.work for job in chosen} == set(worker.WORK)
+    assert {job.model for job in chosen if job.work == "Trainer"} == {
+        *worker.CHANNELS, *worker.RESNETS}
 
 
 def test_the_share_of_the_limit_is_taken_round_by_round():
@@ -96,12 +103,12 @@ def test_the_share_of_the_limit_is_taken_round_by_round():
             {"found": rate, "gib": 1.0}, {"found": {"NumPy, GFLOP/s": most, "PyTorch, GFLOP/s": 0,
                                                     "copy, GB/s": 1e6}, "gib": 1.0}]}
 
-    limit = bench.operations("lenet") / 1e9  # GFLOP/s, for an image a second
-    part = {"jobs": [bench.Job("lenet-trainer"), bench.LIMITS],
+    limit = bench.operations("LeNet") / 1e9  # GFLOP/s, for an image a second
+    part = {"jobs": [bench.Job("Trainer", "LeNet"), bench.LIMITS],
             "rounds": [measured(50, 100 * limit), measured(10, 20 * limit),
                        measured(9, 10 * limit)]}
-    row = bench.row(part, part["jobs"][0], None, "lenet").split("|")
-    assert row[5].strip() == "50%", "the median of 50, 50 and 90"
+    row = bench.row(part, part["jobs"][0], None).split("|")
+    assert row[5].strip() == "50% (50%, 90%)", "the median of 50, 50 and 90"
 
 
 # --- operations -------------------------------------------------------------------------------
@@ -110,7 +117,10 @@ def test_the_share_of_the_limit_is_taken_round_by_round():
 def test_operations_are_counted_by_hand():
     # Multiply and add for each weight and output place; three products a training step.
     forward = 2 * (20 * 9 * 26 * 26 + 50 * 20 * 25 * 9 * 9 + 128 * 800 + 10 * 128)
-    assert bench.operations("lenet") == 3 * forward
+    assert bench.operations("LeNet") == 3 * forward
+    fits = 2 * (16 * 9 * 26 * 26 + 48 * 16 * 25 * 9 * 9 + 128 * 768 + 10 * 128)
+    assert bench.operations("LeNet of 16 and 48") == 3 * fits
+    assert bench.operations("ResNet-18") == bench.operations("ResNet-18, hybridised")
 
 
 def compare(model):
@@ -122,7 +132,8 @@ def compare(model):
 
     rng = np.random.default_rng(0)
     x, y = rng.random((8, 1, 28, 28)), rng.integers(0, 10, 8)
-    net = reproduce.network({"lenet": "xavier"}.get(model, model))
+    net = worker.lenet(worker.CHANNELS[model]) if model in worker.CHANNELS else (
+        reproduce.network("resnet"))
     array = mx.np.array if mx.util.is_np_array() else mx.nd.array
     net.initialize(mx.init.Xavier())
     net(array(x.astype("float32")))  # makes the shapes known
@@ -147,7 +158,8 @@ def compare(model):
 
 
 @pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1")
-@pytest.mark.parametrize(("model", "arrays"), [("lenet", 8), ("resnet", 76)])
+@pytest.mark.parametrize(("model", "arrays"), [
+    ("LeNet", 8), ("LeNet of 16 and 48", 8), ("ResNet-18", 76)])
 def test_pytorch_trains_the_same_network(model, arrays):
     done = subprocess.run(
         [sys.executable, "-c", f"import helpers, test_bench; test_bench.compare({model!r})"],
@@ -159,7 +171,7 @@ def test_pytorch_trains_the_same_network(model, arrays):
 
 # --- workers ----------------------------------------------------------------------------------
 
-TINY = bench.Job("lenet-trainer", batch=8)
+TINY = bench.Job("Trainer", "LeNet", batch=8)
 
 
 def test_a_worker_gets_the_settings_of_its_job_and_no_others(monkeypatch, data):
@@ -173,35 +185,45 @@ def test_a_worker_gets_the_settings_of_its_job_and_no_others(monkeypatch, data):
         [False] * 3, [False] * 3, [True, False, False], [False, True, False], [False, False, True]]
 
 
+def test_pytorch_gets_its_threads_and_nothing_of_ours(monkeypatch, data):
+    asked = []
+    monkeypatch.setattr(bench.subprocess, "Popen", lambda *_, env, **__: asked.append(env))
+    jobs = bench.torch_jobs("LeNet", 8)
+    assert {job.layout for job in jobs} == {"contiguous", "channels last"}
+    for job in jobs:
+        bench.Worker(job, quick=True, data=data)
+    assert [env["OMP_NUM_THREADS"] for env in asked] == [
+        str(job.threads or bench.cores()) for job in jobs]
+    assert not {"MXNET_CPU_TEMP_COPY", "MALLOC_MMAP_MAX_", "OPENBLAS_NUM_THREADS"} & set(asked[0])
+
+
 def test_a_worker_that_fails_says_why(data):
-    one = bench.Worker(replace(TINY, name="no-such"), quick=True, data=data)
+    one = bench.Worker(replace(TINY, work="no-such"), quick=True, data=data)
     with pytest.raises(RuntimeError, match="(?s)no-such.*KeyError"):
         bench.ask([one])
     one.end()
 
 
 LOADED = """
-import sys, worker
+import json, sys, worker
 from types import SimpleNamespace
 sys.stdin = []   # nobody asks
-worker.main(SimpleNamespace(name=sys.argv[1], batch=8, k=1, quick=True, data=sys.argv[2],
-                            course=sys.argv[3] == "True"))
+worker.main(SimpleNamespace(**json.loads(sys.argv[1])))
 print([name for name in ("mxnet", "helpers", "torch") if name in sys.modules], file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("name, loaded", [
-    ("lenet-trainer", ["mxnet", "helpers"]),
-    pytest.param("torch-lenet", ["torch"], marks=pytest.mark.skipif(
+@pytest.mark.parametrize("job, loaded", [
+    (TINY, ["mxnet", "helpers"]),
+    pytest.param(replace(TINY, work="PyTorch", settings=()), ["torch"], marks=pytest.mark.skipif(
         not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1"))])
-def test_a_worker_loads_what_its_job_is_about_and_nothing_else(monkeypatch, data, name, loaded):
+def test_a_worker_loads_what_its_job_is_about_and_nothing_else(monkeypatch, data, job, loaded):
     asked = []
     monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: asked.append(command))
-    bench.Worker(replace(TINY, name=name), quick=True, data=data)
+    bench.Worker(job, quick=True, data=data)
     monkeypatch.undo()
-    course = json.loads(asked[0][2])["course"]
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, name, data, str(course)], text=True, capture_output=True,
+        [sys.executable, "-c", LOADED, asked[0][2]], text=True, capture_output=True,
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/bench'}"})
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == str(loaded)
@@ -217,7 +239,7 @@ def test_a_workers_peak_memory_is_its_own():
 
 def test_no_worker_outlives_the_bench(data):
     code = ("import bench, sys; "
-            "one = bench.Worker(bench.Job('lenet-trainer', batch=8), True, sys.argv[1]); "
+            "one = bench.Worker(bench.Job('Trainer', 'LeNet', batch=8), True, sys.argv[1]); "
             "bench.ask([one]); print(one.process.pid, flush=True); sys.stdin.read()")
     parent = subprocess.Popen([sys.executable, "-c", code, data], text=True,
                               stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {
@@ -251,20 +273,20 @@ def test_set_up_is_timed_with_no_cache(monkeypatch):
 
 
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):
-    small = {"lenet": [*bench.jobs("lenet-trainer", (1, 2)), bench.Job("lenet-scratch", 2),
-                       bench.LIMITS],
-             "resnet": [bench.Job("resnet-hybrid", settings=())],
+    small = {"lenet": [*bench.jobs("Trainer", "LeNet", (1, 2), batch=256),
+                       bench.Job("chapter 04", "LeNet", 2, 256), bench.LIMITS],
+             "resnet": [bench.Job("Trainer", "ResNet-18, hybridised", batch=64, settings=())],
              "limits": bench.PARTS["limits"], "loaders": bench.PARTS["loaders"]}
     if find_spec("torch"):
-        small["resnet"].append(bench.Job("torch last-resnet"))
+        small["resnet"].append(bench.Job("PyTorch", "ResNet-18", batch=64, layout="channels last"))
     monkeypatch.setattr(bench, "PARTS", small)
     assert bench.main(["--quick", "--build", str(tmp_path), "--only", *small]) == 0
     seen = json.loads((tmp_path / "bench-quick.json").read_text())
     assert list(seen["parts"]) == list(small)
     text = (tmp_path / "bench-quick.md").read_text()
     assert text in capsys.readouterr().out
-    assert "| lenet-trainer, 2 devices, batch 8 |" in text and "ring_allreduce, ms" in text
-    need, batches = "| lenet-trainer, 2 devices, batch 8, images/s |", "| Batches, images/s |"
+    assert "| LeNet by Trainer, 2 devices, batch 8 |" in text and "ring_allreduce, ms" in text
+    need, batches = "| LeNet by Trainer, 2 devices, batch 8, images/s |", "| Batches, images/s |"
     assert text.index(need) < text.index(batches), "what loaders give, beside what training needs"
     assert all(answer["gib"] > 0.05 for part in seen["parts"].values()
                for each in part["rounds"] for answer in each["found"])

@@ -36,7 +36,7 @@ import numpy as np
 from lift import lift
 from report import check_memory, machine, write
 from tqdm import tqdm
-from worker import seconds, side_by_side
+from worker import CHANNELS, lenet, seconds, side_by_side
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -48,53 +48,75 @@ OTHERS = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker measures; `name` is a key of worker.py's `WORK`."""
+    """What one worker measures: `work` is a key of worker.py's `WORK`, the rest is its choice."""
 
-    name: str
+    work: str
+    model: str = ""  # a key of worker.py's `MODELS`
     k: int = 1
-    batch: int = 256
+    batch: int = 1
     settings: tuple = COURSE
     processes: int = 1  # so many workers at once, their figures added up
+    layout: str = "contiguous"  # of PyTorch's arrays, or "channels last"
+    threads: int = 0  # of PyTorch; 0: as many as there are cores
+    compiled: bool = False  # by torch.compile
     gib: float = field(default=0.7, compare=False)  # memory that it takes
 
     def __str__(self):
-        devices = f"{self.k} device{'s' * (self.k > 1)}"
-        text = {"torch": "PyTorch, all cores", "torch last": "PyTorch, channels last",
-                "limits": "limits", "reduce": "all-reduce", "loaders": "loaders"}.get(
-                    self.name.split("-")[0], f"{self.name}, {devices}")
-        if self.processes > 1:
-            text = f"{self.name}, {self.processes} processes that share nothing"
-        if self.settings != COURSE:
-            text += f", {' and '.join(self.settings) or 'no setting'}"
+        text = f"{self.model} by {self.work}" if self.model else self.work
+        if self.work == "PyTorch":
+            text += ", channels last" * (self.layout == "channels last")
+            text += ", compiled" * self.compiled
+            text += f", {self.threads} thread" * (self.threads == 1)
+        elif self.processes > 1:
+            text += f", {self.processes} processes that share nothing"
+        elif self.model:
+            text += f", {self.k} device{'s' * (self.k > 1)}"
+        if self.settings != COURSE and self.work not in ("PyTorch", "limits"):
+            text += f", {' and '.join(self.settings) or 'MXNet as it comes'}"
             text += " alone" * (len(self.settings) == 1)
         return text + f", batch {self.batch}" * (self.batch > 1)
 
 
-def jobs(model, ks, **options):
-    return [Job(model, k, **options) for k in ks]
+def jobs(work, model, ks, **options):
+    return [Job(work, model, k, **options) for k in ks]
+
+
+def torch_jobs(model, batch, **options):
+    """As a user of PyTorch would try: both layouts, fewer threads, and its compiler."""
+    compiles = (False, True) if shutil.which("g++") else (False,)
+    return [*(Job("PyTorch", model, 1, batch, (), layout=layout, compiled=compiled, **options)
+              for layout in ("contiguous", "channels last") for compiled in compiles),
+            Job("PyTorch", model, 1, batch, (), threads=1, **options)]
 
 
 # In each part that has shares of the limit, so that both are measured in the same rounds.
-LIMITS = Job("limits", batch=1, settings=("allocator",))
+LIMITS = Job("limits", settings=("allocator",))
 PARTS = {
     "lenet": [
-        *jobs("lenet-trainer", (1, 2, 4)), *jobs("lenet-scratch", (1, 2, 4)),
-        Job("lenet-trainer", batch=128, processes=2),
-        Job("torch-lenet"), Job("torch last-lenet"), LIMITS],
+        *jobs("Trainer", "LeNet", (1, 2, 4), batch=256),
+        *jobs("chapter 04", "LeNet", (1, 2, 4), batch=256),
+        Job("Trainer", "LeNet", batch=128, processes=2),
+        Job("Trainer", "LeNet", batch=256, settings=()),
+        *torch_jobs("LeNet", 256), LIMITS],
+    "sizes": [
+        *jobs("Trainer", "LeNet of 16 and 48", (1, 2), batch=256),
+        Job("Trainer", "LeNet of 16 and 48", batch=128, processes=2),
+        Job("Trainer", "LeNet of 16 and 48", batch=256, settings=()),
+        *torch_jobs("LeNet of 16 and 48", 256), LIMITS],
     "settings": [
-        *(Job("lenet-trainer", k, settings=chosen)
+        *(Job("Trainer", "LeNet", k, 256, settings=chosen)
           for chosen in (COURSE, (), *((one,) for one in COURSE)) for k in (1, 2))],
     "resnet": [
-        *jobs("resnet-hybrid", (1, 2, 4), batch=64, gib=1.8),
-        Job("resnet-hybrid", batch=32, processes=2, gib=1.2),
-        Job("torch-resnet", batch=64, gib=1.1), Job("torch last-resnet", batch=64, gib=1.1),
-        LIMITS],
+        *jobs("Trainer", "ResNet-18, hybridised", (1, 2, 4), batch=64, gib=1.8),
+        Job("Trainer", "ResNet-18, hybridised", batch=32, processes=2, gib=1.2),
+        Job("Trainer", "ResNet-18, hybridised", batch=64, settings=(), gib=1.8),
+        *torch_jobs("ResNet-18", 64, gib=1.1), LIMITS],
     "blocks": [
-        *jobs("resnet-blocks", (1, 2, 4), batch=64, gib=2.8),
-        *(Job("resnet-hybrid", k, 64, settings=(), gib=1.8) for k in (1, 2)), LIMITS],
-    "large": [*jobs("resnet-hybrid", (1, 2), batch=128, gib=3), LIMITS],
-    "limits": [LIMITS, Job("reduce", 2, batch=1)],
-    "loaders": [*jobs("lenet-trainer", (2,), batch=128), Job("loaders", batch=128)],
+        *jobs("Trainer", "ResNet-18 of blocks", (1, 2, 4), batch=64, gib=2.8),
+        Job("Trainer", "ResNet-18, hybridised", 2, 64, settings=(), gib=1.8), LIMITS],
+    "large": [*jobs("Trainer", "ResNet-18, hybridised", (1, 2), batch=128, gib=3), LIMITS],
+    "limits": [LIMITS, Job("all-reduce", k=2)],
+    "loaders": [*jobs("Trainer", "LeNet", (2,), batch=128), Job("loaders", batch=128)],
 }
 
 
@@ -113,10 +135,10 @@ class Worker:
                 env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
                         "scratch space": {n: v for n, v in SETTINGS.items() if "COPY" in n},
                         "allocator": {name: str(value) for _, value, name in ALLOCATOR}}[setting]
-        if job.name.startswith("torch"):
-            env["OMP_NUM_THREADS"] = str(cores())
+        if job.work == "PyTorch":
+            env["OMP_NUM_THREADS"] = str(job.threads or cores())
         self.job, self.log = job, tempfile.TemporaryFile("w+")
-        course = job.settings == COURSE and "torch" not in job.name
+        course = job.settings == COURSE
         wish = json.dumps(asdict(job) | {"course": course, "quick": quick, "data": str(data)})
         self.process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("worker.py"), wish], env=env, text=True,
@@ -164,7 +186,7 @@ class Controls:
 
 def run(part, quick):
     """A part's jobs, and its rounds: {"product", "copy", "others", "found": [one a job]} each."""
-    chosen = [job for job in PARTS[part] if find_spec("torch") or "torch" not in job.name]
+    chosen = [job for job in PARTS[part] if find_spec("torch") or job.work != "PyTorch"]
     if quick:
         chosen = [replace(job, batch=min(job.batch, 8), processes=1) for job in chosen]
     check_memory(part, sum(job.gib * job.processes for job in chosen))
@@ -245,7 +267,10 @@ def ratios(above, below):
 
 
 def single(job, jobs):
-    """The one of `jobs` that `job` is set against: the same, in one process on one device."""
+    """The one of `jobs` that `job` is set against: the same, in one process on one device.
+
+    What has no device of ours is set against nothing: PyTorch, and MXNet as it comes on one.
+    """
     one = replace(job, k=1, processes=1, batch=job.batch * job.processes)
     return one if one in jobs and one != job else None
 
@@ -259,24 +284,26 @@ def table(parts):
         elif name in ("limits", "loaders"):
             lines += ["", *rows(values(part), name), "", quiet(part)]
         else:
-            lines += ["", f"| {name} | images/s | over one device (from, to) | over PyTorch | "
-                      "share of the matrix product | peak memory, GiB |", "| --- " * 6 + "|"]
-            peers = [job for job in part["jobs"] if job.name.startswith("torch")]
+            lines += ["", f"| {name} | images/s | over one device (from, to) | over PyTorch's best "
+                      "(from, to) | share of the matrix product (from, to) | peak memory, GiB |",
+                      "| --- " * 6 + "|"]
+            peers = [job for job in part["jobs"] if job.work == "PyTorch"]
             best = max(peers, key=lambda j: statistics.median(column(part, j)), default=None)
-            lines += [row(part, job, best, name) for job in part["jobs"] if job != LIMITS]
+            lines += [row(part, job, best) for job in part["jobs"] if job != LIMITS]
             lines += ["", quiet(part)]
     return "\n".join([f"Machine: {machine()}.", *lines, ""])
 
 
-def row(part, job, peer, model):
+def row(part, job, peer):
     rate = column(part, job)
     one = single(job, part["jobs"])
     over = "{:.2f} ({:.2f}, {:.2f})".format(*ratios(rate, column(part, one))) if one else ""
-    than = f"{ratios(rate, column(part, peer))[0]:.2f}" if peer else ""
+    than = ("{:.2f} ({:.2f}, {:.2f})".format(*ratios(rate, column(part, peer)))
+            if peer and job != peer else "1" if peer else "")
     share = ""
     if LIMITS in part["jobs"]:
-        most = column(part, LIMITS, fastest_product)
-        share = f"{ratios(rate, most)[0] * operations(model):.0%}"
+        each = ratios(rate, column(part, LIMITS, fastest_product))
+        share = "{:.0%} ({:.0%}, {:.0%})".format(*(operations(job.model) * r for r in each))
     peak = max(column(part, job, lambda answer: answer["gib"]))
     return (f"| {job} | {statistics.median(rate):,.0f} | {over} | {than} | {share} | "
             f"{peak:.1f} |")
@@ -316,10 +343,10 @@ def quiet(part):
 
 
 @lru_cache
-def operations(part):
+def operations(model):
     """Floating-point operations of a training step, per image, counted as in How far it scales."""
-    ours = lift("how_far_it_scales", "lenet", "Residual", "resnet18", "operations")
-    net = ours.lenet() if part in ("lenet", "settings") else ours.resnet18()
+    ours = lift("how_far_it_scales", "Residual", "resnet18", "operations")
+    net = lenet(CHANNELS[model]) if model in CHANNELS else ours.resnet18()
     net.initialize()
     return 3 * sum(ours.operations(net, (1, 28, 28)).values())
 

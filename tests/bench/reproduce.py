@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from helpers import allreduce, load_data
@@ -42,6 +43,7 @@ RESULTS = ROOT / "notebooks/src/results"
 EVERY = 1_536  # images over which stored losses are averaged: three batches of 512, six of 256
 PART = 5 * EVERY  # images after which long epochs are timed and tried on FEW test images
 FEW = 1_000
+STATIC = {"static_alloc": True, "static_shape": True}  # as chapter 08 hybridises
 
 
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
@@ -71,6 +73,8 @@ class Row:
     warm: bool = False  # let the rate rise over the first epoch
     tail: str = "actual"  # a smaller last batch: step by its "actual" size, "nominal", or "dropped"
     images: int | None = None  # of the training set, or all
+    norm: str = "batch"  # or "group", or "frozen": BatchNorm's statistics stay after an epoch
+    later: float | None = None  # the rate from the second epoch on
     chapter: str = ""  # whose stored results it is part of
 
 
@@ -118,6 +122,14 @@ ROWS = [
     # with all of it is what synchronised devices compute.
     *[Row(f"norm-batch-{k}x{64 // k}", f"Chapter 09, BatchNorm of {64 // k} images", "thin", k, 64,
           0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
+    Row("norm-group-1x64", "Chapter 09, GroupNorm", "thin", 1, 64, 0.1, 2, 5, 3, images=20_480,
+        norm="group", chapter="norm"),
+    # Frozen statistics need a lower rate, so BatchNorm goes on at that rate as well.
+    *[Row(f"norm-{name}-{k}x{64 // k}", f"Chapter 09, {what}, {64 // k} images a device", "thin", k,
+          64, 0.1, 2, 5, 3, images=20_480, norm=norm, later=0.01, chapter="norm")
+      for k in (1, 32) for name, norm, what in (
+          ("later", "batch", "rate 0.01 in the second epoch"),
+          ("frozen", "frozen", "the same, statistics frozen after the first"))],
 ]
 
 
@@ -159,7 +171,7 @@ class WithGluon:
         start = {"cnn": init.Uniform(0.07), "resnet": init.Normal(0.01),
                  "thin": init.Normal(0.01)}.get(row.model, init.Xavier())
         mx.random.seed(seed)
-        self.net = network(row.model)
+        self.net = network(row.model, row.norm)
         self.net.initialize(start, ctx=self.devices)
         train, test = data
         train = [a[: row.images] for a in train]
@@ -179,7 +191,9 @@ class WithGluon:
 
     def epoch(self, number, title):
         self.train.epoch = number
-        options = {"learning_rate": self.row.rate}
+        options = {"learning_rate": self.row.later if number and self.row.later else self.row.rate}
+        if self.row.norm == "frozen" and number:
+            freeze(self.net)
         if self.row.warm and number == 0:
             warm_up = lift("lenet_with_trainer", "warm_up").warm_up
             options["lr_scheduler"] = warm_up(self.row.rate, len(self.train))
@@ -269,7 +283,19 @@ def means(losses, size):
     return [round(float(np.mean(losses[i : i + every])), 4) for i in range(0, len(losses), every)]
 
 
-def network(model):
+def freeze(net):
+    """From now on each BatchNorm normalises by its running statistics, the same on all devices."""
+    lift("batchnorm", "share_statistics").share_statistics(net)
+
+    def use_running_statistics(layer):
+        if isinstance(layer, gluon.nn.BatchNorm):
+            layer._kwargs["use_global_stats"] = True
+
+    net.apply(use_running_statistics)
+    net.hybridize(**STATIC)  # the graph that there was has the old setting
+
+
+def network(model, norm="batch"):
     if model in ("cnn", "xavier"):
         return lift("lenet_with_trainer", "lenet").lenet()
     if model == "tutorial":
@@ -278,8 +304,11 @@ def network(model):
     if model == "resnet-plain":
         return lift("resnet18", "resnet18").resnet18(10)
     channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
-    net = lift("resnet18", "HybridResidual", "hybrid_resnet18").hybrid_resnet18(10, channels)
-    net.hybridize(static_alloc=True, static_shape=True)
+    kind = {} if norm != "group" else {
+        "norm": partial(lift("batchnorm", "GroupNorm").GroupNorm, num_groups=8)}
+    ours = lift("resnet18", "HybridResidual", "hybrid_resnet18")
+    net = ours.hybrid_resnet18(10, channels, **kind)
+    net.hybridize(**STATIC)
     return net
 
 

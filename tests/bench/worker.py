@@ -41,32 +41,37 @@ def lenet_scratch(job, x, y, steps):
     return measure
 
 
-def with_fit(model):
+def lenet(channels):
+    """Chapter 10's, which is chapter 06's with channels to choose."""
+    from lift import lift
+
+    return lift("asynchrony_and_overlap", "lenet").lenet(channels)
+
+
+def trainer(job, x, y, steps):
     """A Gluon network trained as the chapters do, by `helpers.training`."""
-    def prepare(job, x, y, steps):
-        import mxnet as mx
-        from helpers.training import Batches, fit
-        from mxnet import gluon, init
-        from reproduce import network
+    import mxnet as mx
+    from helpers.training import Batches, fit
+    from mxnet import gluon, init
+    from reproduce import network
 
-        devices = [mx.cpu(r) for r in range(job.k)]
-        net = network(model)
-        net.initialize(init.Xavier(), ctx=devices)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        batches = list(Batches(x[: job.batch], y[: job.batch], job.batch)) * steps
-        return lambda: fit(net, trainer, batches, devices, progress=False).rate[0]
-
-    return prepare
+    devices = [mx.cpu(r) for r in range(job.k)]
+    net = lenet(CHANNELS[job.model]) if job.model in CHANNELS else network(RESNETS[job.model])
+    net.initialize(init.Xavier(), ctx=devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    batches = list(Batches(x[: job.batch], y[: job.batch], job.batch)) * steps
+    return lambda: fit(net, trainer, batches, devices, progress=False).rate[0]
 
 
 def torch_network(model):
     """The same network in PyTorch, its layers in the order of Gluon's; a test compares the two."""
     from torch import nn
 
-    if model == "lenet":
+    if model in CHANNELS:
+        a, b = CHANNELS[model]
         return nn.Sequential(
-            nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10))
+            nn.Conv2d(1, a, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(a, b, 5), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * b, 128), nn.ReLU(), nn.Linear(128, 10))
 
     class Residual(nn.Module):
         def __init__(self, before, after, stride):
@@ -86,28 +91,26 @@ def torch_network(model):
                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-def with_torch(model, last):
-    """PyTorch as it comes, on all cores at once: so many threads does OMP_NUM_THREADS give it."""
-    def prepare(job, x, y, steps):
-        import torch
+def pytorch(job, x, y, steps):
+    """PyTorch on as many threads as OMP_NUM_THREADS gives it; compiled before anybody measures."""
+    import torch
 
-        form = torch.channels_last if last else torch.contiguous_format
-        net = torch_network(model).to(memory_format=form)
-        x = torch.from_numpy(x[: job.batch]).contiguous(memory_format=form)
-        y = torch.from_numpy(y[: job.batch]).long()
-        loss, sgd = torch.nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=0.01)
+    form = torch.channels_last if job.layout == "channels last" else torch.contiguous_format
+    net = torch_network(job.model).to(memory_format=form)
+    run = torch.compile(net) if job.compiled else net
+    x = torch.from_numpy(x[: job.batch]).contiguous(memory_format=form)
+    y = torch.from_numpy(y[: job.batch]).long()
+    loss, sgd = torch.nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=0.01)
 
-        def measure():
-            start = time.perf_counter()
-            for _ in range(steps):
-                sgd.zero_grad()
-                loss(net(x), y).backward()
-                sgd.step()
-            return steps * job.batch / (time.perf_counter() - start)
+    def measure():
+        start = time.perf_counter()
+        for _ in range(steps):
+            sgd.zero_grad()
+            loss(run(x), y).backward()
+            sgd.step()
+        return steps * job.batch / (time.perf_counter() - start)
 
-        return measure
-
-    return prepare
+    return measure
 
 
 def limits(job, x, y, steps):
@@ -205,13 +208,11 @@ def loaders(job, x, y, steps):
                     for way in ways}
 
 
-WORK = {
-    "lenet-scratch": lenet_scratch, "lenet-trainer": with_fit("xavier"),
-    "resnet-blocks": with_fit("resnet-plain"), "resnet-hybrid": with_fit("resnet"),
-    "torch-lenet": with_torch("lenet", False), "torch last-lenet": with_torch("lenet", True),
-    "torch-resnet": with_torch("resnet", False), "torch last-resnet": with_torch("resnet", True),
-    "limits": limits, "reduce": reduce, "loaders": loaders,
-}
+WORK = {"chapter 04": lenet_scratch, "Trainer": trainer, "PyTorch": pytorch, "limits": limits,
+        "all-reduce": reduce, "loaders": loaders}
+CHANNELS = {"LeNet": (20, 50), "LeNet of 16 and 48": (16, 48)}
+# As reproduce.py calls them; PyTorch's is just "ResNet-18".
+RESNETS = {"ResNet-18, hybridised": "resnet", "ResNet-18 of blocks": "resnet-plain"}
 
 
 def seconds(work, times):
@@ -231,16 +232,16 @@ def main(job):
     """Make ready, then measure once for each line that comes in."""
     answers = os.fdopen(os.dup(1), "w")  # for answers alone; whatever else is printed goes to 2
     os.dup2(2, 1)
-    if not job.course and "torch" not in job.name:
+    if not job.course and job.work != "PyTorch":
         import mxnet  # noqa: F401  loaded before helpers, it keeps the settings that it finds
         warnings.filterwarnings("ignore", "mxnet was imported before helpers")
     elif job.course:
         import helpers  # noqa: F401  makes the settings, before NumPy is loaded
     import numpy as np
 
-    steps = 1 if job.quick else 12 if "lenet" in job.name else 2
+    steps = 1 if job.quick else 12 if job.model in CHANNELS else 2
     with np.load(job.data) as data:
-        measure = WORK[job.name](job, data["images"], data["labels"], steps)
+        measure = WORK[job.work](job, data["images"], data["labels"], steps)
     measure()  # the first time makes shapes known and memory grow
     for _ in sys.stdin:  # ends with the process that started us
         print(json.dumps({"found": measure(), "gib": peak_memory()}), file=answers, flush=True)
