@@ -126,9 +126,9 @@ ROWS = [
         norm="group", chapter="norm"),
     # Frozen statistics need a lower rate, so BatchNorm goes on at that rate as well.
     *[Row(f"norm-{name}-{k}x{64 // k}", f"Chapter 09, {what}, {64 // k} images a device", "thin", k,
-          64, 0.1, 2, 5, 3, images=20_480, norm=norm, later=0.01, chapter="norm")
+          64, 0.1, 2, 5, 3, images=20_480, norm=norm, later=0.001, chapter="norm")
       for k in (1, 32) for name, norm, what in (
-          ("later", "batch", "rate 0.01 in the second epoch"),
+          ("later", "batch", "rate 0.001 in the second epoch"),
           ("frozen", "frozen", "the same, statistics frozen after the first"))],
 ]
 
