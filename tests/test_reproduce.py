@@ -113,6 +113,50 @@ def test_the_rate_rises_over_the_first_epoch_where_the_row_says_so(monkeypatch):
     assert cold == [0.6] * 3
 
 
+def test_a_lower_rate_from_the_second_epoch_on_where_the_row_says_so(monkeypatch):
+    rates = [rate for rate, _ in steps_of(ROWS["norm-later-1x64"], 3, monkeypatch)]
+    assert rates == [0.1] * 3 + [0.001] * 6
+
+
+def test_frozen_statistics_are_the_devices_mean_and_stay(monkeypatch):
+    """And training normalises by them; `norm-later` goes on changing them."""
+    import mxnet as mx
+
+    rng = np.random.default_rng(0)
+    data = rng.random((40, 1, 28, 28), dtype="float32"), rng.integers(0, 10, 40, dtype="int32")
+    changed = {}
+    try:
+        for name in ("norm-frozen-32x2", "norm-later-32x2"):
+            job = reproduce.WithGluon(replace(ROWS[name], k=2, batch=16), 0, [data, data])
+            running = job.net.collect_params(".*running.*").values()
+            job.epoch(0, "")
+            means = [np.mean([a.asnumpy() for a in p.list_data()], axis=0) for p in running]
+            assert max(np.ptp([a.asnumpy() for a in p.list_data()], axis=0).max()
+                       for p in running) > 1e-6, "the devices must differ, or this shows nothing"
+            job.epoch(1, "")
+            changed[name] = max(np.abs(a.asnumpy() - mean).max()
+                                for p, mean in zip(running, means) for a in p.list_data())
+            x = mx.np.array(data[0][:4])
+            with mx.autograd.train_mode():
+                training = job.net(x).asnumpy()
+            apart = np.abs(training - job.net(x).asnumpy()).max()
+            assert (apart < 1e-6) == (name == "norm-frozen-32x2")
+    finally:
+        mx.npx.reset_np()
+    assert changed["norm-frozen-32x2"] < 1e-6 < 1e-4 < changed["norm-later-32x2"]
+
+
+def test_a_row_with_group_norm_has_no_running_statistics():
+    import mxnet as mx
+
+    try:
+        names = list(reproduce.network("thin", "group").collect_params())
+    finally:
+        mx.npx.reset_np()
+    assert sum("groupnorm" in name for name in names) == 2 * 17
+    assert not any("running" in name for name in names)
+
+
 # --- accuracies and ratios --------------------------------------------------------------------
 
 

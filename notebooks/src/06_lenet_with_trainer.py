@@ -479,7 +479,7 @@ def train_on(batches):
     fit(net, trainer, batches, two, progress=False)
 
 # %% tags=["trains"]
-arrays = data.train_images[:6400], data.train_labels[:6400]
+arrays = data.train_images[:3200], data.train_labels[:3200]
 bytes_ = ArrayDataset(as_bytes(arrays[0]), arrays[1]).transform_first(transforms.ToTensor())
 pipelines = {"DataLoader": DataLoader(bytes_, 128, shuffle=True),
              "DataLoader, 2 processes": DataLoader(bytes_, 128, shuffle=True, num_workers=2),
@@ -512,10 +512,9 @@ for name, each in rows.items():
           f"({epochs.min():.2f} to {epochs.max():.2f}), the sum: {training + alone:.2f} s")
 
 # %% [markdown]
-# In our run the loader alone is about five times as fast as training: on cores of its own it
+# In our run the loader alone is more than five times as fast as training: on cores of its own it
 # would not be the bottleneck. Here it shares the cores, and an epoch takes about a fifth longer
-# than with arrays. That is near the sum. Where the sum lies outside the range, loading was partly
-# hidden behind training, or the two got into each other's way; we haven't looked for the causes.
+# than with arrays. That is near the sum.
 # Between one loader and another the epochs' ranges overlap.
 #
 # **On GPUs:** *The Straight Dope*, in 2017, reports 4.7 s for an epoch of 60,000 images on one GPU

@@ -1,12 +1,12 @@
 """Trains the published experiments at full size and sets our figures beside theirs.
 
-    make reproduce                            all of it; about four hours on two cores
+    make reproduce                            all of it; about six hours on two cores
     make reproduce ARGS="--quick"             a few batches of each, to see that it works
     make reproduce ARGS="--only trainer speed"  rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
     make reproduce ARGS="--only lenet --store"     what chapter 04 draws, into notebooks/src/results
     make reproduce ARGS="--only resnet18 --store"  what chapter 08 draws; about an hour
-    make reproduce ARGS="--only norm --store"      what chapter 09 draws; about an hour
+    make reproduce ARGS="--only norm --store"      what chapter 09 draws; about two hours
 
 Each run (a row and a seed) has a process of its own and a file in build/reproduce/, which grows
 by an epoch at a time; the weights are kept beside it. So an interrupted `make reproduce` goes on
@@ -122,7 +122,7 @@ ROWS = [
     # with all of it is what synchronised devices compute.
     *[Row(f"norm-batch-{k}x{64 // k}", f"Chapter 09, BatchNorm of {64 // k} images", "thin", k, 64,
           0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
-    Row("norm-group-1x64", "Chapter 09, GroupNorm", "thin", 1, 64, 0.1, 2, 5, 3, images=20_480,
+    Row("norm-group-1x64", "Chapter 09, GroupNorm", "thin", 1, 64, 0.1, 2, 3, 3, images=20_480,
         norm="group", chapter="norm"),
     # Frozen statistics need a lower rate, so BatchNorm goes on at that rate as well.
     *[Row(f"norm-{name}-{k}x{64 // k}", f"Chapter 09, {what}, {64 // k} images a device", "thin", k,
