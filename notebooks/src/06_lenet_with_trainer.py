@@ -546,8 +546,7 @@ for k, epoch_seconds in ((1, 4.7), (2, 2.8)):
 # | `2x128-0.6-warm` | 2 | 128 | 0.6, with warm-up | Gluon's default |
 #
 # As on the page, images are never shuffled and the last batch is filled up; seeds differ in the
-# starting weights only. An epoch has 938 steps of 64 or 469 of 128. All of it takes about half an
-# hour of two cores.
+# starting weights only. An epoch has 938 steps of 64 or 469 of 128.
 #
 # With *warm-up* the rate rises to its value in equal steps, here from near zero over one epoch.
 # Goyal et al. (2017) let it rise from the small batch's rate, over five. In Gluon it is an option

@@ -638,11 +638,9 @@ show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near t
 # %% [markdown]
 # Two devices get through the images 1.8 times as fast, and yet for 12 minutes they are behind. At
 # batch 512 and rate 0.2 the loss first rises above that of guessing, $\ln 10 = 2.3$, and stays near
-# it for 18,000 images; by then the other run's is below 0.1. In about the same time, 14 and 16
-# minutes, one device had 98.8 % after one epoch, two had 98.4 % after two. It is one run each, with
-# one seed, so it only shows that this *can* happen. (Chapter 06 has more seeds, of LeNet, and
-# warm-up; we haven't tried it here.) "Two devices, twice the batch, twice the rate" is a different
-# training run, and images a second don't tell how well it learns.
+# it for 18,000 images; by then the other run's is below 0.1. It is one run each, with
+# one seed, so it only shows that this *can* happen. "Two devices, twice the batch, twice the rate"
+# is a different training run, and images a second don't tell how well it learns.
 #
 # ## Strong and weak scaling
 #

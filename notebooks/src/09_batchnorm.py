@@ -425,8 +425,7 @@ show(fig, alt="Test accuracy of five seeds each with BatchNorm over 64, 32, 4 an
 # Five seeds can't tell the settings apart: with 64 images one run of five is 2 points behind, so a
 # cost of one point could well be missed. The *training* loss is higher with 4 and 2 images than
 # with 64 and 32. It is computed with the shard's statistics, so it may only be noisier. MNIST is an
-# easy task, and channels have many pixels: with 2 images the first norms average over 1,568 values,
-# the last ones over 32.
+# easy task, and even with 2 images the first norms average over 1,568 values.
 #
 # Two other ways: *group norm*, as above but of eight groups, and *frozen* statistics. For those the
 # first epoch is as before; then each BatchNorm keeps its running statistics, averaged over devices.
