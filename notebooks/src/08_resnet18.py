@@ -21,7 +21,7 @@
 #
 # ## What you need
 #
-# Chapters 05 to 07, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about
+# Chapters 05 to 07, no GPU, and 6 GB of free memory. Reading takes {reading time}, running about
 # two minutes on two cores that have nothing else to do.
 
 # %%

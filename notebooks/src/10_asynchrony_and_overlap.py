@@ -22,8 +22,8 @@
 #
 # ## What you need
 #
-# Chapters 01 and 06 to 08, and two cores. No GPU and no data: random images will do, if the time of
-# these operators doesn't depend on what is in the pictures, as we assume.
+# Chapters 01 and 06 to 08, two cores, and 4 GB of free memory. No GPU and no data: random images
+# will do, if the time of these operators doesn't depend on what is in the pictures, as we assume.
 # Reading takes {reading time}, running about a minute and a half.
 
 # %%
