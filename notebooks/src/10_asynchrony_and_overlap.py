@@ -573,9 +573,9 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 #   step is short. Communication counts for less.
 # - *ResNet-18* loses most to compute: half of the images take more than half of the time (exercise
 #   2 asks why). Communication comes next.
-# - *The wide network* is no faster on two devices. It communicates for longer than half of its
-#   compute, and its updates are not split: one lane does all of them, and meanwhile the other
-#   waits.
+# - *The wide network* is no faster on two devices. It communicates for longer than half of one
+#   device's compute, and its updates are not split: one lane does all of them, and meanwhile the
+#   other waits.
 #
 # ## Does the backward pass overlap with the all-reduce?
 #

@@ -51,7 +51,7 @@ class Job:
     """What one worker measures: `work` is a key of worker.py's `WORK`, the rest is its choice."""
 
     work: str
-    model: str = ""  # a key of worker.py's `MODELS`
+    model: str = ""  # a key of worker.py's `CHANNELS` or `RESNETS`; PyTorch has one "ResNet-18"
     k: int = 1
     batch: int = 1
     settings: tuple = COURSE
@@ -113,7 +113,7 @@ PARTS = {
         *torch_jobs("ResNet-18", 64, gib=1.1), LIMITS],
     "blocks": [
         *jobs("Trainer", "ResNet-18 of blocks", (1, 2, 4), batch=64, gib=2.8),
-        Job("Trainer", "ResNet-18, hybridised", 2, 64, settings=(), gib=1.8), LIMITS],
+        *jobs("Trainer", "ResNet-18, hybridised", (1, 2), batch=64, settings=(), gib=1.8), LIMITS],
     "large": [*jobs("Trainer", "ResNet-18, hybridised", (1, 2), batch=128, gib=3), LIMITS],
     "limits": [LIMITS, Job("all-reduce", k=2)],
     "loaders": [*jobs("Trainer", "LeNet", (2,), batch=128), Job("loaders", batch=128)],
@@ -267,10 +267,7 @@ def ratios(above, below):
 
 
 def single(job, jobs):
-    """The one of `jobs` that `job` is set against: the same, in one process on one device.
-
-    What has no device of ours is set against nothing: PyTorch, and MXNet as it comes on one.
-    """
+    """The one of `jobs` that `job` is set against: the same, in one process on one device."""
     one = replace(job, k=1, processes=1, batch=job.batch * job.processes)
     return one if one in jobs and one != job else None
 
