@@ -496,7 +496,7 @@ train_on(ready)  # warms up
 
 # %% tags=["trains"]
 rows = {name: [] for name in pipelines}
-for _ in range(5):
+for _ in range(3):
     for name, batches in pipelines.items():
         rows[name].append((seconds(train_on, ready), seconds(list, batches),
                            seconds(train_on, batches)))
@@ -686,7 +686,7 @@ for batch, each in zip((64, 128, 256), rounds.transpose(1, 2, 0)):
           f"times {np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})")
 
 # %% [markdown]
-# In our run the median ratio grows with the batch, though neighbouring ranges overlap. We guess
+# In our run the median ratio grows with the batch; from 128 to 256 the ranges overlap. We guess
 # that work which doesn't depend on the batch, such as Python's, weighs less in a large one. Chapter
 # 10 takes a step apart.
 
@@ -754,8 +754,8 @@ for rate in (0.04, 0.3):
         print(f"rate {rate}, seed {seed}:", *(f"{share:.3f}" for share in seen.test_accuracy))
 
 # %% [markdown]
-# In our run 0.3 is ahead for two of three seeds, and far behind for one. One seed would not have
-# answered the question.
+# In our run 0.3 is far ahead for one seed and behind for two. One seed would not have answered the
+# question.
 
 # %% [markdown]
 # ### Answer 2
@@ -773,7 +773,7 @@ print("shards", shards, "so an image counts", [f"1/{2 * n}" for n in shards], "i
 # %% [markdown]
 # ### Answer 3
 #
-# In the one run that guesses here, almost no output of the first convolution's relu is above zero.
+# In the two runs that guess here, almost no output of the first convolution's relu is above zero.
 # Later layers get nearly the same input for every image, and the scores hardly differ: what can
 # still be learned is how frequent each digit is. Relu passes a gradient only where its output is
 # above zero, so next to nothing reaches the first convolution.

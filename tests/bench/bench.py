@@ -135,7 +135,7 @@ class Worker:
                 env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
                         "scratch space": {n: v for n, v in SETTINGS.items() if "COPY" in n},
                         "allocator": {name: str(value) for _, value, name in ALLOCATOR}}[setting]
-        if job.work == "PyTorch":
+        if job.work in ("PyTorch", "limits"):  # MXNet's own default may be one for two cores
             env["OMP_NUM_THREADS"] = str(job.threads or cores())
         self.job, self.log = job, tempfile.TemporaryFile("w+")
         course = job.settings == COURSE
