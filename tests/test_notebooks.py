@@ -39,6 +39,14 @@ def test_figures_beside_the_notebooks_are_those_within():
     assert asked and found == asked
 
 
+def test_files_made_of_cells_are_those_cells():
+    made = {name: text for path in BUILT.values()
+            for name, text in build.files(nbformat.read(path, as_version=4)).items()}
+    found = {path.name: path.read_text() for path in ROOT.glob("notebooks/*.py")
+             if path.name != "conftest.py"}
+    assert made and found == made, "make notebooks"
+
+
 # --- the rules ------------------------------------------------------------------------------
 
 

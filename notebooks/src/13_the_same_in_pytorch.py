@@ -73,8 +73,8 @@ assert np.isnan(apart([right[0], np.array([np.nan])], right)), "NaN must not pas
 # %% [markdown]
 # ## A dictionary that runs
 #
-# Each row is two short pieces of code, MXNet's first, and an assertion where they agree. Rows that
-# need several processes are in chapter 14.
+# Each row is two short pieces of code, MXNet's first, and an assertion where they agree. What needs
+# several processes is in chapter 14.
 #
 # ### Context and device
 #

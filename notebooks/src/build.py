@@ -15,6 +15,7 @@ their tables. Tags that a cell can have:
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
     figure:NAME the figure that it shows is also written to notebooks/src/figures/NAME.png
+    file:NAME   the cell, whose first line is "# NAME", is a part of notebooks/NAME
 """
 
 import argparse
@@ -242,6 +243,8 @@ def build(source, target, prose=False, data=None):
     for name, png in figures(notebook):
         (source.parent / "figures").mkdir(exist_ok=True)
         (source.parent / "figures" / name).write_bytes(png)
+    for name, text in files(notebook).items():
+        (target.parent / name).write_text(text)
 
 
 def figures(notebook):
@@ -251,6 +254,17 @@ def figures(notebook):
             if tag.startswith("figure:"):
                 (png,) = (o.data["image/png"] for o in cell.outputs if "data" in o)
                 yield f"{tag.removeprefix('figure:')}.png", base64.b64decode(png)
+
+
+def files(notebook):
+    """Name and content of each file that is made of cells, those with the tag `file:NAME`."""
+    parts = {}
+    for cell in notebook.cells:
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith("file:"):
+                name = tag.removeprefix("file:")
+                parts.setdefault(name, []).append(cell.source.removeprefix(f"# {name}").strip())
+    return {name: "\n\n\n".join(cells) + "\n" for name, cells in parts.items()}
 
 
 def main(arguments=None):
