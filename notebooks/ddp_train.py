@@ -127,7 +127,7 @@ UNFINISHED = ("finish_gradient_synchronization() was not called after the last b
 
 
 class DDP(BucketedOverlapped):
-    """Data parallelism as torch.nn.parallel.DistributedDataParallel has it."""
+    """As DistributedDataParallel with find_unused_parameters=True, forward_sync_buffers=False."""
 
     synchronizing = True
 

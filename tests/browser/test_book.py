@@ -173,7 +173,7 @@ def test_nothing_is_there_that_no_reader_needs(book):
                        for name in CHAPTERS}
     pages = {f"{name}.html" for name in [*CHAPTERS, "index", "search"]}
     assert {path.name for path in book.iterdir()} - set(sources) - pages == {
-        ".buildinfo", "LICENSE.txt", "_images", "_sources", "_static", "objects.inv",
+        ".buildinfo", "LICENSE.txt", "_downloads", "_images", "_sources", "_static", "objects.inv",
         "searchindex.js"}
     texts = [path for path in book.rglob("*") if path.is_file() and path.suffix not in (
         ".png", ".woff", ".woff2", ".ttf")]
