@@ -921,9 +921,10 @@ for wrap in (Unequal, DDP):
 # %% [markdown]
 # ### 2. A loss that can't tell
 #
-# A published DDP example took `cross_entropy` of a network with *one* output. Softmax of a single
-# number is always 1, so its gradient is zero. **Predict:** does a comparison of replicas notice
-# that they never communicate?
+# PyTorch's example `ddp-tutorial-series` (`multigpu.py` at commit 1e81da3 of pytorch/examples)
+# takes `cross_entropy` of a network with *one* output. Softmax of a single number is always 1, so
+# its gradient is zero. **Predict:** does a comparison of replicas notice that they never
+# communicate?
 
 # %% tags=["trains"]
 def silent(loss):
