@@ -625,7 +625,7 @@ print("2 and 4 ranks, three sizes of buckets: ours equals torch's on every rank,
 # ## What overlap and buckets bring
 #
 # Where would it matter? Where there is much to send for the computing that is done: dense layers.
-# Here are 21 of them, with 5.6 million parameters, 22 MB a step.
+# Here are 22 of them, with 5.7 million weights and biases.
 
 # %%
 def deep(width=512, layers=20):
@@ -838,8 +838,9 @@ show(fig, alt="Step time against bucket size on a simulated link, with and witho
 # Now there is a trade-off. Many small messages pay the latency again and again. A single large one
 # can't leave before the last gradient is there. In between half of the link's time is hidden behind
 # the backward pass. Which size is best depends on the link and on the network. (PyTorch's default
-# is a first bucket of 1 MB, so that something leaves early, and 25 MB for the others.) The few per
-# cent "hidden" with all in one can't be overlap; they show how exact the other figures are.
+# is a first bucket of 1 MB, so that something leaves early, and 25 MB for the others:
+# `_DEFAULT_FIRST_BUCKET_BYTES` in `torch/nn/parallel/distributed.py`.) The few per cent "hidden"
+# with all in one can't be overlap; they show how exact the other figures are.
 
 # %% [markdown]
 # ## Gradient accumulation
@@ -880,8 +881,7 @@ for count, gradients in ranks(accumulate):
 print("four parts, one all-reduce, the gradient of the whole batch to 1e-12")
 
 # %% [markdown]
-# Without `no_sync`, ours refuses a second backward pass. PyTorch's sends each time, and gets the
-# same gradient, at four times the traffic.
+# Without `no_sync`, ours refuses a second backward pass. PyTorch's would send after each.
 
 # %%
 def accumulate_carelessly():
@@ -1037,7 +1037,8 @@ for wrap in (Overlapped, DDP, DistributedDataParallel, torch_ddp):
 #
 # One rank has a batch less than the other. In the last step it doesn't come to the all-reduce. For
 # PyTorch's DDP there is `join`: a rank that has no more data answers the others' all-reduces with
-# zeros until all are done. (The sum is still divided by 2, so the last step is half as long.)
+# zeros until all are done. (By default the sum is still divided by 2,
+# `divide_by_initial_world_size`, so the last step is half as long.)
 
 # %%
 def uneven(join):
@@ -1092,7 +1093,7 @@ for before in (False, True):
 # ### 8. A checkpoint without the optimizer's state
 #
 # Momentum is state too. Ten steps without a break, against five, a new optimizer, and five more,
-# with and without the old one's state. (One process shows it; chapter 15 has the whole checkpoint.)
+# with and without the old one's state. (One process is enough to show it.)
 
 # %% tags=["trains"]
 def resume(keep):
