@@ -635,7 +635,8 @@ def made(folder):
     """The Makefile, beside stand-ins for set-up and for the environment's Python."""
     (folder / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     write_script(folder / ".venv/bin/python", RECORDER)
-    for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/src/book/index.md",
+    for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/ddp_train.py",
+                 "notebooks/src/book/index.md",
                  "notebooks/src/drawings/a.svg"):  # make book's
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).touch()
