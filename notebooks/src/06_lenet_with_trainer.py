@@ -513,9 +513,9 @@ for name, each in rows.items():
 
 # %% [markdown]
 # In our run the loader alone is more than five times as fast as training: on cores of its own it
-# would not be the bottleneck. Here it shares the cores, and an epoch takes about a fifth longer
-# than with arrays. That is near the sum.
-# Between one loader and another the epochs' ranges overlap.
+# would not be the bottleneck. Here it shares the cores, and an epoch takes a fifth to a third
+# longer than with arrays. That is near the sum. Between one loader and another the epochs' ranges
+# overlap.
 #
 # **On GPUs:** *The Straight Dope*, in 2017, reports 4.7 s for an epoch of 60,000 images on one GPU
 # at batch 64, and 2.8 s on two at batch 128. Against our two cores at batch 128:
@@ -652,13 +652,13 @@ assert (after("2x128-0.6-warm", 1) < after("2x64", 1)).all(), "warm-up is behind
 #
 # ## How much faster?
 #
-# One device and two at the same batch, in turns, as in chapter 04, for three batch sizes.
+# One device and two at the same batch, in turns, as in chapter 04, for two batch sizes.
 
 # %% tags=["trains"]
 from helpers.timing import Others
 
 jobs = {}
-for batch in (64, 128, 256):
+for batch in (64, 256):
     for k in (1, 2):
         net = start(two[:k])
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
@@ -668,25 +668,25 @@ for batch in (64, 128, 256):
 
 # %% tags=["trains"]
 kept, discarded = [], []
-while len(kept) < 5 and len(discarded) < 5:
+while len(kept) < 3 and len(discarded) < 3:
     with Others() as others:
         row = [fit(*job, progress=False).rate[0] for job in jobs.values()]
     (kept if others.share <= 0.02 else discarded).append(row)
 
 # %% [markdown]
-# Rounds in which other programs took more than 2 % of the CPU's time are discarded. We stop at five
-# kept or five discarded; with fewer than three kept, all are used.
+# Rounds in which other programs took more than 2 % of the CPU's time are discarded. We stop at
+# three kept or three discarded, and use all if fewer than three were kept.
 
 # %% tags=["measured"]
-rounds = np.array(kept if len(kept) > 2 else kept + discarded).reshape(-1, 3, 2)
+rounds = np.array(kept if len(kept) > 2 else kept + discarded).reshape(-1, 2, 2)
 print(f"rounds kept {len(kept)}, discarded {len(discarded)}", "and used" * (len(kept) < 3))
-for batch, each in zip((64, 128, 256), rounds.transpose(1, 2, 0)):
+for batch, each in zip((64, 256), rounds.transpose(1, 2, 0)):
     ratio = each[1] / each[0]
     print("batch {}: {:,.0f} and {:,.0f} images/s, ".format(batch, *np.median(each, axis=1)) +
           f"times {np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})")
 
 # %% [markdown]
-# In our run the median ratio grows with the batch; from 128 to 256 the ranges overlap. We guess
+# In our run the ratio is larger for the larger batch. We guess
 # that work which doesn't depend on the batch, such as Python's, weighs less in a large one. Chapter
 # 10 takes a step apart.
 

@@ -664,7 +664,7 @@ def train_steps(net, trainer, used, n, steps=1):
 
 # %% [markdown]
 # As in chapter 04, the settings take turns, and rounds in which other programs took more than 2 %
-# of the CPU's time are discarded. If five are discarded before three are kept, all are used. In a
+# of the CPU's time are discarded. If three are discarded before three are kept, all are used. In a
 # round each makes one step.
 
 # %% tags=["measured"]
@@ -687,7 +687,7 @@ def contest(make):
     for each in ready:
         train_steps(*each, steps=2)  # warms up
     kept, discarded = [], []
-    while len(kept) < 5 and len(discarded) < 5:
+    while len(kept) < 3 and len(discarded) < 3:
         with Others() as others:
             row = [each[-1] / train_steps(*each) for each in ready]
         (kept if others.share <= 0.02 else discarded).append(row)
@@ -726,7 +726,7 @@ show(fig, alt="Speed-up of two devices over one in each round, d2l's blocks and 
      "batch and at twice the batch, with medians and a dotted line at two.")
 
 # %% [markdown]
-# In our run weak scaling was above strong in nearly all rounds. A guess: all-reduce and update take
+# In our run weak scaling was above strong in all rounds. A guess: all-reduce and update take
 # as long for a step of twice the images. By the medians our hybridised network gains more than
 # d2l's blocks (its relu differs, too).
 #
@@ -921,7 +921,7 @@ assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the 
 #
 # 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
 #    stage are most, and how far are the stages apart?
-# 2. **Is it BatchNorm?** Train the narrow network for 40 steps of 64 images from normal numbers of
+# 2. **Is it BatchNorm?** Train the narrow network for 32 steps of 64 images from normal numbers of
 #    size 0.01 and from Xavier's, with BatchNorm and without any norm. What lets the published start
 #    work?
 # 3. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`, so that it can
@@ -956,7 +956,7 @@ assert stages_of[3] == max(stages_of) and 1.3 < max(stages_of) / min(stages_of) 
 # A norm that does nothing takes BatchNorm's place.
 
 # %% tags=["solution", "trains", "measured"]
-def last_losses(start, norm, steps=40):
+def last_losses(start, norm, steps=32):
     mx.random.seed(0)
     net = hybrid_resnet18(10, (16, 32, 64, 128), norm)
     net.initialize(start, ctx=two)
@@ -975,7 +975,7 @@ for start in (init.Normal(0.01), init.Xavier()):
         print(f"{type(start).__name__:8} {norm.__name__:10} {last_losses(start, norm):.2f}")
 
 # %% [markdown]
-# In these four runs, yes: without a norm neither start gets anywhere in 40 steps, and with it both
+# In these four runs, yes: without a norm neither start gets anywhere in 32 steps, and with it both
 # learn. From Xavier's start the loss is lower by then; that is one seed.
 
 # %% [markdown]
