@@ -21,21 +21,21 @@ def lenet():
 class Replicas(nn.Module):
     """Wraps `module`: all ranks begin with rank 0's parameters and buffers.
 
-    Freeze, unfreeze or replace parameters before, not after.
+    Freeze, unfreeze or replace parameters before, not after, and on all ranks alike.
     """
 
     def __init__(self, module):
         super().__init__()
         self.module, self.world = module, dist.get_world_size()
-        state = [tensor.detach() for tensor in [*module.parameters(), *module.buffers()]]
+        state = [*module.parameters(), *module.buffers()]
         kinds = [None] * self.world
-        dist.all_gather_object(kinds, [(tensor.shape, tensor.dtype) for tensor in state])
+        dist.all_gather_object(kinds, [(t.shape, t.dtype, t.requires_grad) for t in state])
         if any(each != kinds[0] for each in kinds):
             raise ValueError("the ranks' modules differ in their parameters or buffers")
         for tensor in state:
-            whole = tensor.contiguous()  # gloo takes memory as it lies
+            whole = tensor.detach().contiguous()  # gloo takes memory as it lies
             dist.broadcast(whole, src=0)
-            tensor.copy_(whole)
+            tensor.detach().copy_(whole)
         self.trained = [p for p in module.parameters() if p.requires_grad]
 
     def forward(self, *inputs, **options):
@@ -93,7 +93,7 @@ class Bucketed(Replicas):
         self.sent.append((buffer, self.all_reduce(buffer)))
 
     def finish_gradient_synchronization(self):
-        """To be called right after each backward pass, before other messages or clipping."""
+        """To be called after the last backward pass of a step, before other messages."""
         while len(self.sent) < len(self.buckets):
             self.send_next()
         for bucket, (buffer, work) in zip(self.buckets, self.sent):

@@ -58,6 +58,7 @@ def test_mistakes_are_named(found):
         assert "no_sync" in rank["twice"] and "no_sync" in rank["after"]
         assert "not called" in rank["forgotten"] and rank["nested"] == 0
         assert "bucket_size_mb=0" in rank["no size"] and "modules differ" in rank["differ"]
+        assert "modules differ" in rank["frozen on one"]
 
 
 def test_stands_alone():
