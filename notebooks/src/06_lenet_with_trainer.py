@@ -780,7 +780,7 @@ print("shards", shards, "so an image counts", [f"1/{2 * n}" for n in shards], "i
 
 # %% tags=["solution", "measured", "trains"]
 looked_at = nd.array(data.test_images[:500], ctx=two[0])
-for seed in range(4):
+for seed in (1, 2, 3):
     net = start(two, seed=seed, init=mx.init.Uniform(0.07))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.6})
     losses, out, shares = [], looked_at, []

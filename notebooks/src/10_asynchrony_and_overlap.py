@@ -530,7 +530,7 @@ def add_up(name, clocks, parts, lost, quiet):
 static = {"static_alloc": True, "static_shape": True}
 budgets = {"LeNet, batch 256": compare(lenet, 256, 15),
            "ResNet-18, batch 32": compare(resnet18, 32, 7, **static),
-           "wide, batch 32": compare(wide, 32, 18)}
+           "wide, batch 32": compare(wide, 32, 12)}
 for name, found in budgets.items():
     add_up(name, *found)
 
@@ -697,9 +697,9 @@ def repeat(training, steps, between=lambda: None):
 
 bulks = prepare(wide, 32)
 report(rounds({"ResNet-18 without overlap": repeat(big, 1, nd.waitall),
-               "with": repeat(big, 1)}, 8), "ResNet-18 without overlap")
+               "with": repeat(big, 1)}, 6), "ResNet-18 without overlap")
 report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": repeat(single, 2),
-               "with default bulks": repeat(bulks, 2)}, 12), "wide without overlap")
+               "with default bulks": repeat(bulks, 2)}, 9), "wide without overlap")
 
 # %% [markdown]
 # In our run overlap saved 5 % for the wide network, part of which may be Python's, and nothing
@@ -857,7 +857,7 @@ print(f"a step needs {alone:.1f} ms of compute on each device and "
 # %% tags=["measured"]
 WAYS = {"in sequence": in_sequence, "overlapped": linked,
         "first layer first": lambda t: linked(t, by_layer=True)}
-times = rounds({name: lambda one=one: loop(far, 3, one) for name, one in WAYS.items()}, 16)
+times = rounds({name: lambda one=one: loop(far, 3, one) for name, one in WAYS.items()}, 12)
 report(times, "in sequence")
 report({name: times[name] for name in list(WAYS)[1:]}, "overlapped")
 
@@ -945,7 +945,7 @@ assert [handed_out(lag) for lag in (None, 0, 1, 2)] == [1, 2, 3, 4], "lag + 2 st
 
 # %% tags=["measured"]
 LAGS = {"waitall": None, "lag 0": 0, "lag 1": 1, "lag 2": 2, "never wait": 8}
-report(rounds({name: lambda lag=lag: loop(usual, 8, lag=lag) for name, lag in LAGS.items()}, 6),
+report(rounds({name: lambda lag=lag: loop(usual, 8, lag=lag) for name, lag in LAGS.items()}, 5),
        "waitall")
 
 # %% [markdown]
@@ -1006,7 +1006,7 @@ fit = {(c, len(d)): repeat(prepare(lambda c=c: lenet(c), 256, d), 3)
        for c in ((20, 50), (16, 48)) for d in (pair[:1], pair)}
 
 # %% tags=["measured"]
-times = rounds(fit, 12)
+times = rounds(fit, 8)
 for c in ((20, 50), (16, 48)):
     low, median, high = np.percentile(times[c, 1] / times[c, 2], [25, 50, 75])
     print(c, "images/s on one device and on two:", *(
@@ -1088,7 +1088,7 @@ ways = [prepare(resnet18, n, devices, **static)
         for n, devices in ((32, pair[:1]), (16, pair[:1]), (32, pair))]
 for training in ways * 2:
     step(training)
-computes = np.array([[budget(record(lambda t=t: step(t)))[0] for t in ways] for _ in range(7)])
+computes = np.array([[budget(record(lambda t=t: step(t)))[0] for t in ways] for _ in range(5)])
 for name, column in (("the shard alone", computes[:, 1]), ("beside the other", computes[:, 2])):
     low, median, high = np.percentile(2 * column / computes[:, 0], [25, 50, 75])
     print(f"{name}: {median:.2f} times half of the whole batch ({low:.2f} to {high:.2f})")

@@ -1001,7 +1001,7 @@ def whom(n, speeds, costs):
     return sorted(ranked[: best + 1]), times[best]
 
 
-# %% wrong time loses time-seconds, time-whom: the talk is forgotten | with equal shares is 0.2,
+# %% wrong time loses time-seconds, time-whom: the all-reduce is forgotten | with equal shares is 0.2,
 def step_seconds(n, speeds, cost):
     return n / max(speeds), n / len(speeds) / min(speeds), n / sum(speeds)
 

@@ -140,12 +140,12 @@ assert round(found, 9) not in mistakes, f"{found} s: {mistakes[round(found, 9)]}
 assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so the median is 11"
 
 # %% [markdown]
-# ## 2. A start and a bandwidth (3 points)
+# ## 2. Latency and bandwidth (3 points)
 #
-# A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a start of $\alpha$ seconds, then bytes
-# at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. The times
-# scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 11 did:
-# find the $\alpha$ and $B$ for which
+# A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a latency of $\alpha$ seconds, then
+# bytes at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. The
+# times scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 11
+# did: find the $\alpha$ and $B$ for which
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
@@ -177,7 +177,7 @@ def fit_line(sizes, seconds):
 sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 alpha, bandwidth = fit_line(sizes, 2e-4 + sizes / 5e8)
 assert np.ndim(alpha) == np.ndim(bandwidth) == 0, "two numbers are asked for, not arrays"
-assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but these messages start in 2e-4 s"
+assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but their latency is 2e-4 s"
 assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at 5e8 bytes/s"
 
 # %% nbgrader={"grade_id": "line-care", "points": 1}
@@ -198,7 +198,7 @@ assert list(seconds) == [5, 2, 3], "the caller's times were changed"
 # - $\gamma$, `costs["image"]`: seconds of computing for one image;
 # - $m$: the images of the device that has *most* of them. A step is done when the last device is;
 #   shards differ by at most one image;
-# - $\alpha$ and $B$, `costs["alpha"]` and `costs["bandwidth"]`: start (s) and bandwidth (bytes/s)
+# - $\alpha$ and $B$, `costs["alpha"]` and `costs["bandwidth"]`: latency (s) and bandwidth (bytes/s)
 #   of a message, of which a ring sends $2(k-1)$ one after another;
 # - $S$, `costs["bytes"]`: the gradients' bytes. A message is a $k$-th of them.
 #

@@ -180,7 +180,7 @@ def line(what, sizes, seconds):
 
 
 def line_values():
-    """A start and a bandwidth: values"""
+    """Latency and bandwidth: values"""
     sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
     yield line("the notebook's example", sizes, 2e-4 + sizes / 5e8)
     rng = np.random.default_rng(53)
@@ -199,7 +199,7 @@ def line_values():
 
 
 def line_care():
-    """A start and a bandwidth: whole numbers, the caller's arrays, errors"""
+    """Latency and bandwidth: whole numbers, the caller's arrays, errors"""
     sizes = np.array([4000, 1000, 2000])
     yield line("the notebook's example", sizes, 1 + sizes / 1000)
     rng = np.random.default_rng(54)

@@ -44,8 +44,8 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 #    devices share all the other examples among themselves anew, from rule 1 on, and so on until
 #    nobody has nothing.
 #
-# Rules 1 and 2 are those of chapter 12. Rule 3 is not: where a device is due very little, `cut`
-# from the chapter gives other sizes in some cases, and they are wrong here. No test depends on a
+# Rules 1 and 2 are those of chapter 12's first exercise. Rule 3 is not: there a device that is due
+# very little may get nothing. No test depends on a
 # floating-point number's last digits.
 #
 # The sizes are integers, Python's or NumPy's. Raise `ValueError` where there are fewer examples
@@ -104,7 +104,7 @@ for n, speeds in ((2, [1, 1, 1]), (8, [1, 0])):
         raise AssertionError(f"{n} examples, speeds {speeds}: no ValueError")
 
 # %% [markdown]
-# ## 2. Gradients that count for what they are (3 points)
+# ## 2. Weighted gradients (3 points)
 #
 # Each of $k$ devices has computed the *mean* gradient $\bar g_i$ of its own shard of $n_i$
 # examples. Replace each of them, in place and on its device, by the mean over the whole batch:
@@ -182,9 +182,9 @@ def step_seconds(n, speeds, cost):
     """(alone, equal, proportional): the seconds of a step on n examples, done in three ways."""
     ### BEGIN SOLUTION
     k = len(speeds)
-    talk = cost if k > 1 else 0
+    together = cost if k > 1 else 0
     alone, equal, proportional = n / max(speeds), n / k / min(speeds), n / sum(speeds)
-    return alone, equal + talk, proportional + talk
+    return alone, equal + together, proportional + together
     ### END SOLUTION
 
 
@@ -205,8 +205,8 @@ def whom(n, speeds, costs):
 # %% nbgrader={"grade_id": "time-seconds", "points": 1}
 alone, equal, proportional = step_seconds(240, [1600, 400, 400], 0.01)
 assert np.isclose(alone, 0.15), f"240 examples at 1600 a second take 0.15 s, not {alone:.3g}"
-assert np.isclose(equal, 0.21), f"80 at 400 a second, and the talk: 0.21 s, not {equal:.3g}"
-assert np.isclose(proportional, 0.11), f"160 and twice 40: 0.11 s with talk, not {proportional:.3g}"
+assert np.isclose(equal, 0.21), f"80 at 400 a second, and the all-reduce: 0.21 s, not {equal:.3g}"
+assert np.isclose(proportional, 0.11), f"160 and twice 40: 0.11 s, all-reduce too, not {proportional:.3g}"
 
 # %% nbgrader={"grade_id": "time-whom", "points": 2}
 chosen, seconds = whom(256, [1600, 400], [0, 0.01])
@@ -225,9 +225,9 @@ assert np.isclose(seconds, 0.160), f"alone it takes 0.160 s, not {seconds:.3g}"
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the formula: alone 85.3 ms, together 82.6 + 2 = 84.6 ms. The CPU pays, by less than
-# one per cent: with a handicap of 30 it is below $T/c - 1$, which is about 42. A slow device is
-# better left out where it saves less than the talk costs: when it is very slow, the batch is small
-# or the all-reduce takes long.
+# one per cent: with a handicap of 30 it is below $b\,n/c - 1$, which is about 42. A slow device is
+# better left out where it saves less than the all-reduce costs: when it is very slow, the batch is
+# small or the all-reduce takes long.
 #
 # One point for two things that the formula doesn't know, and a decision that fits them. Such as:
 # the CPU has other work (Python, the loader, starting the GPU's operators); its speed changes, and
