@@ -571,8 +571,8 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # %% [markdown]
 # In our run:
 #
-# - *LeNet* lacks 4 ms, mostly in compute, Python and waiting. The sum misses the clock by up to a
-#   tenth of that.
+# - *LeNet* lacks some ms, mostly in compute, Python and waiting. The sum misses the clock by up to
+#   a tenth of that.
 # - *ResNet-18* loses to compute (exercise 2 separates two causes), to communication and to waiting.
 # - *The wide network* is slower on two devices. It communicates for more than half as long as one
 #   device computes. Its updates are not divided: each step updates every weight, here on one lane,
@@ -702,10 +702,10 @@ report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": re
                "with default bulks": repeat(bulks, 2)}, 9), "wide without overlap")
 
 # %% [markdown]
-# In our run overlap saved 5 % for the wide network, part of which may be Python's, and nothing
-# beyond the noise for ResNet-18. On a CPU device a copy is work for the very core that computes, so
-# overlap only moves it to another moment. It can fill idle gaps, but `cpu/1` idles while `cpu/0`
-# updates.
+# In our run overlap saved about 5 % for the wide network (the middle half just reaches 1), part of
+# which may be Python's, and nothing beyond the noise for ResNet-18. On a CPU device a copy is work
+# for the very core that computes, so overlap only moves it to another moment. It can fill idle
+# gaps, but `cpu/1` idles while `cpu/0` updates.
 #
 # ## A link of its own
 #

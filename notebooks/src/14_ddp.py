@@ -1070,7 +1070,7 @@ for wrap in (Overlapped, DDP, DistributedDataParallel, torch_ddp):
 # `divide_by_initial_world_size`, so the last gradient is half as large.) That rank makes no steps
 # meanwhile; at the end it gets the weights, and not the optimizer's state.
 
-# %%
+# %% tags=["trains"]
 def uneven(join):
     model = DistributedDataParallel(copy_of_origin())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
