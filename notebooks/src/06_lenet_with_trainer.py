@@ -23,7 +23,7 @@
 #
 # ## What you need
 #
-# Chapters 02, 04 and 05. No GPU. Reading takes {reading time}, running about a minute and a half
+# Chapters 02, 04 and 05. No GPU. Reading takes {reading time}, running about a minute
 # with MNIST.
 
 # %% tags=["measured"]

@@ -21,7 +21,7 @@
 # ## What you need
 #
 # Chapters 03, 07 and 14. No GPU and no second machine: the machines are processes. Reading takes
-# {reading time}, running a bit over a minute on two cores. The first half needs PyTorch
+# {reading time}, running about a minute and a half on two cores. The first half needs PyTorch
 # (`make setup TORCH=1`); the rest, from *A parameter server* on, runs without.
 
 # %%
