@@ -227,8 +227,8 @@ show(fig, alt="Throughput on 1, 2 and 4 devices as a multiple of one device's, f
      "sizes and for 64 images a device, below a dashed line for the devices at once.")
 
 # %% [markdown]
-# In our runs, with the same batch of 128 or 256, four devices on two cores are slower than two;
-# with 64 the difference is within the noise. Where the dashed line is flat, more devices add work
+# In our runs, with the same batch, four devices on two cores are slower than two (with 64 images in
+# one run by no more than the noise). Where the dashed line is flat, more devices add work
 # (smaller shards, more messages, more operators to start) and no core to do it. (With 64 images
 # each, four have twice the batch of two, and the ideal on two cores is 50 %.) Which part of a step
 # keeps the curves below the line? For that we need laws.
@@ -296,7 +296,7 @@ for n in batch_sizes:
 # doesn't grow with the batch is a smaller share of a larger step. John Gustafson (1988) made that
 # the way out: grow the work with the machine, which is weak scaling. And where two and four devices
 # have the same $p$, the law gives them the same time. If their residuals differ by more than 1.4
-# times the noise, it has **missed**: in our runs at 128 and 256.
+# times the noise, it has **missed**: so in nearly all rows of our runs.
 #
 # ## A law with reasons in it
 #
@@ -421,9 +421,9 @@ show(fig, alt="Relative residuals of the fitted law with the noise of each point
      "size, width and number of devices, around a line at zero.")
 
 # %% [markdown]
-# A residual below zero means slower than the law says. And are the constants what they are named
-# after? Compare the last line above: one device alone gives another φ than the fit over all
-# devices. What stands for communication, α and β, must vanish without all-reduce. So we time
+# A residual below zero means slower than the law says. In some of our runs the law is missed, in
+# others not. But even where it isn't, are its constants what they are named after? What stands for
+# communication, α and β, must vanish without all-reduce. So we time
 # forward and backward passes only, of one shard on one device, and of two equal shards on two.
 
 # %%
@@ -498,10 +498,10 @@ for name in befores:
 print(f"after 16 MB, one takes {found['16 MB', 1] / found['itself', 1]:.1f} times as long")
 
 # %% [markdown]
-# In our runs the same call takes 1.4 to 3.5 times as long after a large array, and longer after a
-# pause too, in which threads may fall asleep. So it depends on the surroundings, and a constant
-# should be measured as it will be used. We come closer with lists of arrays, $t = \tau + a A +
-# S/B$, numbers and sizes varied independently. In the same rounds, and not in the fit:
+# In our runs the same call takes more than three times as long after a large array, and longer
+# after a pause too, in which threads may fall asleep. So it depends on the surroundings, and a
+# constant should be measured as it will be used. We come closer with lists of arrays, $t = \tau + a
+# A + S/B$, numbers and sizes varied independently. In the same rounds, and not in the fit:
 # `trainer.allreduce_grads()` (chapter 07) of our two networks, after itself and after a backward
 # pass, as in a step.
 
@@ -528,9 +528,9 @@ print(f"τ {1e6 * link[0]:.0f} µs, a {1e6 * link[1]:.0f} µs an array, B {1e-9 
       f"largest residual {np.abs(off).max():.0%}; {verdict(off, large, spread[:-4], 3)}")
 
 # %% [markdown]
-# In our runs this law is missed by far (where the printed group is `True`, all arrays of 4 MB and
-# more are on one side). Can it still predict, as a rule of thumb, networks that it wasn't fitted
-# to, within a factor of two? **Predict:** is LeNet's all-reduce mostly latency or mostly bytes?
+# In our runs this law is missed by far (`True` stands for arrays of 4 MB and more). Can it still
+# predict, as a rule of thumb, networks that it wasn't fitted to, within a factor of two?
+# **Predict:** is LeNet's all-reduce mostly latency or mostly bytes?
 
 # %% tags=["measured"]
 for i, w in enumerate(widths):
