@@ -841,9 +841,9 @@ if without_gpu:
 # %% [markdown]
 # Without a GPU the pieces fail, and `DataParallel` passes through, whatever devices it was given.
 #
-# **On GPUs:** the comparison runs. We put our pieces beside PyTorch's on an H100 (PyTorch 2.11;
-# two, three and four replicas, all on this one GPU, so without NCCL). For LeNet with BatchNorm,
-# scores, gradients and running statistics agreed to $10^{-15}$.
+# **On GPUs:** the comparison runs. We put our pieces beside PyTorch's once, outside this notebook,
+# on an H100 (PyTorch 2.11; two, three and four replicas, all on this one GPU, so without NCCL). For
+# LeNet with BatchNorm, scores, gradients and running statistics agreed to $10^{-15}$.
 #
 # ### What it costs
 #

@@ -156,8 +156,8 @@ def who():
 
 
 # %% [markdown]
-# The second half of the answer: do torchrun (the parent) and the worker listen on *every* address
-# of the machine, or on the loopback only? `TORCH` is how all our PyTorch scripts begin.
+# `who` also looks whether torchrun (its parent) and the worker itself listen on *every* address of
+# the machine, or on the loopback only. `TORCH` is how all our PyTorch scripts begin.
 
 # %%
 def everywhere(pid):
@@ -829,6 +829,7 @@ assert still_running() == []
 
 # %% [markdown]
 # All but the dead one. A worker waits for a sum that will never be complete, or for a server.
+#
 # `run` watches: as soon as a process fails, it ends the others and raises.
 # `Cluster` is `run` in steps, so that we can interfere: after an epoch we look where the
 # processes listen, and kill the *server*.
