@@ -989,7 +989,7 @@ def whom(n, speeds, costs):
     return best
 
 
-# %% wrong time loses time-seconds: a device alone talks too | it need not talk
+# %% wrong time loses time-seconds: a device alone talks too | a single device waits for no all-reduce
 def step_seconds(n, speeds, cost):
     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
 

@@ -207,7 +207,7 @@ def seconds(n, speeds, cost):
         for one, (way, expected) in zip(found, due.items()):
             took = read_number(one, f"the time {way}")
             if k == 1 and cost and abs(took - float(expected + Fraction(cost))) <= 1e-9:
-                raise Wrong(f"{way}: it need not talk")
+                raise Wrong(f"{way}: a single device waits for no all-reduce")
             compare(one, Near(float(expected), 1e-12), f"the time {way}")
 
     return Case(f"{k} devices", "step_seconds", [n, list(speeds), cost], check)
