@@ -1,0 +1,41 @@
+"""Runs a function in several processes of this machine, the ranks of torch.distributed."""
+
+import signal
+import socket
+import tempfile
+import warnings
+from concurrent.futures import FIRST_EXCEPTION, wait
+
+import torch
+from joblib.externals.loky import get_reusable_executor
+
+warnings.filterwarnings("ignore", "A worker stopped")  # loky renews one whose memory has grown
+VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def join_and_run(rank, world, meeting, seconds, part, given):
+    signal.alarm(seconds + 5)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        return part(*given)
+    finally:
+        torch.distributed.destroy_process_group()
+        signal.alarm(0)
+
+
+def ranks(part, *given, world=2, seconds=60):
+    """What `part(*given)` returned on each rank; TimeoutError after `seconds`."""
+    executor = get_reusable_executor(4, timeout=600, env=VARIABLES)
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [executor.submit(join_and_run, rank, world, f"{folder}/meeting", seconds, part,
+                                 given) for rank in range(world)]
+        try:
+            done, running = wait(tasks, seconds, FIRST_EXCEPTION)
+            results = [task.result() for task in tasks if task in done]
+            if running:
+                raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
+        except BaseException:
+            executor.shutdown(kill_workers=True)
+            raise
+    return results
