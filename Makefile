@@ -80,7 +80,8 @@ test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3
 book: setup  ## make the course a web site, build/book/index.html
 	rm -rf build/book build/book-source
 	mkdir -p build/book-source/src build/book
-	cp notebooks/[0-9]*.ipynb notebooks/ddp_train.py notebooks/src/book/index.md build/book-source
+	cp notebooks/[0-9]*.ipynb notebooks/*.py notebooks/map.md notebooks/src/book/index.md \
+	    build/book-source
 	cp -r notebooks/src/drawings build/book-source/src
 	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \
 	    -d build/book-source/.doctrees build/book-source build/book

@@ -360,7 +360,7 @@ if [ "$with_torch" = 1 ] && ! torch_made; then
 import sys
 from importlib.util import find_spec
 sys.exit(find_spec('torch') is not None)" && write "$wanted" $stamp 2>/dev/null
-        what="PyTorch could not be installed (all but chapters 13 to 15 works without)"
+        what="PyTorch could not be installed (all but chapters 13 to 16 works without)"
         explain
     fi
     record $torch_version .venv/.torch

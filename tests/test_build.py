@@ -104,7 +104,7 @@ def test_chapters_are_linked_with_each_other(built):
 @pytest.mark.parametrize(("name", "links"), [
     ("01_a", "[Start](start.md) · [02 B →](02_b.ipynb)"),
     ("02_b", "[← 01 A](01_a.ipynb) · [Start](start.md) · [03 C →](03_c.ipynb)"),
-    ("03_c", "[← 02 B](02_b.ipynb) · [Start](start.md)"),
+    ("03_c", "[← 02 B](02_b.ipynb) · [Start](start.md) · [The map →](map.md)"),
 ])
 def test_each_chapter_leads_to_its_neighbours(name, links):
     titles = {"01_a": "01 A", "02_b": "02 B", "03_c": "03 C"}

@@ -466,8 +466,8 @@ def assert_told(said, what, reason, tool, words):
 STEPS = [
     ("venv", ".venv could not be made", "uv"),
     ("mxnet", "the packages could not be installed", "uv"),
-    ("pip", "PyTorch could not be installed (all but chapters 13 to 15 works without)", "uv"),
-    ("torch", "PyTorch could not be installed (all but chapters 13 to 15 works without)", "pip"),
+    ("pip", "PyTorch could not be installed (all but chapters 13 to 16 works without)", "uv"),
+    ("torch", "PyTorch could not be installed (all but chapters 13 to 16 works without)", "pip"),
 ]
 
 
@@ -636,7 +636,7 @@ def made(folder):
     (folder / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     write_script(folder / ".venv/bin/python", RECORDER)
     for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/ddp_train.py",
-                 "notebooks/src/book/index.md",
+                 "notebooks/map.md", "notebooks/src/book/index.md",
                  "notebooks/src/drawings/a.svg"):  # make book's
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).touch()

@@ -198,9 +198,8 @@ show(fig, alt="Above, layers against examples in the colours of two devices: who
 # they take turns, unless the batch is cut into small ones that follow each other. But it halves
 # only the activations. Weights, gradients and Adam's state take 2 MB on each device here; for a
 # billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device
-# keeps a part of the three, and gathers what it needs just in time (ZeRO, Rajbhandari et al.,
-# 2020, arXiv:1910.02054). The other two cuts serve models that are too large for one device
-# (exercise 1).
+# keeps a part of the three, and gathers what it needs just in time (ZeRO: chapter 16). The other
+# two cuts serve models that are too large for one device (exercise 1).
 
 # %% [markdown]
 # ## How devices are connected

@@ -429,7 +429,7 @@ print("stored weights:", *{str(place) for place, _ in where.values()})
 # **On GPUs** the first push copies a key's weights to its owner, and the optimizer makes its state
 # there (`KVStoreLocal::PushImpl`, `src/kvstore/kvstore_local.h`). So with the update in the store,
 # each GPU keeps the optimizer state of *its* parameters only, updates these, and sends the new
-# weights to the others. That is the idea of *ZeRO stage 1* (Rajbhandari et al., 2020), which
+# weights to the others. That is the idea of *ZeRO stage 1* (chapter 16), which
 # divides optimizer state by entries, and so evenly. PyTorch's `ZeroRedundancyOptimizer` gives whole
 # parameters to ranks, as MXNet does, also the largest first.
 #

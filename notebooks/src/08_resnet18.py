@@ -509,8 +509,9 @@ def train(net, batches, test, devices, lr, epochs):
 # %% [markdown]
 # ### A narrow one, live
 #
-# With a quarter of the channels, the network trains while you wait: 12,800 images twice, the second time with a tenth of the learning rate. It begins as published, from normal numbers of size 0.01. (In chapter 04 that
-# start sat on a plateau for epochs: exercise 2.)
+# With a quarter of the channels, the network trains while you wait: 12,800 images twice, the second
+# time with a tenth of the learning rate. It begins as published, from normal numbers of size 0.01.
+# (In chapter 04 that start sat on a plateau for epochs: exercise 2.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -771,8 +772,8 @@ def spending(net, trainer, used, n, steps=4):  # ms of device time a step, by ki
     return spent
 
 # %% [markdown]
-# LeNet (chapter 06's layers) and hybridised ResNet-18, each on one device and with the same batch on two.
-# **Predict:** which of the two spends the larger share of its time on communication?
+# LeNet (chapter 06's layers) and hybridised ResNet-18, each on one device and with the same batch
+# on two. **Predict:** which of the two spends the larger share of its time on communication?
 
 # %%
 def lenet(classes):
@@ -804,7 +805,8 @@ for make, n, steps in ((lenet, 32, 40), (lenet, 256, 12), (hybrid_resnet18, 32, 
 # Compute takes longer in total on two devices than on one: chapter 10 asks why. What comes on top
 # differs.
 #
-# - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it. ResNet-18, hybridised, hardly waits: it loses to compute and communication.
+# - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it.
+#   ResNet-18, hybridised, hardly waits: it loses to compute and communication.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes, and takes nearly as many
 #   times as long for an image. What counts is how much a network computes *for each parameter*.

@@ -128,9 +128,9 @@ def test_a_page_has_the_parts_of_its_chapter_once(pages, name):
     assert [each for each in contents if each in headings] == headings
     assert not [each for each in contents if each.startswith("Answer")]
     assert headings[-1] == "Exercises", "a notebook's own links to its neighbours"
-    around = ["index", *CHAPTERS, None][CHAPTERS.index(name):][:3:2]
+    around = ["index", *CHAPTERS, "map"][CHAPTERS.index(name):][:3:2]
     assert [link["href"] for link in page.select("a.left-prev, a.right-next")] == [
-        f"{each}.html" for each in around if each]
+        f"{each}.html" for each in around]
 
 
 def test_answers_are_printed_and_a_link_into_one_opens_it(opened):
@@ -171,7 +171,7 @@ def test_nothing_is_there_that_no_reader_needs(book):
     sources = {path.name: path.read_text("utf-8") for path in book.glob("*.py")}
     assert sources == {f"{name}.py": (ROOT / f"notebooks/src/{name}.py").read_text("utf-8")
                        for name in CHAPTERS}
-    pages = {f"{name}.html" for name in [*CHAPTERS, "index", "search"]}
+    pages = {f"{name}.html" for name in [*CHAPTERS, "index", "map", "search"]}
     assert {path.name for path in book.iterdir()} - set(sources) - pages == {
         ".buildinfo", "LICENSE.txt", "_downloads", "_images", "_sources", "_static", "objects.inv",
         "searchindex.js"}

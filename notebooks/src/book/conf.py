@@ -52,6 +52,7 @@ def write_chapters(app, docname, source):
         for name, rows in parts:
             files = "\n".join(row["file"] for row in rows)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{files}\n```\n"
+        source[0] += "\n```{toctree}\n:hidden:\n\nmap\n```\n"
 
 
 class FoldAnswers(SphinxTransform):
@@ -96,8 +97,8 @@ def describe_figures(app, doctree):
 
 
 def offer_notebooks_only(app, pagename, templatename, context, doctree):
-    """No button to download the first page's Markdown."""
-    if pagename == "index":
+    """No button to download the Markdown of a page that is no chapter."""
+    if pagename in ("index", "map"):
         context["page_source_suffix"] = ""
 
 
