@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+import draw_map
 import pytest
-from drawings import draw_map
-from drawings.draw_map import bubble, bytes_sent, held, idle, kept, seconds_computing, simulate
+from draw_map import bubble, bytes_sent, held, idle, kept, seconds_computing, simulate
 from helpers import plotting
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"

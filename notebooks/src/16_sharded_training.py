@@ -191,7 +191,7 @@ def account(net, images):
         return weights, activations, memory.now
 
 
-# %%
+# %% tags=["measured"]
 for name, net in (("LeNet", lenet()), ("ResNet-18", resnet18()), ("transformer", Reader(256, 4))):
     numbers = sum(p.numel() for p in net.parameters())
     weights, activations, after = account(net, 16)

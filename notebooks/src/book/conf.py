@@ -45,7 +45,12 @@ html_use_index = False
 
 
 def write_chapters(app, docname, source):
-    """End the first page with the table of chapters and, for the side bar, a list of each part."""
+    """End the first page with the table of chapters and, for the side bar, a list of each part.
+
+    The map loses its first line: a page of the book has links to its neighbours already.
+    """
+    if docname == "map":
+        source[0] = source[0].partition("\n\n")[2]
     if docname == "index":
         parts = course.chapters(Path(app.srcdir))
         source[0] += f"\n{course.short_path(parts)}\n\n{course.table(parts, '', True)}\n"
