@@ -519,7 +519,7 @@ narrow = hybrid_resnet18(10, (16, 32, 64, 128))
 narrow.initialize(init.Normal(0.01), ctx=two)
 narrow.hybridize(static_alloc=True, static_shape=True)
 training, test = Batches(*train_set, 64), Batches(*test_set, 200, shuffle=False)
-losses = train(narrow, training, test, two, lr=0.1, epochs=1)
+losses = train(narrow, training, test, two, lr=0.1, epochs=12_800 // len(train_set[1]))
 losses += train(narrow, training, test, two, lr=0.01, epochs=1)
 
 # %% [markdown]
