@@ -23,7 +23,7 @@
 #
 # Chapters 04 to 09, no GPU, and PyTorch. If the next
 # cell can't find it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes
-# {reading time} without the appendix, running less than a minute on two cores.
+# {reading time} with the appendix, running less than a minute on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data
@@ -891,133 +891,6 @@ for p in ours.collect_params(".*(gamma|var)").values():
 # the first (`data_parallel.py`, PyTorch 2.13). So the listing runs only because the one-GPU call
 # comes first.
 #
-# ## Summary
-#
-# | MXNet | PyTorch | what differs |
-# | --- | --- | --- |
-# | `ctx=mx.cpu(1)` | `device="cpu:1"` | PyTorch's CPU is one device |
-# | `as_in_context` | `to` | |
-# | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
-# | `even_split=False` | `tensor_split` | |
-# | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
-# | `record()` switches to training | `train()`, `eval()` | `no_grad` doesn't switch |
-# | loss per example, `step(n)` | mean loss, `step()` | who divides |
-# | `"sgd"` with momentum | `SGD` with momentum | learning rate: inside the velocity, or outside |
-# | `waitall` | `torch.accelerator.synchronize` | one device; raises where there is no accelerator |
-# | `BatchNorm` | `BatchNorm2d` | momentum 0.9 or 0.1; $n$ or $n - 1$ in running variances (CPU) |
-# | deferred shapes | lazy modules | their type changes in the first forward pass |
-#
-# - The same weights and batches give the same losses, gradients and steps in both, to $10^{-10}$ in
-#   float64 and with a learning rate that float32 holds exactly: for LeNet with Gluon on one device
-#   or two, for ResNet-18 on one. On two it agrees with two replicas of `DataParallel`. (Biases
-#   before a BatchNorm have a true gradient of zero; in both, theirs is zero but for rounding.)
-# - In float32 MXNet's BatchNorm is less precise on a CPU. The largest errors of ResNet-18's
-#   gradients, in both frameworks, went away with a smooth activation (appendix).
-# - `DataParallel` is scatter, replicate, parallel apply, gather; its reduce is the backward pass of
-#   a broadcast. It replicates in each forward pass, reduces at the end of the backward pass,
-#   gathers on one device, and shares one interpreter.
-# - A function that is called twice with one network can start from two different states.
-#
-# Next, chapter 14: a process for each device, and `DistributedDataParallel`, written by you.
-#
-# **Further reading.** *Dive into Deep Learning*, Concise Implementation for Multiple GPUs.
-
-# %% [markdown]
-# ## Exercises
-#
-# 1. **A fair comparison.** Write `fresh(net, seed)`, to be called at the beginning of `train`.
-#    After it, a lazy network and one that has been trained are in the same state, bit for bit, with
-#    all 21 weights normal with a standard deviation of 0.01.
-# 2. **The loss in the replicas.** Gathered scores all go to one device. To gather less, let each
-#    replica return its loss. Write a module that does, and average what comes back, for ten images
-#    on four replicas. Why are the gradients wrong? Repair it, so that `chunk` may cut as it likes.
-# 3. **The clock.** On a GPU, what does a timer measure that is stopped right after the last step?
-#    Write one that waits, and that works on a CPU too.
-
-# %% [markdown]
-# ### Answer 1
-#
-# A forward pass first, so that no layer is lazy. In this network every module with parameters has
-# `reset_parameters`, which also resets running statistics.
-
-# %% tags=["solution"]
-def fresh(net, seed):
-    with torch.no_grad():
-        net(torch.zeros(2, 1, 28, 28, device=next(net.parameters()).device))
-    torch.manual_seed(seed)
-    for module in net.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    return initialise(net)
-
-
-# %% tags=["solution"]
-new_one = lazy_resnet18()
-assert fresh(new_one, 1) == fresh(net, 1) == 21
-assert left_over(net.state_dict(), new_one.state_dict()) == list(net.state_dict())
-assert all(abs(w.std().item() - 0.01) < 0.002 for w in weights(net))
-
-# %% [markdown]
-# ### Answer 2
-#
-# `chunk` makes shards of 3, 3, 3 and 1, and the mean of their means isn't the batch's mean
-# (chapter 12). Sums can be added, and are divided once.
-
-# %% tags=["solution"]
-class WithLoss(nn.Module):
-    def __init__(self, net, reduction):
-        super().__init__()
-        self.net, self.reduction = net, reduction
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.net(x), y, reduction=self.reduction).reshape(1)
-
-
-net = lenet().double()
-alone = scores_and_gradients(net)[1:]
-for reduction, divisor in (("mean", 4), ("sum", 10)):
-    net.zero_grad()
-    losses = DataParallel(WithLoss(net, reduction), 4)(ten, truth)
-    (losses.sum() / divisor).backward()
-    off = apart([p.grad.numpy() for p in net.parameters()], alone)
-    assert off < 1e-12 if reduction == "sum" else off > 1e-2
-
-# %% [markdown]
-# ### Answer 3
-#
-# The time until the last step is queued: whatever of it is still unfinished when the clock stops is
-# left out. Wait for each device before each reading. The check gives PyTorch two devices that only
-# log the call.
-
-# %% tags=["solution"]
-from unittest import mock
-
-
-class Timer:
-    def __enter__(self):
-        self.begin = self.now()
-        return self
-
-    def __exit__(self, *error):
-        self.seconds = self.now() - self.begin
-
-    @staticmethod
-    def now():
-        for device in range(torch.accelerator.device_count()):
-            torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-
-with Timer() as timer:
-    time.sleep(0.01)
-assert timer.seconds >= 0.01
-log = []
-with (mock.patch("torch.accelerator.device_count", lambda: 2),
-      mock.patch("torch.accelerator.synchronize", log.append), Timer()):
-    log.append("work")
-assert log == [0, 1, "work", 0, 1]
-
-# %% [markdown]
 # ## Appendix: float32, and running statistics
 #
 # How far apart are the two LeNets after 20 steps?
@@ -1167,3 +1040,130 @@ means = [mean / 0.1 * new for mean in kept[::2]]
 variances = [1 - new + (v - 0.9) / 0.1 * (n - 1) / n * new for v, n in zip(kept[1::2], counts)]
 assert apart(means, found[::2]) < 1e-10 and apart(variances, found[1::2]) < 1e-10
 print(len(means), "running means and", len(variances), "running variances agree to 1e-10")
+
+# %% [markdown]
+# ## Summary
+#
+# | MXNet | PyTorch | what differs |
+# | --- | --- | --- |
+# | `ctx=mx.cpu(1)` | `device="cpu:1"` | PyTorch's CPU is one device |
+# | `as_in_context` | `to` | |
+# | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
+# | `even_split=False` | `tensor_split` | |
+# | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
+# | `record()` switches to training | `train()`, `eval()` | `no_grad` doesn't switch |
+# | loss per example, `step(n)` | mean loss, `step()` | who divides |
+# | `"sgd"` with momentum | `SGD` with momentum | learning rate: inside the velocity, or outside |
+# | `waitall` | `torch.accelerator.synchronize` | one device; raises where there is no accelerator |
+# | `BatchNorm` | `BatchNorm2d` | momentum 0.9 or 0.1; $n$ or $n - 1$ in running variances (CPU) |
+# | deferred shapes | lazy modules | their type changes in the first forward pass |
+#
+# - The same weights and batches give the same losses, gradients and steps in both, to $10^{-10}$ in
+#   float64 and with a learning rate that float32 holds exactly: for LeNet with Gluon on one device
+#   or two, for ResNet-18 on one. On two it agrees with two replicas of `DataParallel`. (Biases
+#   before a BatchNorm have a true gradient of zero; in both, theirs is zero but for rounding.)
+# - In float32 MXNet's BatchNorm is less precise on a CPU. The largest errors of ResNet-18's
+#   gradients, in both frameworks, went away with a smooth activation (appendix).
+# - `DataParallel` is scatter, replicate, parallel apply, gather; its reduce is the backward pass of
+#   a broadcast. It replicates in each forward pass, reduces at the end of the backward pass,
+#   gathers on one device, and shares one interpreter.
+# - A function that is called twice with one network can start from two different states.
+#
+# Next, chapter 14: a process for each device, and `DistributedDataParallel`, written by you.
+#
+# **Further reading.** *Dive into Deep Learning*, Concise Implementation for Multiple GPUs.
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. **A fair comparison.** Write `fresh(net, seed)`, to be called at the beginning of `train`.
+#    After it, a lazy network and one that has been trained are in the same state, bit for bit, with
+#    all 21 weights normal with a standard deviation of 0.01.
+# 2. **The loss in the replicas.** Gathered scores all go to one device. To gather less, let each
+#    replica return its loss. Write a module that does, and average what comes back, for ten images
+#    on four replicas. Why are the gradients wrong? Repair it, so that `chunk` may cut as it likes.
+# 3. **The clock.** On a GPU, what does a timer measure that is stopped right after the last step?
+#    Write one that waits, and that works on a CPU too.
+
+# %% [markdown]
+# ### Answer 1
+#
+# A forward pass first, so that no layer is lazy. In this network every module with parameters has
+# `reset_parameters`, which also resets running statistics.
+
+# %% tags=["solution"]
+def fresh(net, seed):
+    with torch.no_grad():
+        net(torch.zeros(2, 1, 28, 28, device=next(net.parameters()).device))
+    torch.manual_seed(seed)
+    for module in net.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return initialise(net)
+
+
+# %% tags=["solution"]
+new_one = lazy_resnet18()
+assert fresh(new_one, 1) == fresh(net, 1) == 21
+assert left_over(net.state_dict(), new_one.state_dict()) == list(net.state_dict())
+assert all(abs(w.std().item() - 0.01) < 0.002 for w in weights(net))
+
+# %% [markdown]
+# ### Answer 2
+#
+# `chunk` makes shards of 3, 3, 3 and 1, and the mean of their means isn't the batch's mean
+# (chapter 12). Sums can be added, and are divided once.
+
+# %% tags=["solution"]
+class WithLoss(nn.Module):
+    def __init__(self, net, reduction):
+        super().__init__()
+        self.net, self.reduction = net, reduction
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.net(x), y, reduction=self.reduction).reshape(1)
+
+
+net = lenet().double()
+alone = scores_and_gradients(net)[1:]
+for reduction, divisor in (("mean", 4), ("sum", 10)):
+    net.zero_grad()
+    losses = DataParallel(WithLoss(net, reduction), 4)(ten, truth)
+    (losses.sum() / divisor).backward()
+    off = apart([p.grad.numpy() for p in net.parameters()], alone)
+    assert off < 1e-12 if reduction == "sum" else off > 1e-2
+
+# %% [markdown]
+# ### Answer 3
+#
+# The time until the last step is queued: whatever of it is still unfinished when the clock stops is
+# left out. Wait for each device before each reading. The check gives PyTorch two devices that only
+# log the call.
+
+# %% tags=["solution"]
+from unittest import mock
+
+
+class Timer:
+    def __enter__(self):
+        self.begin = self.now()
+        return self
+
+    def __exit__(self, *error):
+        self.seconds = self.now() - self.begin
+
+    @staticmethod
+    def now():
+        for device in range(torch.accelerator.device_count()):
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+
+with Timer() as timer:
+    time.sleep(0.01)
+assert timer.seconds >= 0.01
+log = []
+with (mock.patch("torch.accelerator.device_count", lambda: 2),
+      mock.patch("torch.accelerator.synchronize", log.append), Timer()):
+    log.append("work")
+assert log == [0, 1, "work", 0, 1]
