@@ -198,7 +198,7 @@ def test_the_first_page_says_what_there_is(opened, book):
     hours, minutes = re.search(r": (\d+) h(?: (\d+) min)? of reading", said).groups("0")
     assert 60 * int(hours) + int(minutes) == sum(int(row[3].split()[0]) for row in short)
     side = page.locator("nav.bd-links p.caption, nav.bd-links a").all_text_contents()
-    assert side == [re.sub(r"^(\d\d) ", r"\1 · ", row[1]) for row in cells]
+    assert side == [*(re.sub(r"^(\d\d) ", r"\1 · ", row[1]) for row in cells), "The map"]
     assert page.locator(".bd-footer-content").inner_text() == (
         "Licensed under the Apache License 2.0.")
     for scheme in ("light", "dark"):
