@@ -161,6 +161,8 @@ class ShardedOptimizer(ShardedUpdate):
             copy_options(local, group)
 
     def own(self, p, key, value):
+        if value.dim() and value.shape != p.shape:
+            raise ValueError(f"saved: {key} has shape {tuple(value.shape)}, not {tuple(p.shape)}")
         whole = value.shape == p.shape and key not in SINGLE
         return self.cuts[p].mine(value) if whole else value
 

@@ -94,6 +94,7 @@ def test_mistakes_are_named(found):
         assert "was changed" in said["changed"] and "LSTM" in said["recurrent"]
         assert "optimizer_cls=LBFGS" in said["LBFGS"] and "Adafactor" in said["Adafactor"]
         assert "(3, 2)" in said["not contiguous"]
+        assert "shape (2, 5), not (2, 3)" in said["another size"]
         assert "frozen" in said["unfrozen"] and "another" in said["two optimizers"]
         if len(found) > 1:
             assert "modules differ" in said["differ"]

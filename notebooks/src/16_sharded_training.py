@@ -512,6 +512,8 @@ class ShardedOptimizer(ShardedUpdate):
             copy_options(local, group)
 
     def own(self, p, key, value):
+        if value.dim() and value.shape != p.shape:
+            raise ValueError(f"saved: {key} has shape {tuple(value.shape)}, not {tuple(p.shape)}")
         whole = value.shape == p.shape and key not in SINGLE
         return self.cuts[p].mine(value) if whole else value
 
@@ -1272,7 +1274,8 @@ print(f"stage 3: {np.median(linked['stage 3']):.0f} ms a step; prefetching saves
 # Two published experiments, compared with the formulas. Torchtitan trained Llama 3.1 8B with FSDP,
 # AdamW and mixed precision on machines of 8 H100s, two sequences a GPU
 # (`benchmarks/llama3_h100_202412_torchtitan.md`). It needed 82.4 GiB a GPU on 8 GPUs and 67.0 on
-# 128; with `torch.compile` 77.0 and 62.0. Only what is sharded shrinks from 8 to 128.
+# 128; with `torch.compile` 77.0 and 62.0. By the formula only
+# what is sharded shrinks from 8 to 128.
 
 # %%
 numbers = 8_030_261_248
@@ -1310,7 +1313,7 @@ link = 174.6e9 * (2 + 2 + 2) / (8 * 200e9 / 8)
 counts = np.array([384, 768, 1536])
 
 # %%
-fig, ax = figure("ZeRO's stage 3 with a fixed batch: twice the GPUs, the same step", "GPUs",
+fig, ax = figure("ZeRO's stage 3, fixed batch: 1,536 GPUs step no faster than 768", "GPUs",
                  "seconds a step")
 ax.plot(counts, published[384] * 384 / counts, "--", color=GREY, label="if steps scaled from 384")
 ax.axhline(link, color=ORANGE, ls=":", label="messages, by the adapters' bandwidth")
