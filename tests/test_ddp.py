@@ -103,3 +103,21 @@ def test_buckets_have_one_type_and_at_most_their_size():
     place = {p: i for i, p in enumerate(parameters)}
     found = [[place[p] for p in bucket] for bucket in script.fill_buckets(parameters, 20)]
     assert found == [[0, 1], [2], [3], [4]], "16 bytes; 72 alone; 16 more don't fit; 8"
+
+
+def test_a_rank_that_waits_learns_that_another_has_ended():
+    script = """
+import torch
+from ranks import ranks
+
+def part():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    if torch.distributed.get_rank() == 0:
+        model(torch.ones(1, 3)).sum().backward()
+
+if __name__ == "__main__":
+    ranks(part, seconds=40)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "notebooks",
+                          capture_output=True, text=True, timeout=120)
+    assert "Connection" in done.stderr and "TimeoutError" not in done.stderr
