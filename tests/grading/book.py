@@ -11,6 +11,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+from marking import assignment
+
 HEADER = re.compile(
     r"# %% (?P<kind>right|wrong) (?P<exercise>[\w-]+)(?: loses (?P<loses>[\w-]+(?:, [\w-]+)*))?: "
     r"(?P<what>[^|]*?)(?: \| (?P<reason>.*))?")
@@ -23,6 +26,17 @@ class Solution(NamedTuple):
     source: str
     loses: list      # grade_ids of the tests that it must fail; it passes all others
     reason: str      # None where nothing is lost
+
+
+def can_run(name):
+    """What skips a test of an assignment whose packages are missing here."""
+    missing = assignment.find_missing(assignment.read_assignment(name))
+    return [pytest.mark.skip(reason=f"{name}: {missing}")] if missing else []
+
+
+def names():
+    """All assignments, for `pytest.mark.parametrize`."""
+    return [pytest.param(name, marks=can_run(name)) for name in assignment.list_names()]
 
 
 def solutions():

@@ -24,6 +24,8 @@ sys.path[:0] = [str(MARKING.parent), str(MARKING)]  # solution.py finds `channel
 
 import helpers  # noqa: F401, E402  before mxnet, which reads its settings once
 import mxnet  # noqa: F401, E402  once for all forks
+with contextlib.suppress(ImportError):
+    import torch  # noqa: F401
 import solution  # noqa: E402
 from marking import assignment, judge, process  # noqa: E402
 from marking.channel import Channel, Unreadable  # noqa: E402
@@ -32,17 +34,42 @@ WORK = 8       # seconds of work for one solution: far more than any right one t
 SECONDS = 120  # by the clock: other programs may be at work too
 
 
+class Process:
+    """What `judge.judge_exercise` knows of a process, with a thread at the other end; where there
+    are ranks, with processes."""
+
+    def __init__(self, ranks):
+        pairs = [socket.socketpair() for _ in range(ranks)]
+        self.lines = [Line(mine) for mine, _ in pairs]
+        ends = [its for _, its in pairs]
+        if ranks == 1:
+            threading.Thread(target=serve, args=[ends], daemon=True).start()
+        elif os.fork() == 0:
+            for line in self.lines:
+                line.channel.close()
+            try:
+                serve(ends)
+            finally:
+                os._exit(0)
+        else:
+            for end in ends:
+                end.close()
+
+    def start_clock(self):
+        pass
+
+    def describe_output(self):
+        return ""
+
+
+def serve(ends):
+    with contextlib.suppress(EOFError):
+        solution.serve([solution.channel.Channel(end) for end in ends], {"__name__": "__main__"})
+
+
 class Line:
-    """What `judge.judge_exercise` knows of a process, with a thread at the other end."""
-
-    def __init__(self):
-        mine, its = socket.socketpair()
+    def __init__(self, mine):
         self.channel = Channel(mine)
-        threading.Thread(target=self._serve, args=[its], daemon=True).start()
-
-    def _serve(self, connection):
-        with connection, contextlib.suppress(EOFError):
-            solution.serve(solution.channel.Channel(connection), {"__name__": "__main__"})
 
     def send(self, tree):
         try:
@@ -61,18 +88,13 @@ class Line:
     def end(self, why):
         raise process.Ended(why)
 
-    def start_clock(self):
-        pass
-
-    def describe_output(self):
-        return ""
-
 
 def judge_near(name, exercise, answer):
-    """The marks of one solution cell, in this process."""
+    """The marks of one solution cell, in this process and its forks."""
     read = assignment.read_assignment(name)
     (one,) = (e for e in read.exercises if e.name == exercise)
-    return judge.judge_exercise(read, one, answer, assignment.load_tests(name), Line())
+    return judge.judge_exercise(read, one, answer, assignment.load_tests(name),
+                                Process(one.ranks))
 
 
 def judge_all(jobs, workers=2):
@@ -96,7 +118,7 @@ def judge_all(jobs, workers=2):
                     _finish(event.fd, running, done, ready)
             for end, (_, pid, deadline, _) in list(running.items()):
                 if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
+                    os.killpg(pid, signal.SIGKILL)
                     _finish(end, running, done, ready)
     return done
 
@@ -109,6 +131,7 @@ def _fork(job):
     if pid:
         os.close(write)
         return read, pid
+    os.setpgid(0, 0)
     quiet = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(quiet, standard)
@@ -118,7 +141,7 @@ def _fork(job):
         with os.fdopen(write, "w") as stream:
             json.dump(judge_near(*job), stream)
     finally:
-        os._exit(0)
+        os.killpg(0, signal.SIGKILL)   # its ranks too
 
 
 def _finish(end, running, done, ready):

@@ -23,18 +23,19 @@ ALL = os.environ.get("MUTANTS") == "all"
 
 def make_mutants():
     """{"psN exercise | solution | change": (assignment, exercise, source)}."""
-    jobs = {}
-    solutions = [(name, e.name, "the model answer", e.answer) for name in assignment.list_names()
+    jobs, here = {}, [name for name in assignment.list_names() if not book.can_run(name)]
+    solutions = [(name, e.name, "the model answer", e.answer) for name in here
                  for e in assignment.read_assignment(name).exercises]
     solutions += [(s.assignment, s.exercise, s.what, s.source)
-                  for s in book.solutions() if not s.loses]
+                  for s in book.solutions() if not s.loses and s.assignment in here]
     for name, exercise, what, source in solutions:
         mutants = mutate.mutate(source)
         if what == "the model answer":
             functions = [node.name for node in ast.parse(source).body]
             tests = assignment.load_tests(name)
             (one,) = (e for e in assignment.read_assignment(name).exercises if e.name == exercise)
-            sent = [case.args for test in one.tests for case in tests[test.grade_id]()]
+            sent = [call.args for test in one.tests for case in tests[test.grade_id]()
+                    for call in getattr(case, "cases", [case])]
             mutants += mutate.wrap(source, functions, dicts=any(
                 isinstance(value, dict) for args in sent for value in args))
         for change, changed in mutants:

@@ -5,6 +5,7 @@
     tags=["given"]      code that students get and that their solutions find: imports, data
     tags=["driver"]     the same, for functions that call the student's
     nbgrader={"grade_id": "shards", "solution": true}     one exercise: its solution cell
+        with tags=["ranks"]: it runs in four processes, the ranks of torch.distributed
     nbgrader={"grade_id": "shards-even", "points": 2}     tests of the solution before it
     nbgrader={"grade_id": "why", "points": 2, "solution": true}   (Markdown) read by a teacher
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parents[1] / "source"
+RANKS = 4   # most processes of a call
 
 
 class Test(NamedTuple):
@@ -29,13 +31,15 @@ class Test(NamedTuple):
 
 
 class Exercise(NamedTuple):
-    """One solution cell: its grade_id, heading, model answer, the functions in it, and tests."""
+    """One solution cell: its grade_id, heading, model answer, the functions and classes in it,
+    tests, and the number of processes that it runs in."""
 
     name: str
     title: str
     answer: str
     functions: list
     tests: list
+    ranks: int
 
 
 class Assignment(NamedTuple):
@@ -89,8 +93,9 @@ def read_assignment(name):
         if "given" in tags or "driver" in tags:
             given.append(cell.source)
         if meta.get("solution"):
-            names = [node.name for node in _find_functions(cell.source)]
-            exercises.append(Exercise(meta["grade_id"], heading, cell.source, names, []))
+            names = [node.name for node in _find_functions(cell.source, ast.ClassDef)]
+            exercises.append(Exercise(meta["grade_id"], heading, cell.source, names, [],
+                                      RANKS if "ranks" in tags else 1))
         elif "points" in meta:
             exercises[-1].tests.append(
                 Test(meta["grade_id"], meta["points"], titles[meta["grade_id"]]))
@@ -107,5 +112,14 @@ def load_tests(name):
     return {key.replace("_", "-"): value for key, value in vars(module).items()}
 
 
-def _find_functions(source):
-    return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+def find_missing(assignment):
+    """Why it can't be judged here: it needs PyTorch, which isn't installed. "" where it can."""
+    needs = any(exercise.ranks > 1 for exercise in assignment.exercises)
+    if needs and importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed here: make setup TORCH=1"
+    return ""
+
+
+def _find_functions(source, *kinds):
+    return [node for node in ast.parse(source).body
+            if isinstance(node, (ast.FunctionDef, *kinds))]

@@ -71,6 +71,20 @@ class Case:
     names: tuple = ()
 
 
+@dataclass
+class Ranks:
+    """One call in several processes at a time, a `Case` for each rank.
+
+    messages: a function of what every rank sent, a list of `exchange.Sent`, that raises `Wrong`.
+    exchange: the `exchange.Exchange` while the call lasts.
+    """
+
+    what: str
+    cases: list
+    messages: object = None
+    exchange: object = None
+
+
 class Raised(NamedTuple):
     """An exception: its class, those of Python's own from which that comes, its text."""
 

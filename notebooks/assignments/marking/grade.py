@@ -30,7 +30,7 @@ import joblib
 from tqdm import tqdm
 
 from marking import gradebook, harmless, judge, process
-from marking.assignment import SOURCES, list_names, read_assignment
+from marking.assignment import SOURCES, find_missing, list_names, read_assignment
 
 LARGEST = 20 * 2**20   # bytes of a submission
 TO_BE_READ = "to be read"
@@ -227,6 +227,8 @@ class Marking:
             return give_up(one, why), None
         if one.path is None:
             return {"answers": {}, "marks": judge.refuse(assignment, "not handed in")}, None
+        if missing := find_missing(assignment):
+            return give_up(one, missing), None
         try:
             text = read_submission(self.folder, one.path)
         except Refused as error:

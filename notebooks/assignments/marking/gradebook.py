@@ -82,6 +82,8 @@ def release(root, names):
         (source / "helpers").mkdir(parents=True)
         for helper in judge.HANDED_OUT:
             shutil.copy(REPOSITORY / "helpers" / helper, source / "helpers")
+        if any(exercise.ranks > 1 for exercise in read_assignment(name).exercises):
+            shutil.copy(REPOSITORY / "notebooks/ranks.py", source)   # starts them
         nbformat.write(make_notebook(name), source / f"{name}.ipynb")
         outcome = tool.generate_assignment(name)
         if not outcome["success"]:

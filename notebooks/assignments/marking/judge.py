@@ -10,6 +10,8 @@ A test ends in one of three ways. `judged`: points, and the reason where some ar
 failed, which is no fault of the student's.
 """
 
+import concurrent.futures
+import itertools
 import json
 import resource
 import sys
@@ -22,6 +24,7 @@ from typing import NamedTuple
 from marking import cases, process
 from marking.assignment import Assignment, Exercise, Test, load_tests
 from marking.channel import Array, Function
+from marking.exchange import KINDS, Exchange
 
 MEMORY = 2 * 2**30    # bytes of addresses for the judge itself
 CALLS = 100_000       # most calls of the judge's functions in one case
@@ -42,25 +45,27 @@ class Mark(NamedTuple):
 
 
 class Solution:
-    """A solution whose functions can be called, in the process at the other end of `line`.
+    """A solution whose functions can be called, in the process `running`.
 
     Raises RuntimeError where the process doesn't come up, which is no student's fault.
     """
 
-    def __init__(self, line, given, answer, names):
-        self.line, self.numbers, self.deadline = line, 0, float("inf")
+    def __init__(self, running, given, answer, names):
+        self.lines, self.numbers, self.deadline = running.lines, itertools.count(), float("inf")
+        line = self.lines[0]
         try:
-            self._expect("started")
+            self._expect("started", line)
             line.send([given, answer, names])
-            self._expect("given")
+            self._expect("given", line)
         except process.Ended as error:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
-                               f"{line.describe_output()}") from error
-        line.start_clock()
+                               f"{running.describe_output()}") from error
+        running.start_clock()
         self.deadline = time.monotonic() + TIME
         self.failed = None
         try:
-            self._expect("ready")
+            for line in self.lines:
+                self._expect("ready", line)
         except process.Ended as error:
             self.failed = error
 
@@ -69,14 +74,42 @@ class Solution:
         where one of the judge's functions was called with what it can't take."""
         if self.failed:
             raise self.failed
+        return self._ask(self.lines[0], case)
+
+    def call_ranks(self, ranks):
+        """(the same for each rank, their `Exchange`) for `cases.Ranks`."""
+        if self.failed:
+            raise self.failed
+        world = len(ranks.cases)
+        exchange = ranks.exchange = Exchange(world)
+
+        def work(rank):
+            try:
+                return self._ask(self.lines[rank], ranks.cases[rank], [rank, world], exchange)
+            except cases.Wrong as error:
+                return error
+            finally:
+                exchange.leave(rank)
+
+        with concurrent.futures.ThreadPoolExecutor(world) as pool:
+            return list(pool.map(work, range(world))), exchange
+
+    def _ask(self, line, case, place=(), exchange=None):
         known, functions = [], {}
         sent = [self._number(value, known, functions) for value in case.args]
-        self.line.send([case.function, [self._name(value, functions) for value in sent]])
+        line.send([case.function, [self._name(value, functions) for value in sent], *place])
         fault = None
         for _ in range(CALLS):
             if time.monotonic() > self.deadline:
-                self.line.end(f"it kept the judge busy for more than {TIME} seconds")
-            match self.line.receive():
+                line.end(f"it kept the judge busy for more than {TIME} seconds")
+            match line.receive():
+                case {"start": str(kind), "arrays": list(arrays), "detail": str(detail)} if (
+                        exchange and kind in KINDS
+                        and all(isinstance(one, Array) for one in arrays)):
+                    self._carry(line, exchange.start, place[0], kind,
+                                [one.values for one in arrays], detail)
+                case {"finish": int(number)} if exchange:
+                    self._carry(line, exchange.finish, place[0], number)
                 case {"call": int(number), "arguments": tuple(args), "named": dict(named)} if (
                         number in functions and all(isinstance(key, str) for key in named)):
                     try:
@@ -90,31 +123,45 @@ class Solution:
                         why = str(error)[:WORDS].rpartition("<locals>.")[2]
                         fault = fault or cases.Wrong(why)
                         answer = {"raised": "TypeError", "why": why}
-                    try:
-                        self.line.send(answer)
-                    except TypeError:
-                        self.line.end("it asked for more than fits into a message")
+                    self._answer(line, answer)
                 case {"returned": result, "arguments": list(args), "objects": list(objects)}:
                     if fault:
                         raise fault
-                    return sent, cases.Reply(result, None, args, self._check(objects, known))
+                    return sent, cases.Reply(result, None, args,
+                                             self._check(line, objects, known))
                 case {"raised": str(kind), "kinds": list(kinds), "why": str(why),
                       "arguments": list(args), "objects": list(objects)}:
                     if fault:
                         raise fault
                     error = cases.Raised(kind[:WORDS], kinds, why[:WORDS])
-                    return sent, cases.Reply(None, error, args, self._check(objects, known))
+                    return sent, cases.Reply(None, error, args,
+                                             self._check(line, objects, known))
                 case _:
-                    self.line.end("what it told the judge is no answer")
-        self.line.end(f"it called what it was given more than {CALLS:,} times")
+                    line.end("what it told the judge is no answer")
+        line.end(f"it called what it was given more than {CALLS:,} times")
 
-    def _expect(self, word):
-        if self.line.receive() != word:
-            self.line.end("what it told the judge is no answer")
+    def _carry(self, line, work, *given):
+        try:
+            result = work(*given)
+            if isinstance(result, list):
+                result = [Array(values) for values in result]
+            self._answer(line, {"returned": result})
+        except cases.Wrong as error:
+            self._answer(line, {"raised": "RuntimeError", "why": str(error)})
 
-    def _check(self, objects, known):
+    def _answer(self, line, answer):
+        try:
+            line.send(answer)
+        except TypeError:
+            line.end("it asked for more than fits into a message")
+
+    def _expect(self, word, line):
+        if line.receive() != word:
+            line.end("what it told the judge is no answer")
+
+    def _check(self, line, objects, known):
         if len(objects) != len(known):
-            self.line.end("what it told the judge is no answer")
+            line.end("what it told the judge is no answer")
         return objects
 
     def _number(self, value, known, functions):
@@ -130,8 +177,8 @@ class Solution:
         if isinstance(value, dict):
             return {k: self._number(v, known, functions) for k, v in value.items()}
         if callable(value):
-            self.numbers += 1   # never the same again: a late call is not taken for another's
-            functions[self.numbers] = value
+            # Never the same again: a late call is not taken for another's.
+            functions[next(self.numbers)] = value
         return value
 
     def _name(self, value, functions):
@@ -142,13 +189,13 @@ class Solution:
         return value
 
 
-def judge_exercise(assignment, exercise, answer, tests, line):
+def judge_exercise(assignment, exercise, answer, tests, running):
     """A `Mark` for each test of an exercise, for the solution cell `answer`.
 
-    tests: from `load_tests`. line: a `process.Process`, or what speaks as it does.
+    tests: from `load_tests`. running: a `process.Process`, or what speaks as it does.
     """
     try:
-        solution = Solution(line, assignment.given, answer, exercise.functions)
+        solution = Solution(running, assignment.given, answer, exercise.functions)
     except Exception as error:
         return [Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
                 for test in exercise.tests]
@@ -166,18 +213,19 @@ def run_test(test, generate, parameters, solution, careless, last):
     outcome, why = JUDGED, ""
     try:
         for case in generate():
+            judge_case = judge_ranks if isinstance(case, cases.Ranks) else judge_call
             try:
-                sent, reply = solution.call(case)
-                cases.find_fault(case, parameters[case.function], sent, reply)
+                done = judge_case(case, parameters, solution)
             except cases.Wrong as error:
                 outcome = STOPPED if isinstance(error, cases.Broke) else JUDGED
                 why = f"{case.what}: {error}"
                 break
-            if not careless:
+            for call, *given in done if not careless else ():
                 try:
-                    cases.find_carelessness(case, parameters[case.function], sent, reply)
+                    cases.find_carelessness(call, parameters[call.function], *given)
                 except cases.Wrong as error:
                     careless.append(f"{case.what}: {error}")
+                    break
         if last and careless and not why:
             why = careless[0]
     except process.Ended as error:
@@ -188,6 +236,37 @@ def run_test(test, generate, parameters, solution, careless, last):
         return Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
     return Mark(test.grade_id, 0 if why else test.points, test.points,
                 shorten(why), outcome)
+
+
+def judge_call(case, parameters, solution):
+    """[(case, arguments as sent, reply)]. Raises Wrong."""
+    sent, reply = solution.call(case)
+    cases.find_fault(case, parameters[case.function], sent, reply)
+    return [(case, sent, reply)]
+
+
+def judge_ranks(ranks, parameters, solution):
+    """(case, arguments as sent, reply) for each rank. Raises Wrong.
+
+    An error that a rank raised by itself is told before those that it caused on others.
+    """
+    results, exchange = solution.call_ranks(ranks)
+    for result in results:
+        if isinstance(result, cases.Wrong):
+            raise result
+    order = sorted(range(len(results)), key=lambda rank: rank in exchange.told)
+    for rank in order:
+        if exchange.fault and (rank in exchange.told or not results[rank][1].raised):
+            raise cases.Wrong(exchange.fault)
+        case = ranks.cases[rank]
+        try:
+            cases.find_fault(case, parameters[case.function], *results[rank])
+        except cases.Wrong as error:
+            raise type(error)(f"rank {rank}: {error}") from None
+    record = exchange.count()
+    if ranks.messages:
+        ranks.messages(record)
+    return [(case, *result) for case, result in zip(ranks.cases, results)]
 
 
 def shorten(why):
@@ -272,8 +351,8 @@ def judge_answer(assignment, exercise, sources, tests, stage, hidden):
     if why:
         return [Mark(t.grade_id, 0, t.points, why, JUDGED) for t in exercise.tests]
     (answer,) = sources
-    with process.Process(stage, hidden) as line:
-        return judge_exercise(assignment, exercise, answer, tests, line)
+    with process.Process(stage, hidden, ranks=exercise.ranks) as running:
+        return judge_exercise(assignment, exercise, answer, tests, running)
 
 
 def main():
@@ -283,7 +362,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     job = json.load(sys.stdin)
     name, given, parameters, exercises, words = job["assignment"]
-    exercises = [Exercise(*e[:4], [Test(*t) for t in e[4]]) for e in exercises]
+    exercises = [Exercise(*e[:4], [Test(*t) for t in e[4]], e[5]) for e in exercises]
     assignment = Assignment(name, given, parameters, exercises, words)
     report = judge_submission(assignment, job["text"], job["hidden"])
     process.end_children()

@@ -106,7 +106,7 @@ def make_stage(folder, helpers):
     (folder / "helpers").mkdir()
     for name in helpers:
         shutil.copy(REPOSITORY / "helpers" / name, folder / "helpers")
-    for name in ("solution.py", "channel.py"):
+    for name in ("solution.py", "channel.py", "backend.py"):
         shutil.copy(HERE / name, folder)
     return folder
 
@@ -132,55 +132,72 @@ def forbid_memory():
     return file
 
 
+class Line:
+    """What one rank of a `Process` and the judge say to each other."""
+
+    def __init__(self, process, channel, who):
+        self.process, self.channel, self.who = process, channel, who
+
+    def send(self, tree):
+        """Raises Ended."""
+        with self.process.told(self.who):
+            self.channel.send(tree)
+
+    def receive(self):
+        """Raises Ended."""
+        with self.process.told(self.who):
+            return self.channel.receive()
+
+    def end(self, why):
+        """End the process for the reason `why`. Raises Ended."""
+        self.process.end(why)
+
+
 class Process:
     """One solution's process. What goes wrong with it is told once, and the same ever after.
 
-    stage: from `make_stage`. hidden: folders to keep from it. Leaving the `with` block ends it and
-    every process that came of it.
+    stage: from `make_stage`. hidden: folders to keep from it. ranks: it forks that often, less
+    one; each fork has a line of its own, `lines[rank]`. Leaving the `with` block ends it and every
+    process that came of it.
     """
 
-    def __init__(self, stage, hidden=(), limits=LIMITS):
+    def __init__(self, stage, hidden=(), limits=LIMITS, ranks=1):
         self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
         self._scratch = tempfile.mkdtemp(prefix="solution-")
-        mine, its = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(ranks)]
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
         self._own = 2 if walls else 0    # processes of bubblewrap's
         self._seen = {}                  # seconds of work of every process there ever was
-        passed, forbidden = [its], forbid_memory() if walls else None
+        passed, forbidden = [its for _, its in pairs], forbid_memory() if walls else None
+        numbers = ",".join(str(its.fileno()) for its in passed)
         if forbidden:
             passed.append(forbidden)
             walls += ["--seccomp", str(forbidden.fileno())]
         course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch)
-        with its, forbidden or contextlib.nullcontext():
+        with contextlib.ExitStack() as opened:
+            for file in passed:
+                opened.enter_context(file)
             self._process = subprocess.Popen(
                 [*walls, sys.executable, f"{course}/solution.py",
-                 *map(str, [its.fileno(), limits.file, limits.space])],
+                 numbers, str(limits.file), str(limits.space)],
                 pass_fds=[file.fileno() for file in passed], cwd=self._scratch,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
                      "PYTHONPATH": course, "COURSE_SIMULATE": "1", "COURSE_OFFLINE": "1",
                      "PYTHONDONTWRITEBYTECODE": "1"})
-        self._channel = Channel(mine, START)
+        self.lines = [Line(self, Channel(mine, START), f"rank {rank}" if ranks > 1 else "it")
+                      for rank, (mine, _) in enumerate(pairs)]
         self._done = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True)
                          for work in (self._watch, self._drain)]
         for thread in self._threads:
             thread.start()
 
-    def send(self, tree):
-        """Raises Ended."""
-        with self._told():
-            self._channel.send(tree)
-
-    def receive(self):
-        """Raises Ended."""
-        with self._told():
-            return self._channel.receive()
-
     def start_clock(self):
         """From now on it is the solution that works: all before was getting ready."""
-        self._channel.left = self.limits.patience
+        for line in self.lines:
+            line.channel.left = self.limits.patience
         self._before = self._measure()[2]
 
     def end(self, why):
@@ -197,7 +214,8 @@ class Process:
         self._done.set()
         for thread in self._threads:
             thread.join(1)
-        self._channel.close()
+        for line in self.lines:
+            line.channel.close()
         if not self._threads[-1].is_alive():
             self._process.stdout.close()
         remove_folder(self._scratch)
@@ -209,7 +227,8 @@ class Process:
         self.close()
 
     @contextlib.contextmanager
-    def _told(self):
+    def told(self, who):
+        """A block that talks to it, or to the rank `who`: raises Ended."""
         try:
             yield
         except Late:
@@ -221,7 +240,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             code = self._process.poll()
-            self.end("it hung up" if code is None else
+            self.end(f"{who} hung up" if code is None else
                      f"its process ended by itself, with exit status {code}")
 
     def _kill(self, why):

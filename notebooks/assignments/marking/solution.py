@@ -1,9 +1,10 @@
 """The process in which one student's solution runs: it makes calls for the judge, and that is all.
 
-    python solution.py SOCKET FILE SPACE
+    python solution.py SOCKETS FILE SPACE
 
-SOCKET is the number of an open socket to the judge; FILE and SPACE limit the bytes of a file and of
-addresses.
+SOCKETS are the numbers of open sockets to the judge, as 3,4: one for each rank. For each but the
+first the process forks once more, before it has run anything of the solution's. FILE and SPACE
+limit the bytes of a file and of addresses.
 
 The judge sends the assignment's own cells and the solution first, then calls of functions by name.
 Back goes what a function returns or raises, and what has become of its arguments: the very objects
@@ -12,6 +13,7 @@ expected values and model answers never come here. Nothing protects this process
 It may do with it what it likes, and all that the judge will believe are values.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -27,13 +29,16 @@ import numpy as np
 from channel import Array, Device, Function, Other
 
 
-def serve(line, namespace):
-    """Answer the judge at the other end of `line`, until it hangs up, which raises EOFError.
+def serve(lines, namespace):
+    """Answer the judge at the other end of a line, until it hangs up, which raises EOFError.
+
+    lines: one for each rank, of which all but the first are served by forks.
 
     The solution is run in `namespace`, with all that the assignment's own cells define. They have
     a namespace of their own, which gets from the solution only the functions that were asked for:
     no name that either side chooses is in the other's way.
     """
+    line = lines[0]
     line.send("started")
     given, answer, names = line.receive()
     course = {"__name__": "course"}
@@ -41,6 +46,7 @@ def serve(line, namespace):
         exec(compile(cell, f"<given cell {number + 1}>", "exec"), course)
     namespace.update({name: value for name, value in course.items() if name[:2] != "__"})
     line.send("given")
+    line = fork_ranks(lines)
     failed = None
     try:
         exec(compile(answer, "<solution>", "exec"), namespace)
@@ -49,7 +55,7 @@ def serve(line, namespace):
     course.update({name: namespace[name] for name in names if name in namespace})
     line.send("ready")
     while True:
-        name, args = line.receive()
+        name, args, *place = line.receive()
         desk = Desk(line)
         args = desk.unpack(args)
         try:
@@ -57,12 +63,26 @@ def serve(line, namespace):
                 raise failed
             if name not in course:
                 raise NameError(f"{name} is not defined")
-            reply = {"returned": desk.pack(course[name](*args))}
+            with desk.join(*place) if place else contextlib.nullcontext():
+                reply = {"returned": desk.pack(course[name](*args))}
         except Exception as error:
             reply = describe_error(error)
         reply["arguments"] = desk.pack(args)
         reply["objects"] = [desk.pack(value) for value in desk.received]
         line.send(reply)
+
+
+def fork_ranks(lines):
+    """Become one process for each line; returns this one's."""
+    mine = lines[0]
+    for line in lines[1:]:
+        if os.fork() == 0:
+            mine = line
+            break
+    for line in lines:
+        if line is not mine:
+            line.close()
+    return mine
 
 
 class Desk:
@@ -73,7 +93,7 @@ class Desk:
 
     def __init__(self, line):
         self.line, self.received, self.made = line, [], []
-        self.turn = threading.Lock()
+        self.turn = threading.RLock()
 
     def unpack(self, value):
         """The value with arrays of this process in the place of `Array`."""
@@ -110,13 +130,28 @@ class Desk:
         """A function that lets the judge's function of that number do the work."""
         def call_back(*args, **named):
             with self.turn:
-                self.line.send({"call": number, "arguments": self.pack(args),
-                                "named": self.pack(named)})
-                reply = self.line.receive()
-            if "raised" in reply:
-                raise ERRORS[reply["raised"]](reply["why"])
-            return self.unpack(reply["returned"])
+                return self.unpack(self.ask({"call": number, "arguments": self.pack(args),
+                                             "named": self.pack(named)}))
         return call_back
+
+    def join(self, rank, world):
+        """A context in which torch.distributed's messages go over the judge."""
+        import backend
+
+        def start(kind, arrays, detail):
+            number = self.ask({"start": kind, "arrays": [Array(a) for a in arrays],
+                               "detail": detail})
+            return lambda: [array.values for array in self.ask({"finish": number})]
+        return backend.joined(rank, world, start)
+
+    def ask(self, question):
+        """What the judge answers. Raises what it says."""
+        with self.turn:
+            self.line.send(question)
+            reply = self.line.receive()
+        if "raised" in reply:
+            raise ERRORS[reply["raised"]](reply["why"])
+        return reply["returned"]
 
     def pack(self, value, depth=0):
         """The value as what can cross; what can't is `Other`."""
@@ -179,7 +214,8 @@ def describe_error(error):
     return {"raised": type(error).__name__, "kinds": kinds, "why": text + where}
 
 
-ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError)}  # what the judge's raise
+# What the judge's functions and messages raise.
+ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError, RuntimeError)}
 
 
 def _mxnet():
@@ -196,7 +232,8 @@ def _find_address(array):
 
 
 if __name__ == "__main__":
-    number, file, space = (int(text) for text in sys.argv[1:])
+    numbers = [int(text) for text in sys.argv[1].split(",")]
+    file, space = (int(text) for text in sys.argv[2:])
     # Here rather than by the parent between fork and exec, where threads don't allow it.
     for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file),
                         (resource.RLIMIT_AS, space)):
@@ -204,6 +241,7 @@ if __name__ == "__main__":
     # A module of its own, so that no name of this file is in the solution's way.
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        serve(channel.Channel(socket.socket(fileno=number)), module.__dict__)
+        serve([channel.Channel(socket.socket(fileno=number)) for number in numbers],
+              module.__dict__)
     except EOFError:  # the judge has heard enough
         os._exit(0)

@@ -1,0 +1,423 @@
+# %% [markdown]
+# # Assignment 7: data parallelism in PyTorch
+#
+# **You will** write three small pieces of DistributedDataParallel: gradients that are averaged one
+# by one, buckets that are sent while the backward pass goes on, and a step that adds up gradients
+# over several small batches and sends them once.
+#
+# **You need** chapter 14, and PyTorch (`make setup TORCH=1`). **Time**: about an hour and a half.
+# **Points**: 12, of which 2 are for words.
+#
+# **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
+# `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
+# `reduce_scatter_single` and `barrier`, with `async_op` and with the operations SUM, PRODUCT, MIN
+# and MAX, and the same for objects. What you start with `async_op=True` has arrived after `wait()`,
+# and not before. When it is marked there is nothing else: no `send`, no groups of some ranks.
+#
+# Write your code in the cells that say so, and nowhere else: those cells are all that will be
+# read. Each exercise is tested in the open, so that you can see how you are doing, and again,
+# on other values, other networks and with one to four ranks, when it is marked. Each solution cell
+# is run by itself: it can't use what you wrote in another one.
+#
+# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
+# from cells that only show something.
+
+# %% tags=["given"]
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# %% [markdown]
+# The network, in float64: layers $\tanh(x W_i + b_i)$, and a buffer, `shift`, that is added to the
+# inputs. `route` says which layers an input passes, in which order: `[0, 1]` both layers, `[0, 0]`
+# the first one twice, and with `[1]` the first gets no gradient.
+
+
+# %% tags=["given"]
+class Net(nn.Module):
+    """layers: [[W0, b0], [W1, b1], ...], arrays. frozen: numbers of layers that aren't trained."""
+
+    def __init__(self, layers, shift, frozen):
+        super().__init__()
+        self.layers = nn.ParameterList(
+            nn.Parameter(torch.tensor(array), requires_grad=i not in frozen)
+            for i, layer in enumerate(layers) for array in layer)
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x, route):
+        x = x + self.shift
+        for i in route:
+            x = torch.tanh(x @ self.layers[2 * i] + self.layers[2 * i + 1])
+        return x
+
+
+def copy(tensor):
+    return None if tensor is None else tensor.detach().clone().numpy()
+
+
+# %% [markdown]
+# `ranks` runs a function in several processes and returns what each returned; it is chapter 14's.
+# To try your classes, give `on_each` a function and one list of arguments for each rank.
+
+# %%
+from ranks import ranks
+
+
+def call_with(function, given):
+    return function(*given[dist.get_rank()])
+
+
+def on_each(function, given):
+    return ranks(call_with, function, given, world=len(given))
+
+
+print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got {x}", [[1], [2]]))
+
+# %% [markdown]
+# ## 1. One gradient at a time (4 points)
+#
+# `NaiveDDP(module)` is a module around another one:
+#
+# - It keeps it as `.module`, passes all inputs to it, those with names too, and returns its output.
+# - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too.
+# - `finish_gradient_synchronization()` is called after each backward pass. Then each gradient
+#   becomes the mean of all ranks' gradients. Where a parameter has no gradient (`grad` is `None`),
+#   that rank counts as zeros; but a parameter that has a gradient on *no* rank keeps `None`, so
+#   that weight decay leaves it alone. Which parameters have one may change from step to step and
+#   from rank to rank. A frozen parameter gets none.
+#
+# About eighteen lines.
+
+
+# %% tags=["ranks"] nbgrader={"grade_id": "naive", "solution": true}
+class NaiveDDP(nn.Module):
+    """Averages gradients over all ranks, one at a time, after the backward pass."""
+
+    ### BEGIN SOLUTION
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            users = torch.tensor(float(p.grad is not None))
+            dist.all_reduce(users)
+            if users == 0:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The tests call your class through this function: one rank's training. Each step has its own
+# inputs, targets and route.
+
+
+# %% tags=["driver"]
+def train_naive(layers, shift, frozen, steps, rate, decay):
+    """(the gradients of each step once they are synchronized, parameters and buffer at the end)."""
+    model = NaiveDDP(Net(layers, shift, frozen))
+    parameters = list(model.module.parameters())
+    optimizer = torch.optim.SGD(parameters, rate, weight_decay=decay)
+    gradients = []
+    for x, y, route in steps:
+        optimizer.zero_grad()
+        (model(torch.tensor(x), route=route) - torch.tensor(y)).pow(2).mean().backward()
+        model.finish_gradient_synchronization()
+        gradients.append([copy(p.grad) for p in parameters])
+        optimizer.step()
+    return gradients, [copy(p) for p in parameters], copy(model.module.shift)
+
+
+# %% [markdown]
+# One layer of zeros, one example on each rank. At 0 the slope of tanh is 1, so the gradients are
+# easy to follow: for the target $y$, $-2y$ for the bias, and that times the input for the weight.
+
+# %% nbgrader={"grade_id": "naive-values", "points": 2}
+zeros, x = [[np.zeros((1, 1)), np.zeros(1)]], np.ones((1, 1))
+results = on_each(train_naive, [
+    [zeros, np.zeros(1), [], [[x, -1 * x, [0]]], 0.5, 0.0],
+    [zeros, np.zeros(1), [], [[3 * x, -2 * x, [0]]], 0.5, 0.0]])
+for rank, (gradients, (w, b), _) in enumerate(results):
+    assert np.allclose(gradients[0][1], 3), (
+        f"rank {rank}: the bias's gradient is {gradients[0][1]}; 2 and 4 have the mean 3")
+    assert np.allclose(gradients[0][0], 7), (
+        f"rank {rank}: the weight's gradient is {gradients[0][0]}; 2 and 12 have the mean 7")
+    assert np.allclose([w.item(), b.item()], [-3.5, -1.5]), f"rank {rank}: {w}, {b}"
+
+# %% nbgrader={"grade_id": "naive-start", "points": 1}
+results = on_each(train_naive, [
+    [[[np.full((1, 1), r + 5.0), np.full(1, r + 6.0)]], np.full(1, r + 7.0), [0], [], 0.5, 0.0]
+    for r in range(3)])
+for rank, (_, (w, b), shift) in enumerate(results):
+    found = [w.item(), b.item(), shift.item()]
+    assert found == [5, 6, 7], f"rank {rank} begins with {found}, and rank 0 with [5, 6, 7]"
+
+# %% nbgrader={"grade_id": "naive-missing", "points": 1}
+three = zeros * 3
+results = on_each(train_naive, [
+    [three, np.zeros(1), [], [[x, -1 * x, [0]]], 0.5, 0.1],
+    [three, np.zeros(1), [], [[x, -2 * x, [1]]], 0.5, 0.1]])
+for rank, (gradients, _, _) in enumerate(results):
+    found = [None if g is None else g.item() for g in gradients[0][1::2]]
+    assert found == [1, 2, None], (
+        f"rank {rank}: the biases' gradients are {found}: rank 0 had 2 for the first, rank 1 "
+        "had 4 for the second, and nobody used the third")
+
+# %% [markdown]
+# ## 2. Buckets (4 points)
+#
+# `BucketedDDP(module, bucket_bytes)` sends its gradients in buckets, while the backward pass goes
+# on. Here all ranks begin with the same parameters, all parameters have the same type, and each
+# that isn't frozen gets a gradient in each backward pass. These are the rules:
+#
+# 1. A bucket is filled with parameters that aren't frozen, in the *reverse* order of
+#    `module.parameters()`, as long as its gradients have `bucket_bytes` bytes together, or fewer.
+#    Then the next one begins. A parameter that is larger than that has a bucket of its own.
+# 2. Each bucket is one `all_reduce` of one flat tensor, which has as many numbers as the gradients
+#    in it, and nothing else is sent.
+# 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on,
+#    each as soon as all its gradients are there and the ones before have been sent. So all have
+#    been sent when the backward pass ends. Gradients don't always become ready in this order.
+# 4. `finish_gradient_synchronization()` waits for the messages. Then each `grad` is the mean
+#    of all ranks' gradients.
+#
+# `.module` and calls are as in the first exercise. There may be any number of steps, and before
+# each the gradients are `None`. Raise `ValueError` if `bucket_bytes` is not above 0.
+#
+# About twenty-eight lines. `register_post_accumulate_grad_hook` is what you need.
+
+
+# %% tags=["ranks"] nbgrader={"grade_id": "bucketed", "solution": true}
+class BucketedDDP(nn.Module):
+    """Averages gradients over all ranks, a bucket at a time, during the backward pass."""
+
+    ### BEGIN SOLUTION
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if not bucket_bytes > 0:
+            raise ValueError(f"bucket_bytes={bucket_bytes}: should be above 0")
+        self.module, self.buckets, size = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or size + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(p)
+            size += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark_ready)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark_ready(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])
+            for p, mean in zip(bucket, means):
+                p.grad = mean.view_as(p)
+        self.ready.clear()
+        self.sent.clear()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# One rank's training again. `note` is called when a backward pass has ended, before
+# `finish_gradient_synchronization()`.
+
+
+# %% tags=["driver"]
+def train_bucketed(layers, frozen, bucket_bytes, steps, rate, note):
+    """(the gradients of each step once they are synchronized, parameters at the end)."""
+    model = BucketedDDP(Net(layers, np.zeros(layers[0][0].shape[0]), frozen), bucket_bytes)
+    parameters = list(model.module.parameters())
+    optimizer = torch.optim.SGD(parameters, rate, momentum=0.5)
+    gradients = []
+    for x, y, route in steps:
+        optimizer.zero_grad()
+        (model(torch.tensor(x), route=route) - torch.tensor(y)).pow(2).mean().backward()
+        note()
+        model.finish_gradient_synchronization()
+        gradients.append([copy(p.grad) for p in parameters])
+        optimizer.step()
+    return gradients, [copy(p) for p in parameters]
+
+
+# %% [markdown]
+# `logged` calls it, and notes how many numbers each all-reduce has.
+
+
+# %%
+def logged(*given):
+    log, all_reduce = [], dist.all_reduce
+
+    def note_size(tensor, *args, **options):
+        log.append(tensor.numel())
+        return all_reduce(tensor, *args, **options)
+
+    dist.all_reduce = note_size
+    try:
+        return *train_bucketed(*given, lambda: log.append("backward ended")), log
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def with_buckets(bucket_bytes, route, world=2):
+    """Two layers of 2 x 2: in reverse order, 2 numbers, 4, 2 and 4, of 8 bytes each."""
+    rng = np.random.default_rng(7)
+    layers = [[rng.normal(size=(2, 2)), rng.normal(size=2)] for _ in range(2)]
+    return on_each(logged, [[layers, [], bucket_bytes, [
+        [rng.normal(size=(3, 2)), np.zeros((3, 2)), route] for _ in range(2)], 0.1]
+        for _ in range(world)])
+
+
+# %% nbgrader={"grade_id": "bucketed-values", "points": 1}
+alone = [with_buckets(1, [0, 1], world=1), with_buckets(1000, [0, 1], world=1)]
+(one, _, _), (two, _, _) = with_buckets(48, [0, 1])
+for a, b, c in zip(one[0], two[0], alone[0][0][0][0]):
+    assert np.allclose(a, b), "the two ranks' gradients differ"
+    assert not np.allclose(a, c), "rank 0's gradients are those that it has alone"
+for a, b in zip(alone[0][0][0][0], alone[1][0][0][0]):
+    assert np.allclose(a, b), "the size of the buckets makes a difference to the gradients"
+
+# %% nbgrader={"grade_id": "bucketed-messages", "points": 2}
+for size, expected in ((48, [6, 6]), (47, [2, 4, 2, 4]), (64, [8, 4]), (1, [2, 4, 2, 4]),
+                       (1000, [12])):
+    for rank, (_, _, log) in enumerate(with_buckets(size, [0, 1])):
+        due = [*expected, "backward ended"] * 2
+        assert log == due, f"buckets of {size} bytes, two steps, rank {rank}: {log}, not {due}"
+
+# %% nbgrader={"grade_id": "bucketed-care", "points": 1}
+for _, _, log in with_buckets(48, [1, 0]):   # layer 0 is the last one: its gradients come first
+    assert log == [6, 6, "backward ended"] * 2, f"layers in another order: {log}"
+for bucket_bytes in (0, -1):
+    try:
+        with_buckets(bucket_bytes, [0, 1])
+    except ValueError as error:
+        print("As it should be, ValueError:", error)
+    else:
+        raise AssertionError(f"bucket_bytes={bucket_bytes}: no ValueError")
+
+# %% [markdown]
+# ## 3. Accumulation (2 points)
+#
+# Each rank has some small batches, `pieces`, a list of `(x, y)`. `train_step` makes *one* step
+# of the optimizer from all of them, on all ranks: along the gradient of the mean loss over *all*
+# examples of *all* ranks. Pieces may differ in length, ranks in their number of pieces, and a rank
+# may have none; one at least has one. Return the mean loss over all these examples, a float, on all
+# ranks.
+#
+# `net` is a plain module, the same on all ranks, `optimizer` has its parameters. Their gradients
+# may hold what an earlier step left there. Each parameter that isn't frozen gets a gradient from
+# each piece. `squared(net, x, y)` is a piece's loss, the *sum* over its examples.
+#
+# However many pieces there are, a step sends each gradient once: in all at most one message
+# more than there are parameters that aren't frozen, and two numbers more than their gradients have.
+#
+# About fifteen lines.
+
+
+# %% tags=["given"]
+def squared(net, x, y):
+    return (net(x, [0]) - y).pow(2).sum()
+
+
+# %% tags=["ranks"] nbgrader={"grade_id": "accumulated", "solution": true}
+def train_step(net, optimizer, pieces):
+    """The mean loss over all examples of all ranks' pieces, after a step along its gradient."""
+    ### BEGIN SOLUTION
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)  # loss, examples
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(gradient)
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
+    ### END SOLUTION
+
+
+# %% tags=["driver"]
+def accumulate(layers, frozen, steps, rate):
+    """(the loss of each step, the parameters at the end) on one rank, whose pieces are `steps`."""
+    net = Net(layers, np.zeros(layers[0][0].shape[0]), frozen)
+    optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.5)
+    losses = [train_step(net, optimizer, [(torch.tensor(x), torch.tensor(y)) for x, y in pieces])
+              for pieces in steps]
+    return losses, [copy(p) for p in net.parameters()]
+
+
+# %% [markdown]
+# One layer of zeros; three examples with targets 1, 2 and 6, and inputs of 0. The bias's gradients
+# are $-2y$: $-2$, $-4$ and $-12$, in the mean $-6$.
+
+# %% nbgrader={"grade_id": "accumulated-values", "points": 1}
+none = np.zeros((1, 1))
+for pieces in ([[[none, none + 1], [none, none + 2]], [[none, none + 6]]],
+               [[], [[np.zeros((3, 1)), np.array([[1.0], [2], [6]])]]]):
+    for rank, (losses, (_, b)) in enumerate(on_each(accumulate, [
+            [zeros, [], [mine], 0.01] for mine in pieces])):
+        assert np.isclose(b.item(), 0.06), f"rank {rank}: the bias is {b.item():.4g}, not 0.06"
+        assert np.isclose(losses[0], 41 / 3), f"rank {rank}: {losses[0]:.4g} isn't a third of 41"
+
+# %% nbgrader={"grade_id": "accumulated-messages", "points": 1}
+def count_messages(*given):
+    sizes, kept = [], dist.all_reduce
+    dist.all_reduce = lambda tensor, *a, **b: (sizes.append(tensor.numel()), kept(tensor, *a, **b))[1]
+    try:
+        accumulate(*given)
+    finally:
+        dist.all_reduce = kept
+    return sizes
+
+
+five = [[none, none + 1]] * 5
+for sizes in on_each(count_messages, [[zeros, [], [five], 0.01]] * 2):
+    assert len(sizes) <= 3 and sum(sizes) <= 4, (
+        f"five pieces, two parameters of one number: all-reduces of {sizes} numbers")
+
+# %% [markdown]
+# ## 4. In your words (2 points)
+#
+# A model has trained on eight GPUs for a day when somebody finds that the replicas' weights differ.
+# The loss looked well all the time. Name two mistakes, in code like yours, that lead to this, and
+# say why the loss didn't tell. What would you put into the training loop so that it is seen within
+# minutes next time, and what does that cost?
+
+# %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
+# One point for two mistakes and the reason: replicas that begin apart (no broadcast, another seed
+# on each rank); gradients used before `wait()`; a gradient that is never sent, such as one that
+# is `None` on some ranks, or a backward pass without synchronization; clipping, or anything with
+# random numbers, done by each rank for itself between the all-reduce and the update; buffers
+# that only one rank updates. The loss of each rank is that of its own weights, and each replica
+# trains, if more slowly or as several models; a mean over ranks hides the difference.
+#
+# One point for a check and its cost: every so many steps a number of the weights (a sum, or better
+# a hash, or the largest difference from rank 0's) is compared over ranks, an error if it differs.
+# A sum of all weights is one pass over memory and a message of one number: next to nothing every
+# 100 steps. Comparing all weights costs a message of the model's size, about that of one all-reduce
+# of the gradients.

@@ -1,0 +1,1110 @@
+# %% right naive: who has a gradient is one message, the rest are started together
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        with torch.no_grad():
+            for t in list(module.parameters()) + list(module.buffers()):
+                dist.broadcast(t, 0)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        users = torch.tensor([p.grad is not None for p in trained], dtype=torch.int64)
+        dist.all_reduce(users)
+        works = []
+        for p, count in zip(trained, users.tolist()):
+            if count:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad / dist.get_world_size()
+                works.append(dist.all_reduce(p.grad, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% right naive: everything gathered, and the mean of what was
+class NaiveDDP(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        state = [module.state_dict()]
+        dist.broadcast_object_list(state, src=0)
+        module.load_state_dict(state[0])
+
+    def forward(self, *inputs, **named):
+        return self.module(*inputs, **named)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                used = [None] * dist.get_world_size()
+                dist.all_gather_object(used, p.grad is not None)
+                if any(used):
+                    mine = p.grad if p.grad is not None else torch.zeros_like(p)
+                    parts = [torch.empty_like(p) for _ in used]
+                    dist.all_gather(parts, mine.contiguous())
+                    p.grad = torch.stack(parts).mean(0)
+
+
+# %% right naive: by the largest flag, and sums divided by a constant
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.ranks = module, dist.get_world_size()
+        for group in (module.parameters, module.buffers):
+            for t in group():
+                whole = t.detach() if dist.get_rank() == 0 else torch.zeros_like(t).detach()
+                dist.all_reduce(whole)
+                t.data = whole.clone()
+
+    def __call__(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in filter(lambda p: p.requires_grad, self.module.parameters()):
+            there = torch.tensor(0 if p.grad is None else 1)
+            dist.all_reduce(there, op=dist.ReduceOp.MAX)
+            if there.item():
+                total = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                dist.all_reduce(total)
+                p.grad = total / self.ranks
+
+
+# %% right naive: reduce-scatter, then all-gather
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in [*module.buffers(), *module.parameters()]:
+            dist.broadcast(t.data, 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        k = dist.get_world_size()
+        for p in self.module.parameters():
+            if p.requires_grad:
+                flat = torch.zeros(p.numel() + 1, dtype=p.dtype)
+                if p.grad is not None:
+                    flat[0], flat[1:] = 1, p.grad.flatten()
+                flat = torch.nn.functional.pad(flat, (0, -len(flat) % k))
+                mine = torch.empty(len(flat) // k, dtype=p.dtype)
+                dist.reduce_scatter_single(mine, flat)
+                dist.all_gather_single(flat, mine)
+                if flat[0] > 0:
+                    p.grad = (flat[1:p.numel() + 1] / k).view_as(p)
+
+
+# %% wrong naive loses naive-values, naive-missing: the sum | other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+
+
+# %% wrong naive loses naive-start: frozen parameters keep what they had | other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            if t.requires_grad or t.dim() == 1 and t is module.shift:
+                dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-start: buffers keep what they had | the buffer has other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in module.parameters():
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-start: all begin with the last rank's | other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), dist.get_world_size() - 1)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-values, naive-start, naive-missing: each rank broadcasts from itself | message 1 is
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), dist.get_rank())
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-missing: sends nothing where it has nothing | other values|message \d+ is|never comes from rank
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-missing: a gradient of zeros where nobody has one | is a NumPy array|not None
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-missing: the mean of those that have one | other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= users
+
+
+# %% wrong naive loses naive-missing: who has a gradient is found out in the first step only | NoneType|message|never comes|not None|None, not
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.used = module, {}
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                if p not in self.used:
+                    users = torch.tensor(float(p.grad is not None))
+                    dist.all_reduce(users)
+                    self.used[p] = users > 0
+                if self.used[p]:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-values, naive-missing: doesn't wait for what it has started | other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad, async_op=True)
+                    p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-values, naive-missing: inputs with names are dropped | TypeError.*route
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, x, **options):
+        return self.module(x)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+# %% wrong naive loses naive-values, naive-missing: only rank 0 takes the mean | rank 1: .*other values
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                users = torch.tensor(float(p.grad is not None))
+                dist.all_reduce(users)
+                if users:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    dist.all_reduce(p.grad)
+                    if dist.get_rank() == 0:
+                        p.grad /= dist.get_world_size()
+
+
+# %% wrong naive loses naive-values, naive-missing: each rank sends to the next, by send and recv | isn't there when this is marked
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        rank, k = dist.get_rank(), dist.get_world_size()
+        for p in self.module.parameters():
+            total, passed = p.grad.clone(), p.grad
+            for _ in range(k - 1):
+                came = torch.empty_like(p)
+                work = dist.isend(passed, (rank + 1) % k)
+                dist.recv(came, (rank - 1) % k)
+                work.wait()
+                total, passed = total + came, came
+            p.grad = total / k
+
+
+# %% right bucketed: a counter for each bucket
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        if bucket_bytes <= 0:
+            raise ValueError("a bucket holds something")
+        super().__init__()
+        self.module = module
+        self.k = dist.get_world_size()
+        self.buckets = []
+        room = -1
+        for p in reversed(list(module.parameters())):
+            if not p.requires_grad:
+                continue
+            need = p.numel() * p.element_size()
+            if need > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            room -= need
+            number = len(self.buckets) - 1
+            self.buckets[number].append(p)
+            p.register_post_accumulate_grad_hook(lambda _, number=number: self.arrived(number))
+        self.begin()
+
+    def begin(self):
+        self.left = [len(b) for b in self.buckets]
+        self.next, self.flying = 0, []
+
+    def arrived(self, number):
+        self.left[number] -= 1
+        while self.next < len(self.left) and self.left[self.next] == 0:
+            flat = torch.cat([p.grad.reshape(-1) for p in self.buckets[self.next]]) / self.k
+            self.flying.append((flat, dist.all_reduce(flat, async_op=True)))
+            self.next += 1
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for (flat, work), bucket in zip(self.flying, self.buckets):
+            work.wait()
+            start = 0
+            for p in bucket:
+                p.grad.copy_(flat[start:start + p.numel()].view_as(p))
+                start += p.numel()
+        self.begin()
+
+
+# %% right bucketed: buffers that stay, filled by the hooks
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if not bucket_bytes > 0:
+            raise ValueError(bucket_bytes)
+        self.module, self.place = module, {}
+        groups = []
+        for p in [p for p in module.parameters() if p.requires_grad][::-1]:
+            if groups and sum(q.nbytes for q in groups[-1]) + p.nbytes <= bucket_bytes:
+                groups[-1].append(p)
+            else:
+                groups.append([p])
+        self.groups = groups
+        self.buffers_ = [torch.empty(sum(p.numel() for p in g), dtype=g[0].dtype) for g in groups]
+        self.views = [list(zip(g, b.split([p.numel() for p in g])))
+                      for g, b in zip(groups, self.buffers_)]
+        for i, views in enumerate(self.views):
+            for p, view in views:
+                self.place[p] = i, view
+                p.register_post_accumulate_grad_hook(self.keep)
+        self.there, self.works = [0] * len(groups), []
+
+    def keep(self, p):
+        i, view = self.place[p]
+        view.copy_(p.grad.flatten())
+        self.there[i] += 1
+        for i in range(len(self.works), len(self.groups)):
+            if self.there[i] < len(self.groups[i]):
+                break
+            self.works.append(dist.all_reduce(self.buffers_[i], async_op=True))
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for work in self.works:
+            work.wait()
+        for views in self.views:
+            for p, view in views:
+                p.grad = view.view_as(p) / dist.get_world_size()
+        self.there, self.works = [0] * len(self.groups), []
+
+
+# %% right bucketed: each message is waited for at once
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module = module
+        self.buckets, used = [[]], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if self.buckets[-1] and used + 8 * p.numel() > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += 8 * p.numel()
+            p.register_post_accumulate_grad_hook(self.hook)
+        self.todo = [list(b) for b in self.buckets]
+        self.got = set()
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def hook(self, p):
+        self.got.add(p)
+        while self.todo and all(q in self.got for q in self.todo[0]):
+            bucket = self.todo.pop(0)
+            flat = nn.utils.parameters_to_vector([q.grad for q in bucket])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            for q, part in zip(bucket, flat.split([q.numel() for q in bucket])):
+                q.grad = part.view(q.shape)
+
+    def finish_gradient_synchronization(self):
+        self.todo, self.got = [list(b) for b in self.buckets], set()
+
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: sends when the backward pass has ended | not all of
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module = module
+        self.buckets, used = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        for bucket in self.buckets:
+            flat = torch.cat([p.grad.flatten() for p in bucket])
+            dist.all_reduce(flat)
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | messages of
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in [p for p in module.parameters() if p.requires_grad]:
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-care: sends whichever bucket is complete first | different orders: .*other values
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), {}
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        for i, bucket in enumerate(self.buckets):
+            if i not in self.sent and self.ready.issuperset(bucket):
+                flat = torch.cat([p.grad.flatten() for p in bucket])
+                self.sent[i] = flat, dist.all_reduce(flat, async_op=True)
+
+    def finish_gradient_synchronization(self):
+        for i, (flat, work) in self.sent.items():
+            work.wait()
+            for p, part in zip(self.buckets[i], flat.split([p.numel() for p in self.buckets[i]])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), {}
+
+
+# %% wrong bucketed loses bucketed-care: frozen parameters are in the buckets too | rank \d
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed(list(module.parameters())):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-values, bucketed-care: doesn't wait | other values
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-values, bucketed-messages, bucketed-care: what was ready stays ready for the next step | NoneType
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.sent = []
+
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: a bucket may be a parameter too large | messages of
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used >= bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: bytes taken for numbers | messages of
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.numel() > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.numel()
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: parameters are made equal first, which nobody asked for | broadcast was sent
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise ValueError("bucket_bytes")
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            dist.broadcast(p.detach(), 0)
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% wrong bucketed loses bucketed-care: any size of buckets | no ValueError|ValueError
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        self.module, self.buckets, used = module, [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or used + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(p)
+            used += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent = set(), []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def mark(self, p):
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, (flat, work) in zip(self.buckets, self.sent):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p) / dist.get_world_size()
+        self.ready, self.sent = set(), []
+
+
+# %% right accumulated: one message for everything
+def train_step(net, optimizer, pieces):
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer.zero_grad(set_to_none=False)
+    for p in trained:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    loss = sum((squared(net, x, y) for x, y in pieces), torch.zeros((), dtype=torch.float64))
+    if pieces:
+        loss.backward()
+    flat = torch.cat([*(p.grad.flatten() for p in trained), loss.detach()[None],
+                      torch.tensor([float(sum(len(x) for x, _ in pieces))]).double()])
+    dist.all_reduce(flat)
+    *gradients, loss, examples = flat.split([*(p.numel() for p in trained), 1, 1])
+    for p, gradient in zip(trained, gradients):
+        p.grad = gradient.view_as(p) / examples
+    optimizer.step()
+    return (loss / examples).item()
+
+
+# %% right accumulated: gradients added up by hand, messages started together
+def train_step(net, optimizer, pieces):
+    trained = [p for p in net.parameters() if p.requires_grad]
+    sums, loss, n = [torch.zeros_like(p) for p in trained], 0.0, 0
+    for x, y in pieces:
+        value = squared(net, x, y)
+        for total, g in zip(sums, torch.autograd.grad(value, trained)):
+            total += g
+        loss, n = loss + value.item(), n + len(x)
+    numbers = torch.tensor([loss, n], dtype=torch.float64)
+    works = [dist.all_reduce(t, async_op=True) for t in (*sums, numbers)]
+    for work in works:
+        work.wait()
+    loss, n = numbers.tolist()
+    for p, total in zip(trained, sums):
+        p.grad = total / n
+    optimizer.step()
+    return loss / n
+
+
+# %% right accumulated: the number of examples first, so that each loss is divided by it
+def train_step(net, optimizer, pieces):
+    examples = torch.tensor(sum(x.shape[0] for x, _ in pieces))
+    dist.all_reduce(examples)
+    optimizer.zero_grad(set_to_none=True)
+    mine = 0.0
+    for x, y in pieces:
+        loss = squared(net, x, y) / examples
+        loss.backward()
+        mine += float(loss)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    flat = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.view(-1)
+                      for p in trained] + [torch.tensor([mine], dtype=torch.float64)])
+    dist.all_reduce(flat)
+    start = 0
+    for p in trained:
+        p.grad = flat[start:start + p.numel()].view_as(p)
+        start += p.numel()
+    optimizer.step()
+    return float(flat[-1])
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: sends after each piece | never comes|messages in|message \d+ is
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        for p in net.parameters():
+            if p.requires_grad:
+                part = p.grad.clone() * 0
+                dist.all_reduce(part)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(gradient)
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: the mean of the ranks' means | which is not right|other values
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    mine = max(totals[1].item(), 1)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad / mine
+            dist.all_reduce(gradient)
+            p.grad = gradient / dist.get_world_size()
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: what an earlier step left is added | other values
+def train_step(net, optimizer, pieces):
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(gradient)
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: the loss of its own pieces | the loss of step
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    mine = (totals[0] / totals[1]).item() if pieces else 0.0
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(gradient)
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return mine
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: the loss as a tensor | is no float
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(gradient)
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return totals[0] / totals[1]
+
+
+# %% wrong accumulated loses accumulated-values: a rank without pieces has no gradients to send | NoneType|TypeError|AttributeError|rank
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        if p.requires_grad:
+            dist.all_reduce(p.grad)
+            p.grad /= totals[1]
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
+
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: a step for each piece | never comes|messages|other values|loss
+def train_step(net, optimizer, pieces):
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        optimizer.zero_grad()
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        for p in net.parameters():
+            if p.requires_grad:
+                dist.all_reduce(p.grad)
+        optimizer.step()
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+# %% wrong accumulated loses accumulated-messages: the number of examples comes with each gradient | messages in
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    for p in net.parameters():
+        if p.requires_grad:
+            gradient, both = torch.zeros_like(p) if p.grad is None else p.grad, totals.clone()
+            dist.all_reduce(gradient)
+            dist.all_reduce(both)
+            p.grad = gradient / both[1]
+    optimizer.step()
+    return (both[0] / both[1]).item()
+
+
+# %% wrong accumulated loses accumulated-messages: everything gathered as objects | numbers were sent
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    loss = 0.0
+    for x, y in pieces:
+        piece = squared(net, x, y)
+        piece.backward()
+        loss += piece.item()
+    trained = [p for p in net.parameters() if p.requires_grad]
+    mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+    all_of_them = [None] * dist.get_world_size()
+    dist.all_gather_object(all_of_them, (mine, loss, sum(len(x) for x, _ in pieces)))
+    examples = sum(n for _, _, n in all_of_them)
+    for i, p in enumerate(trained):
+        p.grad = (sum(gradients[i] for gradients, _, _ in all_of_them) / examples).detach()
+    optimizer.step()
+    return sum(loss for _, loss, _ in all_of_them) / examples
+
+
+# %% wrong accumulated loses accumulated-messages: frozen parameters are sent too | messages in|numbers were sent
+def train_step(net, optimizer, pieces):
+    optimizer.zero_grad()
+    totals = torch.zeros(2, dtype=torch.float64)
+    for x, y in pieces:
+        loss = squared(net, x, y)
+        loss.backward()
+        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+    dist.all_reduce(totals)
+    for p in net.parameters():
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(gradient)
+        if p.requires_grad:
+            p.grad = gradient / totals[1]
+    optimizer.step()
+    return (totals[0] / totals[1]).item()
