@@ -934,7 +934,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
         for p in net.parameters():
             if p.requires_grad:
                 part = p.grad.clone() * 0
@@ -956,7 +956,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     mine = max(totals[1].item(), 1)
     dist.all_reduce(totals)
     for p in net.parameters():
@@ -974,7 +974,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     dist.all_reduce(totals)
     for p in net.parameters():
         if p.requires_grad:
@@ -992,7 +992,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     mine = (totals[0] / totals[1]).item() if pieces else 0.0
     dist.all_reduce(totals)
     for p in net.parameters():
@@ -1011,7 +1011,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     dist.all_reduce(totals)
     for p in net.parameters():
         if p.requires_grad:
@@ -1029,7 +1029,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     dist.all_reduce(totals)
     for p in net.parameters():
         if p.requires_grad:
@@ -1046,7 +1046,7 @@ def train_step(net, optimizer, pieces):
         optimizer.zero_grad()
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
         for p in net.parameters():
             if p.requires_grad:
                 dist.all_reduce(p.grad)
@@ -1062,7 +1062,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     for p in net.parameters():
         if p.requires_grad:
             gradient, both = torch.zeros_like(p) if p.grad is None else p.grad, totals.clone()
@@ -1099,7 +1099,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     dist.all_reduce(totals)
     for p in net.parameters():
         gradient = torch.zeros_like(p) if p.grad is None else p.grad

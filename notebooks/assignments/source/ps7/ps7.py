@@ -349,7 +349,7 @@ def train_step(net, optimizer, pieces):
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
-        totals += torch.tensor([loss, len(x)], dtype=torch.float64)
+        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
     dist.all_reduce(totals)
     for p in net.parameters():
         if p.requires_grad:
