@@ -5,13 +5,26 @@ from pathlib import Path
 
 import draw_map
 import pytest
-from draw_map import bubble, bytes_sent, held, idle, kept, seconds_computing, simulate
+from draw_map import (
+    CARD,
+    NVLINK,
+    PEAK,
+    bubble,
+    bytes_held,
+    bytes_sent,
+    held,
+    idle,
+    kept,
+    seconds_computing,
+    simulate,
+)
 from helpers import plotting
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PAGE = (NOTEBOOKS / "map.md").read_text(encoding="utf-8")
 PROSE = " ".join(PAGE.split())
 EXAMPLE = {"k": 8, "b": 1, "s": 4096, "h": 4096, "L": 32, "e": 2}
+COUNTS = {"one": 1, "two": 2, "four": 4}
 PIPELINES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 7, 8, 16)]
 
 
@@ -23,9 +36,17 @@ def rows(first):
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[start + 2 : end]]
 
 
+def stated(pattern):
+    """What the page says at the group of `pattern`, which it has once; a number, if it is one."""
+    found = re.findall(pattern, PROSE)
+    assert len(found) == 1, (pattern, found)
+    return COUNTS.get(found[0], found[0])
+
+
 def evaluate(formula, **values):
     """A formula of the page, in which what stands side by side is multiplied."""
-    parts = re.findall(r"N_0|\d+|[a-zA-Z]|[-+*/()]", formula.strip("$").replace(r"\cdot", "*"))
+    formula = formula.strip("$").replace(r"\cdot", "*").replace("^", "**")
+    parts = re.findall(r"N_0|\d+|[a-zA-Z]|\*\*|[-+*/()]", formula)
     text = " ".join(parts)
     text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", text)
     return eval(text, {"__builtins__": {}}, values)
@@ -72,25 +93,33 @@ def test_no_stage_starts_before_what_it_needs_or_does_two_things_at_once(schedul
 
 # --- bytes: messages counted one by one ----------------------------------------------------------
 
+def gather(k, size):
+    """What one of `k` devices sends in a ring's all-gather, or reduce-scatter."""
+    return sum(size / k for hop in range(k - 1))
+
+
 def all_reduce(k, size):
-    return sum(size / k for half in range(2) for hop in range(k - 1))
+    return gather(k, size) + gather(k, size)
 
 
 def ring_attention(k, block):
-    """What one of `k` devices sends for a layer: blocks go round until all have met all."""
+    """What one of `k` devices sends for a layer: blocks go round until all have met all.
+
+    A `block` is the keys and values of one device.
+    """
     sent, at, met = 0, list(range(k)), [{device} for device in range(k)]
     while any(len(each) < k for each in met):  # forward
         at = [(device + 1) % k for device in at]
-        sent += 2 * block  # keys and values
+        sent += block
         for origin, device in enumerate(at):
             met[device].add(origin)
     at, into = list(range(k)), [{origin} for origin in range(k)]  # backward
     for hop in range(k - 1):
         at = [(device + 1) % k for device in at]
-        sent += 2 * block * (1 + (hop > 0))  # the gradients' own sum begins at the second device
+        sent += block * (1 + (hop > 0))  # the gradients' own sum begins at the second device
         for origin, device in enumerate(at):
             into[origin].add(device)
-    sent += 2 * block  # and the sums go home
+    sent += block  # and the sums go home
     assert all(len(each) == k for each in into)
     assert all((device + 1) % k == origin for origin, device in enumerate(at))
     return sent
@@ -98,38 +127,66 @@ def ring_attention(k, block):
 
 @pytest.mark.parametrize("k", [2, 3, 4, 8])
 def test_formulas_count_the_messages(k):
+    """How many messages, and how large, is read off the page; their bytes are the code's."""
     b, s, h, L, e = 2, 24, 16, 3, 4
-    numbers, sequences = sum([4 * h * h, 8 * h * h] * L), range(k * b)  # attention, MLP
-    gradients = all_reduce(k, numbers * e)
-    tensor = sum(all_reduce(k, s * h * e) for _ in sequences for layer in range(L) for _ in "FfBb")
-    gathers = sum(s * h * e / k * (k - 1) for _ in sequences for layer in range(L) for _ in "Bb")
-    context = sum(ring_attention(k, s / k * h * e) for _ in sequences for layer in range(L))
-    run = simulate("1F1B", 3, k)
-    pipeline = sum(b * s * h * e for stage, *_ in run if stage == 1)  # each result goes on
-    tokens = [(token + layer) % k != 0 for layer in range(L) for token in range(b * s * k)]
-    shared = all_reduce(k, 4 * h * h * L * e)
+    values = {"b": b, "s": s, "h": h, "L": L, "k": k}
+    attention = evaluate(stated(r"\$N_0 = (\S+), attention's weights, are shared"), **values)
+    numbers, batches = attention + 8 * h * h * L, range(k)  # and the MLPs'
+    gradients, activations = all_reduce(k, numbers * e), b * s * h * e
+
+    reduces = range(stated(r"(\w+) all-reduces per layer and direction"))
+    assert stated(r"there are (\w+) all-reduces") == len(reduces) * len("FB")
+    tensor = sum(all_reduce(k, activations)
+                 for _ in batches for layer in range(L) for direction in "FB" for each in reduces)
+    extra = range(stated(r"backward, (\w+) more all-gathers"))
+    gathers = sum(gather(k, activations) for _ in batches for layer in range(L) for each in extra)
+    size = evaluate(stated(r"a ring all-reduce of (\S+) numbers"), **values)
+    sends = evaluate(stated(r"numbers sends (\$[^$]*\$), an all-gather half as much"), **values)
+    assert (size * e, sends) == (activations, all_reduce(k, size)) and sends == 2 * gather(k, size)
+
+    block = evaluate(stated(r"a device has (\S+) keys and values"), **values) * e
+    assert block == 2 * (b * s / k) * h * e
+    forward = evaluate(stated(r"Forward, they make (\S+) hops"), **values)
+    backward = evaluate(stated(r"backward, they and their gradients make (\S+) each"), **values)
+    assert ring_attention(k, 1) == forward + 2 * backward
+    context = sum(ring_attention(k, block) for _ in batches for layer in range(L))
+
+    result = evaluate(stated(r"a middle stage sends (\S+) numbers each way"), **values) * e
+    pipeline = sum(result for stage, *_ in simulate("1F1B", 3, k) if stage == 1)
+
+    turns = range(stated(r"and back: (\w+) all-to-alls per layer and direction"))
+    taken = stated(r"In data, sharded and expert parallelism each device takes (\w+);")
+    assert taken * k == len(batches) and stated(r"a router sends each token to (\w+)\.") == 1
+    visits = [token % k != layer % k for layer in range(L) for token in range(taken * b * s * k)]
+    leaving = evaluate(stated(r"evenly spread, (\S+) leave their device"), **values)
+    assert sum(visits) / len(visits) == pytest.approx(leaving)
+    expert = sum(visits) / k * len(turns) * len("FB") * h * e + all_reduce(k, attention * e)
+
     counted = {
-        "data": gradients, "sharded data": 1.5 * gradients, "tensor": tensor,
-        "sequence": tensor + gathers, "context": context + gradients, "pipeline": pipeline,
-        "expert": sum(tokens) / k * 4 * h * e + shared,
+        "data": gradients,
+        "sharded data": sum(gather(k, numbers * e) for message in ("forward", "backward", "sums")),
+        "tensor": tensor, "sequence": tensor + gathers, "context": context + gradients,
+        "pipeline": pipeline, "expert": expert,
     }
     assert bytes_sent(k, b, s, h, L, e) == pytest.approx(counted)
 
 
 # --- the page ----------------------------------------------------------------------------------
 
-def test_the_tables_bytes_are_the_codes():
+def test_the_tables_numbers_are_the_codes():
     table = {row[0]: row[1:] for row in rows("bytes sent by a device")}
-    assert list(table) == list(bytes_sent()) == list(draw_map.WAYS)
+    assert list(table) == list(bytes_sent()) == list(bytes_held()) == list(draw_map.WAYS)
     assert [row[0].split(" (")[0] for row in rows("what is cut")] == list(table)
+    memory = bytes_held(**{name: EXAMPLE[name] for name in "kbshL"})
     for way, sent in bytes_sent(**EXAMPLE).items():
-        _, example, inside, between = table[way]
-        assert shown(example, sent / 1e9), (way, sent)
-        assert shown(inside, sent / 300e9), (way, sent)
-        assert shown(between, sent / 25e9), (way, sent)
-    assert bytes_sent() == bytes_sent(**EXAMPLE)
-    for name, value in EXAMPLE.items():
-        assert re.search(rf"{name}( = s)? = {value}\b", PROSE) or (name, value) == ("h", 4096)
+        _, example, between, holds = table[way]
+        assert shown(example, sent / 1e9) and example.endswith(" GB"), (way, sent)
+        assert shown(between, sent / CARD) and between.endswith(" s"), (way, sent)
+        assert holds == f"{memory[way] / 1e9:.0f} GB", way
+    assert bytes_sent() == bytes_sent(**EXAMPLE) and bytes_held() == memory
+    k, b, s, h, L, e = (EXAMPLE[name] for name in "kbshLe")
+    assert h == s and (f"The example has $h = s = {s}$, $L = {L}$, $b = {b}$, $k = {k}$, $e = {e}$ "
+                       "and $N = 12Lh^2$") in PROSE
 
 
 def test_the_tables_formulas_are_the_codes():
@@ -142,7 +199,7 @@ def test_the_tables_formulas_are_the_codes():
 
 
 def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
-    values = {"N": 1, "A": 1, "k": 4}
+    values, one = {"N": 1, "A": 1, "k": 4}, []
     for name, _, *cells, _ in rows("what is cut"):
         way = name.split(" (")[0]
         weights, activations = (re.search(r"\$(.*?)\$", cell)[1] for cell in cells)
@@ -151,40 +208,169 @@ def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
             assert held(way, True) == pytest.approx(1 / 4 + 3 / 4 / 4)  # as wide as it is drawn
         else:
             assert held(way, True) == evaluate(weights, **values), way
+        if held(way, False) != evaluate(activations, **values) / 4:  # not of four micro-batches
+            one.append(way)
         if way == "tensor":
             assert 1 / 4 < held(way, False) < 1 and 1 / 4 < evaluate(activations, **values) < 1
-        else:  # one of four micro-batches is A, and so is a quarter of as many as there are stages
-            times = 1 if way in ("sequence", "context") else 4
+        else:
+            times = 1 if way in one else 4
             assert times * held(way, False) == evaluate(activations, **values), way
+    assert f"step's micro-batches, for {one[0]}, {one[1]} and {one[2]} one of them." in PROSE
+    whole, (*layers, last) = ([way for way in draw_map.WAYS if held(way, True) == share]
+                              for share in (1, 1 / 4))
+    assert last == "pipeline" and held("expert", True) == pytest.approx(1 / 4 + 3 / 4 / 4)
+    quarter = [way for way in draw_map.WAYS if held(way, False) == 1 / 4]
+    assert set(draw_map.WAYS) - set(quarter) == {"tensor"}
+    assert (
+        f"what device 1 of 4 holds is blue. {' and '.join(whole).capitalize()}: all weights. "
+        f"{', '.join(layers).capitalize()}: a quarter of each layer's weights. Pipeline: one layer "
+        "of four. Expert: the shared part and a quarter of the rest. Of the activations a quarter; "
+        "more for tensor, whose thin bands are whole.") in PROSE
+    words = draw_map.draw_cuts().axes[-1].texts
+    height = {text.get_text(): text.get_position()[1] for text in words}
+    assert height["layers"] < height["width"]  # layer 1, which a pipeline's device 1 has, is on top
+
+
+def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
+    """With experts a device holds attention and one MLP of `k`, so N in all."""
+    k, b, s, h, L, _ = EXAMPLE.values()
+    N, attention, mlp = 12 * L * h**2, 4 * L * h**2, 8 * L * h**2
+    kept = evaluate(stated(r"(\S+) bytes in GPT"), b=b, s=s, h=h, L=L)
+    kept *= stated(r"\$A\$ is what the layers keep of (\w+) for the backward pass")
+    size = int(stated(r"Memory is (\d+) bytes a weight"))
+    for name, _, weights, activations, _ in rows("what is cut"):
+        way, values = name.split(" (")[0], {"N": N, "A": kept, "k": k}
+        share = evaluate(re.search(r"\$(.*?)\$", weights)[1], **values)
+        if way == "expert":
+            share = attention + share * k * mlp  # "shared ones and 1/k of the others"
+        found = size * share + evaluate(re.search(r"\$(.*?)\$", activations)[1], **values)
+        assert found == pytest.approx(bytes_held()[way]), way
+    whole = f"{(attention + k * mlp) / 1e9:.1f} billion"
+    assert (f"{N / 1e9:.1f} billion; with $k$ experts a layer, each as large as the MLP, {whole}, "
+            f"of which a device holds and a token uses {(attention + mlp) / 1e9:.1f}.") in PROSE
+    *first, last = (way for way, there in bytes_held().items() if there > 80e9)
+    assert f"{', '.join(first).capitalize()} and {last} parallelism don't fit into 80 GB" in PROSE
 
 
 def test_the_numbers_in_the_text_are_computed():
-    L, h, s, k = (EXAMPLE[name] for name in "Lhsk")
-    tensor, data = (bytes_sent(**EXAMPLE | {"s": 3 * h // k})[way] for way in ("tensor", "data"))
-    assert tensor == data
+    k, b, s, h, L, _ = EXAMPLE.values()
+    sent, computing, N = bytes_sent(), seconds_computing(), 12 * L * h**2
+    share, peak, operations = 1 / 2, PEAK / 1e12, 6  # 2 forward, 4 backward
+    assert operations * N * b * s / (share * PEAK) == computing
+    float32 = all_reduce(k, 4 * N), gather(k, 2 * N) + gather(k, 2 * N) + gather(k, 4 * N)
+    assert float32[0] == float32[1]
+    slow = [way for way in sent if sent[way] / CARD > computing]
+    assert all(sent[way] / NVLINK < computing for way in sent)
+    scores = 4 * b * s * s * h * L / (2 * N * b * s)  # two products of s x h and h x s
+    assert scores == pytest.approx(evaluate(stated(r"would add up to (\S+) \[3"), s=s, h=h))
+    # a causal mask halves attention's 4 h c^2 operations for a block of c tokens, of 4 h c bytes
+    fast, far = ((4 / 2) * h * c**2 / (share * PEAK) / (4 * h * c / link)
+                 for link, c in ((NVLINK, PEAK / NVLINK), (CARD, PEAK / CARD)))
+    assert fast == far == pytest.approx(1)
     for text in (
-        f"{12 * L * h**2 / 1e9:.1f} billion", f"Computing takes {seconds_computing():.1f} s",
-        f"{312e12 / 300e9:,.0f} tokens of a sequence on NVLink, {312e12 / 25e9:,.0f} between",
-        f"Here it has {s // k}:", f"$3h/k = {3 * h // k:,}$".replace(",", "{,}"),
-        f"here {100 * bubble(4, 8):.0f} %", f"$(p-1)/m$, here {100 * 3 / 8} %",
-        f"$m = p = 8$, as in the table, it takes {100 * bubble(8, 8):.0f} % of the time",
-        f"Both end after {max(end for *_, end in simulate('1F1B', 4, 8))} units",
-        f"that is {1536 // 96} replicas of 96 GPUs each",
+        f"{CARD / 1e9:.0f} GB/s between machines with one GPU and network card in each",
+        f"an A100's NVLink, inside, has {NVLINK / 1e9:.0f} [4",
+        f"in float32 ([chapter 16](16_sharded_training.ipynb)), {float32[0] / 1e9:.1f} GB each",
+        f"Computing takes {computing:.1f} s, at half of an A100's {peak:.0f} TFLOP/s and "
+        f"{operations} operations per token for each weight it uses",
+        f"scores would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %",
+        f"Between machines {', '.join(slow[:-1])} and {slow[-1]} parallelism would send for longer",
+        f"from {PEAK / NVLINK:,.0f} tokens of a sequence a device on NVLink, "
+        f"{PEAK / CARD:,.0f} between machines (FLOP/s over bandwidth: at peak [4, §3], or at half "
+        f"with a causal mask, which halves attention); {s // k}, as here, are too few",
+        f"The {min(sent, key=sent.get)} sends least, but idles: "
+        f"its step takes {computing / (1 - bubble(k, k)):.1f} s",
     ):
         assert text in PROSE, text
-    assert 3 / 8 / (1 + 3 / 8) == bubble(4, 8)
-    sent, computing = bytes_sent(), seconds_computing()
-    assert all(sent[way] / 25e9 > computing > sent[way] / 300e9 for way in ("tensor", "sequence"))
-    assert min(sent, key=sent.get) == "pipeline"
+    growth = {way: bytes_sent(s=2 * s)[way] / sent[way] for way in sent}
+    assert [way for way in sent if growth[way] == 1] == ["data", "sharded data"]
+    assert growth["tensor"] == growth["sequence"] == seconds_computing(s=2 * s) / computing
+    assert "(Sharded) data parallelism's bytes don't grow with the tokens; computing does" in PROSE
+    assert "Tensor and sequence parallelism's grow as computing does" in PROSE
 
 
-def test_the_published_days_fit_their_throughput():
-    """Days = 8 T P / (n X), the paper's equation 4, to 7 % (it leaves out two small terms)."""
-    speeds = {"384": (144, 153), "768": (88, 149), "1,536": (44, 141)}  # TFLOP/s, table 2
-    for gpus, *days in rows("ZeRO-3 alone"):
-        for text, speed in zip(days, speeds[gpus]):
-            days = 8 * 300e9 * 174.6e9 / (int(gpus.replace(",", "")) * speed * 1e12) / 86_400
-            assert int(text.removesuffix(" days")) == pytest.approx(days, rel=0.07)
+def test_what_is_said_of_pipelines_is_simulated():
+    p, m = 4, 8
+    runs = {name: simulate(name, p, m) for name in ("GPipe", "1F1B")}
+    for name, run in runs.items():
+        orders = ["".join(kind for each, kind, *_ in run if each == stage) for stage in range(p)]
+        apart = [each == m * "F" + m * "B" for each in orders]
+        assert apart == [name == "GPipe"] * p and ("FB" * m in orders) == (name == "1F1B")
+        assert {end - start for _, kind, _, start, end in run if kind == "B"} == {2}
+    (last,) = {max(end for *_, end in run) for run in runs.values()}
+    most = {name: {p: "$p$", m: "$m$"}[max(kept(run))] for name, run in runs.items()}
+    whole = stated(r"each stage is idle for (\S+) of the time")
+    ideal = stated(r"the same bubble is (\S+), here")
+    shorter = stated(r"the bubble shrinks to (\S+) of that time")
+    for stages, micro in PIPELINES:
+        values = {"p": stages, "m": micro, "v": 3}
+        found = bubble(stages, micro) / (1 - bubble(stages, micro))
+        assert evaluate(whole, **values) == pytest.approx(bubble(stages, micro))
+        assert evaluate(ideal, **values) == pytest.approx(found)
+        assert evaluate(shorter, **values) == pytest.approx(found / 3)
+    for text in (
+        f"timelines of four stages and eight micro-batches. Both end after {last} units of time",
+        "GPipe's order runs all forward passes, then all backward passes; 1F1B (one forward, one "
+        "backward) alternates",
+        "a backward pass takes twice as long as a forward pass",
+        f"of the time, here {100 * bubble(p, m):.0f} % [6",
+        f"{ideal}, here {100 * (p - 1) / m} % [3",
+        f"With $m = p = {EXAMPLE['k']}$, as in the table, it takes {100 * bubble(8, 8):.0f} % of",
+        f"1F1B keeps at most {most['1F1B']} micro-batches' activations in place of {most['GPipe']}",
+        "each device $v$ shorter stages",
+        "$v$ times as much is sent [3, §2.2], and stage 1 keeps more",
+        "otherwise each passes through all devices, in a pipeline several at a time",
+    ):
+        assert text in PROSE, text
+
+
+def test_the_published_days_are_the_papers():
+    """Table 2. Its throughputs give the days to 7 %: 8 T P / (n X), by equation 4."""
+    table = {384: (90, 84), 768: (74, 43), 1536: (74, 23)}
+    speeds = {384: (144, 153), 768: (88, 149), 1536: (44, 141)}  # TFLOP/s
+    assert rows("ZeRO-3 alone") == [
+        [f"{gpus:,}", *(f"{each} days" for each in days)] for gpus, days in table.items()]
+    for gpus, days in table.items():
+        for each, speed in zip(days, speeds[gpus]):
+            found = 8 * 300e9 * 174.6e9 / (gpus * speed * 1e12) / 86_400
+            assert each == pytest.approx(found, rel=0.07)
+    for text in (
+        "174.6 billion parameters on 300 billion tokens, from measured throughput, with 1,536 "
+        "sequences a step [3, table 2]:",
+        "With ZeRO-3 each of 1,536 GPUs has one sequence: it computes a quarter as much as each of "
+        "384, and sends as much.",
+        f"On the right they are {1536 // 96} replicas of 96 GPUs (8-way tensor parallelism "
+        f"[3, §4.1], {96 // 8} stages).",
+    ):
+        assert text in PROSE, text
+
+
+def test_pytorch_has_what_the_page_names():
+    torch = pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    from torch.distributed import fsdp, pipelining
+    from torch.distributed.tensor import experimental, parallel
+
+    assert f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}:" in PROSE
+    line = PROSE[PROSE.index("In PyTorch") : PROSE.index("## Where to go on")]
+    for name in ["fully_shard", *re.findall(r"`(\w+)`", line)]:
+        assert any(hasattr(each, name) for each in (parallel, experimental, pipelining, fsdp)), name
+    text = " ".join(fsdp.fully_shard.__doc__.split())
+    assert "sharded across the 1st dim and replicated across the 0th dim (HSDP)" in text
+    assert "(`fully_shard` with a `mesh` of machines by GPUs) shards inside machines only" in PROSE
+
+
+def test_chapter_01_names_two_other_cuts():
+    text = (NOTEBOOKS / "src/01_devices_and_arrays.py").read_text(encoding="utf-8")
+    cuts = re.findall(r"\*by layer\*|\*inside layers\*", text)
+    assert stated(r"named (\w+) others") == len(set(cuts))
+
+
+def test_chapter_16_has_as_many_adapters_as_gpus_in_a_machine():
+    text = (NOTEBOOKS / "src/16_sharded_training.py").read_text(encoding="utf-8")
+    text = " ".join(text.replace("\n#", "\n").split())
+    count = stated(r"\(chapter 16's have (\w+)\)")
+    assert f"A100s, {count} to a machine with {count} adapters of 200 Gbit/s" in text
+    assert CARD == 200e9 / 8
 
 
 def test_links_lead_somewhere():

@@ -13,18 +13,19 @@ from matplotlib.path import Path as Outline
 BLUE, ORANGE = "#0072B2", "#E69F00"  # as in helpers/plotting.py
 OTHERS = ("#e6e6e6", "#d0d0d0", "#b8b8b8")  # devices 2, 3 and 4
 WAYS = {  # and the axes that each cuts
-    "data": "sequences", "sharded data": "sequences, and weights", "tensor": "width, inside blocks",
-    "sequence": "width, and tokens between", "context": "tokens", "pipeline": "layers",
+    "data": "sequences", "sharded data": "sequences, and weights", "tensor": "width",
+    "sequence": "width, tokens elsewhere", "context": "tokens", "pipeline": "layers",
     "expert": "sequences, and experts"}
-BANDS = ((0.0, 0.25), (0.25, 1.0))  # of a layer's height: norms or attention, and the rest
+BANDS = ((0.0, 0.25), (0.25, 1.0))  # of a layer's height: a thin part (see `owner`), and the rest
+PEAK, NVLINK, CARD = 312e12, 300e9, 25e9  # an A100's operations, and bytes sent, a second
 
 
 def bytes_sent(k=8, b=1, s=4096, h=4096, L=32, e=2):
     """`{way: bytes that a device sends in a step}` on `k` devices in rings.
 
     The step has `k` micro-batches of `b` sequences of `s` tokens; the transformer `L` layers of
-    width `h`, so N = 12 L h^2 parameters, of which attention's 4 L h^2 are shared by experts (one a
-    device and layer, one a token); a number takes `e` bytes.
+    width `h`, so N = 12 L h^2 parameters; a number takes `e` bytes. With experts each device has
+    attention's 4 L h^2, and in each layer one of `k` MLPs; a token visits one.
     """
     once, weights, tokens = (k - 1) / k, 12 * L * h**2 * e, b * s * h * e
     return {
@@ -38,7 +39,25 @@ def bytes_sent(k=8, b=1, s=4096, h=4096, L=32, e=2):
     }
 
 
-def seconds_computing(b=1, s=4096, h=4096, L=32, rate=312e12 / 2):
+def bytes_held(k=8, b=1, s=4096, h=4096, L=32):
+    """`{way: bytes of memory on the device that has most}`, for weights and activations.
+
+    A weight needs 16 bytes with its gradient and Adam's state, in mixed precision; a layer keeps
+    34 bsh bytes for the backward pass, of which tensor parallelism cuts all but 10 bsh.
+    """
+    weights, kept = 16 * 12 * L * h**2, 34 * b * s * h * L
+    return {
+        "data": weights + kept,
+        "sharded data": weights / k + kept,
+        "tensor": weights / k + (10 + 24 / k) / 34 * kept,
+        "sequence": (weights + kept) / k,
+        "context": weights + kept / k,
+        "pipeline": weights / k + kept,
+        "expert": weights + kept,
+    }
+
+
+def seconds_computing(b=1, s=4096, h=4096, L=32, rate=PEAK / 2):
     """Seconds for a device's share of the step, at `rate` operations a second.
 
     A weight needs 2 for each token forward, 4 backward; attention's scores are left out.
@@ -100,7 +119,8 @@ def owner(way, weights, layer, band, column, depth):
     """The device (from 0) that holds a cell of the weights or of the activations; None if all do.
 
     `layer`, `column` (of the width) and `depth` (in the batch) count from 0 to 3; `band` 0 is the
-    thin part of a layer (tensor, sequence: norms; expert: attention).
+    thin part of a layer (activations of tensor and sequence: of norms, dropout, and the inputs of
+    attention and MLP; weights of expert: attention's).
     """
     if way == "pipeline":
         return layer
@@ -144,8 +164,7 @@ def draw_cuts():
     """What device 1 of four holds in each of the seven ways."""
     whole = " and ".join(way for way in WAYS if held(way, weights=True) == 1)
     fig = Figure(figsize=(7.6, 3.9))
-    fig.suptitle(f"Of seven ways to divide a step, only {whole} parallelism\n"
-                 "leave all weights on each device", y=0.985)
+    fig.suptitle(f"Only {whole} parallelism keep all weights on every device", y=0.965)
     for place, way in enumerate([*WAYS, "device 1 in blue"]):
         ax = fig.add_axes([0.015 + 0.248 * (place % 4), 0.43 - 0.425 * (place // 4), 0.24, 0.43])
         ax.set(xlim=(-0.1, 11.2), ylim=(-1.1, 7.5), aspect="equal")
@@ -156,10 +175,10 @@ def draw_cuts():
             draw_box(ax, way, False, 5.2, (0.4, 0.3))
             words += [(0, -0.8, "weights", 7), (5.2, -0.8, "activations", 7)]
         else:
-            for x, y in ((4, 1), (1, 4), (2.8, 2.5)):
-                ax.annotate("", (x, y), (1, 1), arrowprops={"arrowstyle": "->", "lw": 0.8})
-            words += [(4.1, 0.8, "width", 7), (0, 4.2, "layers", 7),
-                      (3, 2.4, "sequences, tokens", 7)]
+            for x, y in ((4, 3), (1, 0), (2.8, 4.5)):  # layer 1 is on top
+                ax.annotate("", (x, y), (1, 3), arrowprops={"arrowstyle": "->", "lw": 0.8})
+            words += [(4.1, 2.8, "width", 7), (0, -0.8, "layers", 7),
+                      (3, 4.4, "sequences, tokens", 7)]
         for x, y, text, size in words:
             ax.text(x, y, text, fontsize=size, weight="bold" if size == 9 else "normal")
     return fig
@@ -192,8 +211,8 @@ def main(folder=Path(__file__).parent):
         for name, figure in (("cuts", draw_cuts()), ("pipeline", draw_pipeline())):
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
     for way, sent in bytes_sent().items():
-        print(f"{way:12} {sent / 1e9:4.1f} GB: {sent / 300e9:.3f} s or {sent / 25e9:.3f} s of "
-              f"{seconds_computing():.2f}")
+        print(f"{way:12} {sent / 1e9:4.1f} GB: {sent / NVLINK:.3f} s or {sent / CARD:.3f} s of "
+              f"{seconds_computing():.2f}; memory {bytes_held()[way] / 1e9:.0f} GB")
 
 
 if __name__ == "__main__":
