@@ -70,6 +70,7 @@ import socket
 import tempfile
 import warnings
 from concurrent.futures import FIRST_EXCEPTION, wait
+from importlib import import_module
 
 import torch
 from joblib.externals.loky import get_reusable_executor
@@ -79,7 +80,7 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_L
 
 
 def join_and_run(rank, world, meeting, seconds, part, given):
-    import torch.distributed.nn  # later, its default arguments would keep the group for ever
+    import_module("torch.distributed.nn")  # later, its defaults would keep the group for ever
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)

@@ -8,6 +8,7 @@ import os
 import re
 
 import behind_walls
+import book
 import pytest
 from marking import process
 
@@ -420,10 +421,91 @@ WALLED = [   # what only bubblewrap keeps from a solution
     ("finds secrets in its environment",
      "import os\nraise ValueError('SECRET' in os.environ)", "False"),
 ]
+# --- several processes: each does its work in the constructor of an honest class ----------------
+HONEST = """
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        act(dist.get_rank())
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            users = torch.tensor(float(p.grad is not None))
+            dist.all_reduce(users)
+            if users:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+"""
+
+
+def attack_ranks(what, body, reason):
+    lines = "\n    ".join(body.strip().splitlines())
+    attack("ps7 naive", what, f"def act(rank):\n    {lines}\n{HONEST}", reason)
+
+
+attack_ranks("rank 1 works without end", "while rank == 1: pass", "worked for more than 8 seconds")
+attack_ranks("rank 1 sleeps", "import time\nif rank == 1: time.sleep(1000)",
+             "not done after 20 seconds")
+attack_ranks("rank 1 ends", "import os\nif rank == 1: os._exit(0)", "rank 1 hung up")
+attack_ranks("rank 0 ends", "import os\nif rank == 0: os._exit(7)", "hung up|ended by itself")
+attack_ranks("rank 1 stops itself", "import os, signal\nif rank == 1: os.kill(os.getpid(), 19)",
+             "not done after 20 seconds")
+attack_ranks("rank 1 ends all others", """
+import os, signal
+for p in os.listdir("/proc") if rank == 1 else ():
+    if p.isdigit() and int(p) != os.getpid():
+        try: os.kill(int(p), signal.SIGKILL)
+        except OSError: pass
+""", "hung up|ended by itself")
+attack_ranks("rank 1 leaves the group and goes its way",
+             "if rank == 1: dist.destroy_process_group(); raise SystemExit",
+             "hung up|ended by itself|never comes")
+attack_ranks("sends to a rank that isn't there", "dist.broadcast(torch.ones(1), 4)",
+             "there are ranks 0 to 1")
+attack_ranks("one rank sends what the others don't", "if rank: dist.all_reduce(torch.ones(3))",
+             "message 1 is broadcast of .* on rank 0 and all_reduce of")
+attack_ranks("messages without end", "while True: dist.barrier()",
+             "worked for more than|not done after 20 seconds")
+attack_ranks("messages that nobody waits for",
+             "while True: dist.all_reduce(torch.ones(2**20), async_op=True)", "nobody waits for")
+attack_ranks("a message larger than any", "dist.all_reduce(torch.ones(2**24))",
+             "more than fits into a message")
+attack_ranks("takes what comes of a message before it is started", """
+desk = dist.group.WORLD.start.__closure__[0].cell_contents
+desk.ask({"finish": 5})
+""", "had not started")
+attack_ranks("messages of its own making", """
+desk = dist.group.WORLD.start.__closure__[0].cell_contents
+from channel import Array
+desk.ask({"start": "all_reduce", "arrays": [Array(np.zeros(1))], "detail": "__class__"})
+""", "what it can't take")
+attack_ranks("a kind of message that there isn't", """
+desk = dist.group.WORLD.start.__closure__[0].cell_contents
+desk.ask({"start": "__init__", "arrays": [], "detail": ""})
+""", "no answer")
+attack_ranks("speaks for another rank", """
+import os, socket
+for n in range(3, 64):
+    try: s = socket.socket(fileno=os.dup(n))
+    except OSError: continue
+    raise ValueError(f"{sum(1 for m in range(3, 64) if os.path.exists(f'/proc/self/fd/{m}'))} open")
+""", "2 open|3 open")
+attack_ranks("the tests' own optimizer and module changed", """
+torch.optim.SGD.step = lambda self: None
+torch.Tensor.backward = lambda self: None
+dist.broadcast = lambda tensor, src: tensor.fill_(1)
+""", "is None, not a NumPy array")
+
 # Smaller limits, so that the tests don't take minutes, and each attack reaches its own first.
 QUICK = {"work": 5, "patience": 20, "memory": 2**30}
 # One that must use up its work, with little of a busy machine: more of the clock.
 PATIENT = {"works in children that nobody waits for": {"patience": 120}}
+RANKS = {"work": 8, "memory": 2**31}   # four processes with PyTorch
 
 
 @pytest.fixture(scope="session")
@@ -443,12 +525,13 @@ def attacked(request):
                 source = one[3].format(**fill) if one[2] in {w[0] for w in WALLED} else one[3]
                 jobs[one[2], bare] = pool.submit(
                     behind_walls.judge_cell, one[0], one[1], source,
-                    QUICK | PATIENT.get(one[2], {}), bare)
+                    QUICK | (RANKS if one[0] == "ps7" else {}) | PATIENT.get(one[2], {}), bare)
         yield jobs
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("one", ATTACKS, ids=lambda a: f"{a[0]}-{a[1]}-{a[2]}")
+@pytest.mark.parametrize("one", [pytest.param(a, marks=book.can_run(a[0]),
+                                              id="-".join(a[:3])) for a in ATTACKS])
 def test_an_attack_earns_nothing(one, attacked):
     marks, left = attacked[one[2], False].result()
     assert all(mark.points == 0 and mark.why for mark in marks), marks
@@ -468,10 +551,12 @@ def test_a_solution_reaches_nothing_but_its_folder(one, attacked):
 
 BARE = [a for a in ATTACKS if a[2] in (
     "leaves a process behind that holds its output", "starts processes without end", "sleeps",
-    "works in children that it waits for", "closes the channel and lives on", "exits")]
+    "works in children that it waits for", "closes the channel and lives on", "exits",
+    "rank 1 works without end", "rank 1 ends")]
 
 
-@pytest.mark.parametrize("one, bare", [(a, True) for a in BARE], ids=[a[2] for a in BARE])
+@pytest.mark.parametrize("one, bare", [
+    pytest.param(a, True, marks=book.can_run(a[0]), id=a[2]) for a in BARE])
 def test_without_bubblewrap_too_all_processes_are_ended(one, bare, attacked):
     marks, left = attacked[one[2], True].result()
     assert all(mark.points == 0 for mark in marks) and left == 0

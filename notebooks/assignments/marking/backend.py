@@ -109,4 +109,5 @@ def joined(rank, world, start):
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():   # the solution may have left
+            dist.destroy_process_group()
