@@ -4,6 +4,7 @@ them. Each must end as stated, and none may change what another earns."""
 import contextlib
 import csv
 import html
+import importlib.util
 import json
 import os
 import re
@@ -392,6 +393,20 @@ def test_a_judge_that_fails_costs_nobody_points(marking, monkeypatch, capsys):
     row = rows["ada"]["even-values"]
     assert (row["points"], row["outcome"], row["why not"]) == ("", "not judged", "MemoryError")
     assert rows["ada"]["why"]["outcome"] in ("to be read", "not judged")
+
+
+def test_without_pytorch_what_needs_it_is_not_judged_and_the_rest_is(
+        marking, tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name, *more: None if name == "torch" else find(name, *more))
+    put(tmp_path / "in", "ada", make_source("ps7"), "ps7.ipynb")
+    status, rows, said = marking(capsys)
+    why = "PyTorch is not installed here: make setup TORCH=1"
+    assert status == 1 and f"Not judged:\n  ada  ps7: {why}\n" in said
+    assert points(rows, "ada") == FULL
+    row = rows["ada"]["naive-values"]
+    assert (row["points"], row["outcome"], row["why not"]) == ("", "not judged", why)
 
 
 @pytest.mark.parametrize("fault, sentence", [
