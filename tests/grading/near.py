@@ -25,7 +25,7 @@ sys.path[:0] = [str(MARKING.parent), str(MARKING)]  # solution.py finds `channel
 import helpers  # noqa: F401, E402  before mxnet, which reads its settings once
 import mxnet  # noqa: F401, E402  once for all forks
 with contextlib.suppress(ImportError):
-    import torch  # noqa: F401
+    import backend  # noqa: F401  with PyTorch
 import solution  # noqa: E402
 from marking import assignment, judge, process  # noqa: E402
 from marking.channel import Channel, Unreadable  # noqa: E402

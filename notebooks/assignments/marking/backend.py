@@ -7,6 +7,7 @@ careless reader of an unfinished message deserves. Used by `solution`, where the
 import contextlib
 
 import torch
+import torch._dynamo  # noqa: F401  once, before the fork: else each rank's first optimizer does it
 import torch.distributed as dist
 
 NAME = "judged"

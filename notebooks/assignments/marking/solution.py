@@ -45,6 +45,8 @@ def serve(lines, namespace):
     for number, cell in enumerate(given):
         exec(compile(cell, f"<given cell {number + 1}>", "exec"), course)
     namespace.update({name: value for name, value in course.items() if name[:2] != "__"})
+    if len(lines) > 1:
+        import backend  # noqa: F401  with PyTorch: once for all ranks
     line.send("given")
     line = fork_ranks(lines)
     failed = None
