@@ -257,7 +257,7 @@ def accumulated(what, layers, ranks, frozen=(), sent=False, rate=0.2):
     trained = [i // 2 not in frozen for i in range(len(arrays))]
     losses, speeds, steps = [], [0.0] * len(arrays), len(ranks[0])
     for step in range(steps):
-        found = [differentiate(arrays, trained, np.zeros(len(layers[0][0])), x, y, [0], "sum")
+        found = [differentiate(arrays, trained, 0, x, y, range(len(layers)), "sum")
                  for rank in ranks for x, y in rank[step]]
         examples = sum(len(x) for rank in ranks for x, _ in rank[step])
         losses.append(sum(loss for loss, _ in found) / examples)
@@ -292,7 +292,7 @@ def accumulated(what, layers, ranks, frozen=(), sent=False, rate=0.2):
 
 
 def make_pieces(rng, layers, sizes):
-    return [[rng.normal(size=(n, len(layers[0][0]))), rng.normal(size=(n, len(layers[0][1])))]
+    return [[rng.normal(size=(n, len(layers[0][0]))), rng.normal(size=(n, len(layers[-1][1])))]
             for n in sizes]
 
 
@@ -307,7 +307,7 @@ def accumulated_values():
             ("two ranks, of which one has nothing", [[[2, 3], []], [[], [4]]]),
             ("four ranks, some with nothing", [[[], [1]], [[3, 1], []], [[], [2]], [[], []]]),
             ("one rank", [[[2, 1], [3]]])):
-        layers = make_layers(rng, [3, 2])
+        layers = make_layers(rng, [3, 4, 2])
         yield accumulated(what, layers, [[make_pieces(rng, layers, step) for step in steps]
                                          for steps in sizes])
 
@@ -317,7 +317,8 @@ def accumulated_messages():
     rng = np.random.default_rng(78)
     for what, sizes, frozen, layers in (
             ("two ranks, five pieces", [[[1] * 5] * 2] * 2, [], [3, 2]),
-            ("two ranks with different numbers of pieces", [[[1, 2]], [[3, 1, 1, 1]]], [], [3, 2]),
+            ("two ranks with different numbers of pieces", [[[1, 2]], [[3, 1, 1, 1]]], [],
+             [3, 1, 2]),
             ("three ranks, a second layer that is frozen",
              [[[2, 2]] * 3, [[1]] * 3, [[3, 1]] * 3], [1], [2, 2, 2])):
         layers = make_layers(rng, layers)
