@@ -87,24 +87,28 @@ print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got 
 #   that weight decay leaves it alone. Which parameters have one may change from step to step and
 #   from rank to rank. A frozen parameter gets none.
 #
-# About eighteen lines.
+# About fifteen lines.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "naive", "solution": true}
 class NaiveDDP(nn.Module):
     """Averages gradients over all ranks, one at a time, after the backward pass."""
 
-    ### BEGIN SOLUTION
     def __init__(self, module):
         super().__init__()
+        ### BEGIN SOLUTION
         self.module = module
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
+        ### END SOLUTION
 
     def forward(self, *inputs, **options):
+        ### BEGIN SOLUTION
         return self.module(*inputs, **options)
+        ### END SOLUTION
 
     def finish_gradient_synchronization(self):
+        ### BEGIN SOLUTION
         for p in self.module.parameters():
             if not p.requires_grad:
                 continue
@@ -116,7 +120,7 @@ class NaiveDDP(nn.Module):
                 p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% [markdown]
@@ -196,16 +200,17 @@ for rank, (gradients, _, _) in enumerate(results):
 # `.module` and calls are as in the first exercise. There may be any number of steps, and before
 # each the gradients are `None`. Raise `ValueError` if `bucket_bytes` is not above 0.
 #
-# About twenty-eight lines. `register_post_accumulate_grad_hook` is what you need.
+# About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what you
+# need.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "bucketed", "solution": true}
 class BucketedDDP(nn.Module):
     """Averages gradients over all ranks, a bucket at a time, during the backward pass."""
 
-    ### BEGIN SOLUTION
     def __init__(self, module, bucket_bytes):
         super().__init__()
+        ### BEGIN SOLUTION
         if not bucket_bytes > 0:
             raise ValueError(f"bucket_bytes={bucket_bytes}: should be above 0")
         self.module, self.buckets, size = module, [], 0
@@ -217,8 +222,10 @@ class BucketedDDP(nn.Module):
             size += p.nbytes
             p.register_post_accumulate_grad_hook(self.mark_ready)
         self.ready, self.sent = set(), []
+        ### END SOLUTION
 
     def forward(self, *inputs, **options):
+        ### BEGIN SOLUTION
         return self.module(*inputs, **options)
 
     def mark_ready(self, p):
@@ -227,8 +234,10 @@ class BucketedDDP(nn.Module):
                 self.buckets[len(self.sent)]):
             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+        ### END SOLUTION
 
     def finish_gradient_synchronization(self):
+        ### BEGIN SOLUTION
         for bucket, (flat, work) in zip(self.buckets, self.sent):
             work.wait()
             means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])
@@ -236,7 +245,7 @@ class BucketedDDP(nn.Module):
                 p.grad = mean.view_as(p)
         self.ready.clear()
         self.sent.clear()
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% [markdown]
@@ -332,7 +341,7 @@ for bucket_bytes in (0, -1):
 # However many pieces there are, a step sends each gradient once: in all at most one message
 # more than there are parameters that aren't frozen, and two numbers more than their gradients have.
 #
-# About fifteen lines.
+# About thirteen lines.
 
 
 # %% tags=["given"]
