@@ -696,7 +696,7 @@ def data_parallel(net, kind, parameters, **options):
 assert apart(data_parallel) < 1e-12
 
 # %% [markdown]
-# And what is sent, counted by our ring, in units of the weights, as what is held will be:
+# And what is sent, counted by our ring, in units of the weights:
 
 # %% tags=["trains"]
 def messages(make, passes=1):
@@ -713,8 +713,8 @@ def messages(make, passes=1):
 # %%
 def measure(name, make):  # the most that any rank holds and sends
     for k in (2, 4):
-        sent = max(ranks(messages, make, world=k))
-        found[name, k] = np.append(np.max(ranks(held, make, world=k), axis=0), sent)
+        both = np.max(ranks(held, make, world=k), axis=0), max(ranks(messages, make, world=k))
+        found[name, k] = np.hstack(both)
         print("{} on {}: {:.2f} between steps, gradients {:.2f}, peak {:.2f}, sent {:.2f}".format(
             name, k, *found[name, k]))
 
@@ -764,7 +764,7 @@ class ShardedGradients(ShardedOptimizer):
 
 
 # %% [markdown]
-# It passes the test, and with a mistake it fails:
+# It passes the test; with a mistake it fails:
 
 # %%
 class SummedGradients(Summed, ShardedGradients):
@@ -1053,10 +1053,10 @@ show(fig, alt="Bars of memory between steps and of gradients, and a mark at the 
 
 # %% [markdown]
 # All 16 bytes are divided by $k$. The peak adds activations, gathered weights and whole gradients.
-# (What gloo copies inside is not counted.) Before its first step each rank held the whole network
-# once; this peak doesn't show that. `fully_shard`, below, takes a network on the *meta* device,
-# which has shapes and no values; each rank then makes room for its part by `to_empty` and fills it
-# (`_fsdp_param_group.py` in `torch/distributed/fsdp/_fully_shard`). Ours refuses one.
+# To be wrapped, the whole network was on each rank once; this peak doesn't show that.
+# `fully_shard`, below, takes a network on the *meta* device, which has shapes and no values; then
+# `to_empty` makes room for the part, to be filled (`_fsdp_param_group.py` in
+# `torch/distributed/fsdp/_fully_shard`). Ours refuses one.
 #
 # ### bfloat16
 #
@@ -1071,7 +1071,7 @@ assert torch.tensor(1.0, dtype=torch.bfloat16) + 0.001 == 1, "rounded away"
 #
 # PyTorch's FSDP is `fully_shard`, to be called on each layer and then on the whole. It cuts along
 # the first dimension and gathers a layer's parameters in one message. Scalars it refuses
-# (`_fsdp_init.py`), so we compare on a network without.
+# (`_fsdp_init.py`).
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -1126,13 +1126,13 @@ for compute, most in ((None, 1e-5), (torch.bfloat16, 0.02)):
 #
 # ### On two cores
 #
-# All take turns, with a transformer of 0.8 million parameters and 16 images a rank:
+# All take turns, with a transformer of 0.9 million parameters and 16 images a rank:
 
 # %%
 def race(ways, rounds=7):
     pairs, times = {}, {way: [] for way in ways}
     for way, make in ways.items():
-        net = Reader(128, 4)
+        net = Reader(192, 2)
         pairs[way] = make(net, torch.optim.Adam, net.parameters())
     for _ in range(rounds):
         for way, pair in pairs.items():
@@ -1149,14 +1149,14 @@ for way, each in ranks(race, makers)[0].items():
     print(f"{way:14} {np.median(each):4.0f} ms a step ({min(each):.0f} to {max(each):.0f})")
 
 # %% [markdown]
-# Here every sharded method has a higher median than data parallelism. Possible reasons, none of
-# them tested: gloo's reduce-scatter that is a whole all-reduce, the gathers, and cores that carry
-# messages while they compute. Stage 3 can hide some of its gathers: exercise 2.
+# No sharded method has a lower median than data parallelism here. Possible reasons, none of them
+# tested: gloo's reduce-scatter that is a whole all-reduce, and cores that carry messages while they
+# compute. Stage 3 can hide some of its gathers: exercise 2.
 #
 # ### On many GPUs
 #
-# Two published experiments, compared with the formulas. Torchtitan trained Llama 3.1 8B with FSDP
-# and selective activation checkpointing on machines of 8 H100s, two sequences a GPU
+# Two published experiments. Torchtitan trained Llama 3.1 8B with FSDP and
+# selective activation checkpointing on machines of 8 H100s, two sequences a GPU
 # (`benchmarks/llama3_h100_202412_torchtitan.md`). It needed 82.4 GiB a GPU on 8 GPUs and 67.0 on
 # 128; with `torch.compile` 77.0 and 62.0. By the formula (AdamW and float32 master weights are
 # torchtitan's defaults) only what is sharded shrinks from 8 to 128.
@@ -1184,12 +1184,12 @@ for tokens8, tokens128 in ((5762, 5605), (6667, 6514)):  # a second, on each GPU
     assert 0 < more < seconds
 
 # %% [markdown]
-# The step became 2 to 3 % longer, by less than the messages take. These are single readings of
-# throughput, so the difference may be noise; it doesn't contradict that messages are hidden. That
-# is weak scaling. With a fixed batch, more GPUs compute less each, and send as much. D. Narayanan
-# et al. (2021, arXiv:2104.04473, table 2) give ZeRO's stage 3 with 174.6 billion parameters and
-# always 1,536 sequences of 2,048 tokens, on 384, 768 and 1,536 A100s, eight to a machine with eight
-# adapters of 200 Gbit/s. From their days for 300 billion tokens, a projection from throughput:
+# The step became 2 to 3 % longer, by less than the messages take, as if some were hidden; but these
+# are single readings of throughput, so it may be noise. That is weak scaling. With a fixed batch,
+# more GPUs compute less each, and send as much. D. Narayanan et al. (2021, arXiv:2104.04473, table
+# 2) give ZeRO's stage 3 with 174.6 billion parameters and always 1,536 sequences of 2,048 tokens,
+# on 384, 768 and 1,536 A100s, eight to a machine with eight adapters of 200 Gbit/s. From their days
+# for 300 billion tokens, a projection from throughput:
 
 # %%
 steps = 300e9 / (1536 * 2048)
@@ -1251,7 +1251,7 @@ print("nothing has changed:", *ranks(made_before))
 #
 # Clipping needs the norm of the whole gradient. On our FSDP's parameters, `clip_grad_norm_`
 # computes the norm of the parts, so each rank would clip by its own: exercise 1 shows it and mends
-# it. (`fully_shard`'s parameters know that they are parts.)
+# it.
 #
 # ### 3. Layers of one shape, in another order
 #
@@ -1287,7 +1287,7 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 
 # %% [markdown]
 # Stage 1 is right: it asks first who has a gradient. In stages 2 and 3 the messages match, and are
-# mixed up without an error: stage 3 even computes with half of each layer.
+# mixed up without an error. Stage 3 even computes with half of each layer.
 
 # %% [markdown]
 # ## Summary
@@ -1303,13 +1303,11 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 #   gloo's reduce-scatter sends more.
 # - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
 # - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
-#   Its peak adds activations, gathered weights and whole gradients.
 # - On two and three ranks that begin apart all stages compute what one process does, to $10^{-12}$
 #   in float64, with tied, frozen, unused and scalar parameters. In float32 our FSDP agrees with
 #   `fully_shard` to $10^{-5}$.
-# - On our two cores sharding made steps longer. Published runs: on 128 H100s with a growing batch,
-#   FSDP's step was 2 to 3 % longer than on 8 (single readings); on A100s with a fixed batch, twice
-#   the GPUs took the same time.
+# - On our two cores sharding saved no time. Published: on 128 H100s with a growing batch, FSDP's
+#   step was 2 to 3 % longer than on 8; on A100s with a fixed batch, twice the GPUs gained nothing.
 # - All ranks must use the same layers in the same order, also to evaluate; where shapes agree, a
 #   different order gives wrong weights without an error.
 #
