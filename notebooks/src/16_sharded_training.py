@@ -118,8 +118,7 @@ with Bytes() as memory:
     assert (memory.now, memory.peak) == (4000, 8000)
 
 # %% [markdown]
-# Our network is a small *transformer*, the kind of model that people shard in practice. It reads an
-# image row by row, 28 tokens.
+# Our network is a small *transformer*, as people shard in practice. It reads an image row by row.
 
 # %%
 class Block(nn.Module):
@@ -967,7 +966,7 @@ class Reducing(Lending):
 
 
 # %% [markdown]
-# Last, the whole weights, to save them or to compare:
+# Last, the whole weights:
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -1185,7 +1184,7 @@ for tokens8, tokens128 in ((5762, 5605), (6667, 6514)):  # a second, on each GPU
 
 # %% [markdown]
 # The step became 2 to 3 % longer, by less than the messages take, as if some were hidden; but these
-# are single readings of throughput, so it may be noise. That is weak scaling. With a fixed batch,
+# are single readings of throughput, so it may be noise. This was weak scaling. With a fixed batch,
 # more GPUs compute less each, and send as much. D. Narayanan et al. (2021, arXiv:2104.04473, table
 # 2) give ZeRO's stage 3 with 174.6 billion parameters and always 1,536 sequences of 2,048 tokens,
 # on 384, 768 and 1,536 A100s, eight to a machine with eight adapters of 200 Gbit/s. From their days
@@ -1308,7 +1307,7 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 #   `fully_shard` to $10^{-5}$.
 # - On our two cores sharding saved no time. Published: on 128 H100s with a growing batch, FSDP's
 #   step was 2 to 3 % longer than on 8; on A100s with a fixed batch, twice the GPUs gained nothing.
-# - All ranks must use the same layers in the same order, also to evaluate; where shapes agree, a
+# - In stages 2 and 3 all ranks must use the same layers in the same order; where shapes agree, a
 #   different order gives wrong weights without an error.
 #
 # Next, [the map](map.md): what else can be divided, and what that sends.
@@ -1325,9 +1324,8 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 #    of the step before. Does that make a step shorter on a link of 1 GB/s with a latency of 0.1 ms
 #    (chapter 14's simulation, in one process)?
 # 3. **Checkpoints.** Train five steps with stage 1 on four ranks, save, and go on, on one rank and
-#    on two. Is it as without a break? Stage 3's `gather_full_params` leaves the optimizer out:
-#    gather Adam's state into what an unsharded Adam would save. (Each parameter's `Cut` is in
-#    `parametrizations`.)
+#    on two. Stage 3's `gather_full_params` leaves the optimizer out: gather Adam's state into what
+#    an unsharded Adam would save. (Each parameter's `Cut` is in `parametrizations`.)
 # 4. **Which stage?** 7.5 billion parameters are trained with Adam in mixed precision. What does
 #    each of 4, 16, 64, 256 and 1,024 GPUs hold in each stage? Table 1 of ZeRO's paper has 31.4,
 #    16.6 and 1.88 GB for 64. How many GPUs of 40 GB does each stage need, with 10 GB of
