@@ -1148,8 +1148,9 @@ for way, each in ranks(race, makers)[0].items():
     print(f"{way:14} {np.median(each):4.0f} ms a step ({min(each):.0f} to {max(each):.0f})")
 
 # %% [markdown]
-# No sharded method has a lower median than data parallelism here. A possible
-# reason, not tested, is gloo's reduce-scatter. Stage 3 can hide some of its gathers: exercise 2.
+# On idle cores no sharded method had a lower median than data parallelism in our runs; beside other
+# work the order changes. A possible reason, not tested, is gloo's reduce-scatter. Stage 3 can hide
+# some of its gathers: exercise 2.
 #
 # ### On many GPUs
 #
@@ -1303,7 +1304,7 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 # - On two and three ranks that begin apart all stages compute what one process does, to $10^{-12}$
 #   in float64, with tied, frozen, unused and scalar parameters. In float32 our FSDP agrees with
 #   `fully_shard` to $10^{-5}$.
-# - On our two cores sharding saved no time. Published: on 128 H100s with a growing batch, FSDP's
+# - On two idle cores sharding saved no time. Published: on 128 H100s with a growing batch, FSDP's
 #   step was 2 to 3 % longer than on 8; on A100s with a fixed batch, twice the GPUs gained nothing.
 # - In stages 2 and 3 all ranks must use the same layers in the same order; where shapes agree, a
 #   different order gives wrong weights without an error.
