@@ -1,6 +1,7 @@
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
 
-    optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=1e-3)  # stage 1
+    copy_from_rank_0(net)                                                      # stage 1
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=1e-3)
 
     model = FSDP(net)                                                          # stage 3
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -60,7 +61,7 @@ class Parts(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, **options):
         if optimizer_cls.__name__ in ("Adafactor", "LBFGS", "Muon"):
             raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
-                             "one that updates each number by itself, such as Adam")
+                             "one that is elementwise, such as Adam")
         self.cuts, self.parts = {}, {}  # for each parameter
         self.make, self.local = lambda parts: optimizer_cls(parts, **options), None
         super().__init__(params, options)
@@ -81,6 +82,21 @@ class Parts(torch.optim.Optimizer):
         else:
             self.local.add_param_group(parts)
         copy_options(self.local.param_groups[-1], group)
+
+
+def copy_from_rank_0(module):
+    """All ranks begin with rank 0's parameters and buffers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise ValueError("module is on the meta device: it has no values to share")
+    kinds = [None] * dist.get_world_size()
+    dist.all_gather_object(kinds, [(t.shape, t.dtype, t.requires_grad) for t in tensors])
+    if any(each != kinds[0] for each in kinds):
+        raise ValueError("the ranks' modules differ in their parameters or buffers")
+    for tensor in tensors:
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, src=0)
+        tensor.detach().copy_(whole)
 
 
 class ShardedStep(Parts):
@@ -145,8 +161,8 @@ class ShardedOptimizer(ShardedUpdate):
     """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's part of the parameters.
 
     `step` takes the mean of all ranks' gradients, updates this rank's part and gathers the rest.
-    `optimizer_cls` must update each number by itself, as SGD and Adam do. `p.grad` is this rank's
-    gradient only: don't clip or unscale it.
+    `optimizer_cls` must be elementwise, as SGD and Adam are. `p.grad` is this rank's gradient only:
+    don't clip or unscale it. For frozen parameters and buffers call copy_from_rank_0(module) first.
     """
 
     def state_dict(self):
@@ -255,19 +271,6 @@ class ShardedModule(nn.Module):
         return value.to(self.compute_dtype) if change else value
 
 
-def copy_from_rank_0(module):
-    """All ranks begin with rank 0's parameters and buffers."""
-    tensors = [*module.parameters(), *module.buffers()]
-    kinds = [None] * dist.get_world_size()
-    dist.all_gather_object(kinds, [(t.shape, t.dtype, t.requires_grad) for t in tensors])
-    if any(each != kinds[0] for each in kinds):
-        raise ValueError("the ranks' modules differ in their parameters or buffers")
-    for tensor in tensors:
-        whole = tensor.detach().contiguous()
-        dist.broadcast(whole, src=0)
-        tensor.detach().copy_(whole)
-
-
 class Lending(ShardedModule):
     def start(self, part, cut):
         return self.collectives.all_gather(self.cast(part.detach()))
@@ -333,9 +336,9 @@ class FSDP(Reducing):
 
     A parameter is gathered when it is read, and again where the backward pass needs it: a copy, so
     what is written into it is lost. With `compute_dtype`, parameters and tensor arguments are cast,
-    buffers aren't. The optimizer gets `parameters()`, flat parts, and must update each number by
-    itself. Gradients are in their `grad` after finish_gradient_synchronization(), to be called
-    after each backward pass. All ranks run every pass, through the same layers.
+    buffers aren't. The optimizer gets `parameters()`, flat parts, and must be elementwise. Their
+    `grad` is there after finish_gradient_synchronization(), to be called after each backward pass.
+    All ranks run every pass, through the same layers in the same order.
     """
 
     @torch.no_grad()

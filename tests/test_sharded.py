@@ -60,9 +60,19 @@ def test_all_ranks_begin_with_rank_0s_values(found):
     assert all(rank["begins with"] == [0.0] * 3 for rank in found)
 
 
+def test_frozen_parameters_and_buffers_are_copied_from_rank_0(found):
+    assert all(rank["copied"] and set(rank["copied"]) == {1.0} for rank in found)
+
+
 def test_ranks_that_did_not_use_a_parameter_count_as_zero(found):
     assert all(rank["used on rank 0"] == [[pytest.approx(1 - 1 / len(found), abs=1e-15)] * 3]
                for rank in found)
+
+
+def test_weights_of_one_shape_that_ranks_use_in_turn_are_kept_apart(found):
+    k = len(found)
+    expected = [pytest.approx(1 - 1 / k)] * 3 + [pytest.approx(9 - (k - 1) / k)] * 3
+    assert all(rank["used in turn"] == expected for rank in found)
 
 
 def test_a_closure_is_called_and_its_loss_returned(found):
@@ -95,6 +105,7 @@ def test_mistakes_are_named(found):
         assert "optimizer_cls=LBFGS" in said["LBFGS"] and "Adafactor" in said["Adafactor"]
         assert "(3, 2)" in said["not contiguous"]
         assert "shape (2, 5), not (2, 3)" in said["another size"]
+        assert "meta device" in said["meta"]
         assert "frozen" in said["unfrozen"] and "another" in said["two optimizers"]
         if len(found) > 1:
             assert "modules differ" in said["differ"]
