@@ -19,6 +19,7 @@ def join_and_run(rank, world, meeting, seconds, part, given):
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+    torch.distributed.barrier()  # all are connected: none fails because another has ended
     try:
         return part(*given)
     finally:
@@ -27,17 +28,21 @@ def join_and_run(rank, world, meeting, seconds, part, given):
 
 
 def ranks(part, *given, world=2, seconds=60):
-    """What `part(*given)` returned on each rank; TimeoutError after `seconds`."""
+    """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
     executor = get_reusable_executor(4, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
         tasks = [executor.submit(join_and_run, rank, world, f"{folder}/meeting", seconds, part,
                                  given) for rank in range(world)]
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            results = [task.result() for task in tasks if task in done]
+            if any(task.exception() for task in done):
+                done, _ = wait(tasks, 2)  # the first that is seen may come of another rank's
+            errors = [task.exception() for task in done if task.exception()]
+            for error in sorted(errors, key=lambda error: "Connection closed" in str(error)):
+                raise error
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:
             executor.shutdown(kill_workers=True)
             raise
-    return results
+    return [task.result() for task in tasks]

@@ -23,7 +23,7 @@
 # ## What you need
 #
 # Chapters 03, 04, 10 and 13, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# {reading time}, running about a minute and a half on two cores.
+# {reading time}, running a bit over a minute on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data
@@ -84,6 +84,7 @@ def join_and_run(rank, world, meeting, seconds, part, given):
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+    torch.distributed.barrier()  # all are connected: none fails because another has ended
     try:
         return part(*given)
     finally:
@@ -98,20 +99,24 @@ def join_and_run(rank, world, meeting, seconds, part, given):
 # %% tags=["file:ranks.py"]
 # ranks.py
 def ranks(part, *given, world=2, seconds=60):
-    """What `part(*given)` returned on each rank; TimeoutError after `seconds`."""
+    """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
     executor = get_reusable_executor(4, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
         tasks = [executor.submit(join_and_run, rank, world, f"{folder}/meeting", seconds, part,
                                  given) for rank in range(world)]
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            results = [task.result() for task in tasks if task in done]
+            if any(task.exception() for task in done):
+                done, _ = wait(tasks, 2)  # the first that is seen may come of another rank's
+            errors = [task.exception() for task in done if task.exception()]
+            for error in sorted(errors, key=lambda error: "Connection closed" in str(error)):
+                raise error
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:
             executor.shutdown(kill_workers=True)
             raise
-    return results
+    return [task.result() for task in tasks]
 
 
 # %% [markdown]
@@ -205,7 +210,8 @@ def take_steps(model, batches, rate=0.1, **options):
 # %%
 torch.manual_seed(14)
 origin = lenet().double()
-batches = list(zip(images[:240].double().split(12), labels[:240].split(12)))
+batches = [(images[i : i + 12].double(), labels[i : i + 12].clone())  # a view would be sent whole
+           for i in range(0, 240, 12)]
 
 
 def copy_of_origin():
@@ -694,7 +700,7 @@ def contestants():
 
 
 # %%
-def race(rounds=12):
+def race(rounds=9):
     models, found = contestants(), {}
     optimizers = {name: torch.optim.SGD(m.parameters(), 0.01) for name, m in models.items()}
     for _ in range(rounds):
@@ -708,7 +714,7 @@ def race(rounds=12):
 
 
 # %% [markdown]
-# Medians of ten rounds, and their range:
+# Medians of seven rounds, and their range:
 
 # %% tags=["measured"]
 from helpers.timing import Others
@@ -821,7 +827,7 @@ class LinkedAtEnd(Linked):
 SIZES = (0.01, 2, 4, 8, 16, 25)
 
 
-def race_on_link(latency, rate, rounds=10):
+def race_on_link(latency, rate, rounds=8):
     ways = {("local", 0): deep()}
     for kind in (Linked, LinkedAtEnd):
         ways |= {(kind.__name__, size): kind(deep(), size) for size in SIZES}
@@ -835,7 +841,7 @@ def race_on_link(latency, rate, rounds=10):
 
 
 # %% [markdown]
-# Medians of eight rounds. What is hidden is the difference within a round, as a share of the
+# Medians of six rounds. What is hidden is the difference within a round, as a share of the
 # link's time, with its middle half:
 
 # %% tags=["measured"]

@@ -72,12 +72,14 @@ def test_a_student_gets_the_notebook_and_the_helpers_that_it_needs(folder, name)
     notebook = nbformat.read(here / f"{name}.ipynb", 4)
     assert all(cell.source.strip() for cell in notebook.cells), "a cell with nothing in it puzzles"
     # The cells before the first exercise run with what is there, from its own folder.
-    code = "\n".join([*assignment.read_assignment(name).given,
-                      "import helpers; print(helpers.__file__)"])
+    read = assignment.read_assignment(name)
+    needs = "ranks" if any(exercise.ranks > 1 for exercise in read.exercises) else "helpers"
+    code = "\n".join([*read.given, f"import {needs}; print({needs}.__file__)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True,
                           env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(here / "helpers/__init__.py")
+    there = here / {"ranks": "ranks.py", "helpers": "helpers/__init__.py"}[needs]
+    assert done.stdout.splitlines()[-1] == str(there)
 
 
 @pytest.mark.parametrize("name", assignment.list_names())

@@ -79,11 +79,13 @@ def release(root, names):
     for name in names:
         source = root / "source" / name
         shutil.rmtree(source, ignore_errors=True)
-        (source / "helpers").mkdir(parents=True)
-        for helper in judge.HANDED_OUT:
-            shutil.copy(REPOSITORY / "helpers" / helper, source / "helpers")
+        source.mkdir(parents=True)
         if any(exercise.ranks > 1 for exercise in read_assignment(name).exercises):
-            shutil.copy(REPOSITORY / "notebooks/ranks.py", source)   # starts them
+            shutil.copy(REPOSITORY / "notebooks/ranks.py", source)
+        else:
+            (source / "helpers").mkdir()
+            for helper in judge.HANDED_OUT:
+                shutil.copy(REPOSITORY / "helpers" / helper, source / "helpers")
         nbformat.write(make_notebook(name), source / f"{name}.ipynb")
         outcome = tool.generate_assignment(name)
         if not outcome["success"]:

@@ -10,17 +10,22 @@
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
 # `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
-# `reduce_scatter_single` and `barrier`, with `async_op` and with the operations SUM, PRODUCT, MIN
-# and MAX, and the same for objects. What you start with `async_op=True` has arrived after `wait()`,
-# and not before. When it is marked there is nothing else: no `send`, no groups of some ranks.
+# `reduce_scatter_single` and `barrier`, with or without `async_op=True`, with the operations SUM,
+# PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
+# `dist.all_reduce(...)`. What you start with `async_op=True` has arrived after `wait()`, and not
+# before. When it is marked there is nothing else: no `send`, no groups of some ranks.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other networks and with one to four ranks, when it is marked. Each solution cell
-# is run by itself: it can't use what you wrote in another one.
+# is run by itself, with the given cells (imports, `Net`, `squared`): it can't use what you wrote in
+# another exercise, so repeat it where you need it. It is run as plain Python: without magics such as
+# `%timeit`, and without variables from cells that only show something.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# **When something is wrong**: as long as a class isn't written, its tests end with `NameError` or
+# `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends after
+# 15 seconds with `TimeoutError`. If their messages have different lengths, gloo may end the process
+# (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
 import numpy as np
@@ -69,7 +74,7 @@ def call_with(function, given):
 
 
 def on_each(function, given):
-    return ranks(call_with, function, given, world=len(given))
+    return ranks(call_with, function, given, world=len(given), seconds=15)
 
 
 print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got {x}", [[1], [2]]))
@@ -79,13 +84,14 @@ print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got 
 #
 # `NaiveDDP(module)` is a module around another one:
 #
-# - It keeps it as `.module`, passes all inputs to it, those with names too, and returns its output.
-# - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too.
+# - It keeps it as `.module`, passes all inputs to it, keyword arguments too, and returns its output.
+# - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too. All
+#   are contiguous.
 # - `finish_gradient_synchronization()` is called after each backward pass. Then each gradient
-#   becomes the mean of all ranks' gradients. Where a parameter has no gradient (`grad` is `None`),
-#   that rank counts as zeros; but a parameter that has a gradient on *no* rank keeps `None`, so
-#   that weight decay leaves it alone. Which parameters have one may change from step to step and
-#   from rank to rank. A frozen parameter gets none.
+#   becomes the sum of all ranks' gradients, divided by the number of ranks. Where a parameter has
+#   no gradient (`grad` is `None`), that rank counts as zeros; but a parameter that has a gradient
+#   on *no* rank keeps `None`, so that weight decay leaves it alone. Which parameters have one may
+#   change from step to step and from rank to rank. A frozen parameter gets none.
 #
 # About fifteen lines.
 
@@ -171,34 +177,41 @@ for rank, (_, (w, b), shift) in enumerate(results):
 # %% nbgrader={"grade_id": "naive-missing", "points": 1}
 three = zeros * 3
 results = on_each(train_naive, [
-    [three, np.zeros(1), [], [[x, -1 * x, [0]]], 0.5, 0.1],
-    [three, np.zeros(1), [], [[x, -2 * x, [1]]], 0.5, 0.1]])
+    [three, np.zeros(1), [], [[x, -1 * x, [0]], [x, x, [2]]], 0.0, 0.1],
+    [three, np.zeros(1), [], [[x, -2 * x, [1]], [x, x, [2]]], 0.0, 0.1]])
 for rank, (gradients, _, _) in enumerate(results):
-    found = [None if g is None else g.item() for g in gradients[0][1::2]]
-    assert found == [1, 2, None], (
-        f"rank {rank}: the biases' gradients are {found}: rank 0 had 2 for the first, rank 1 "
+    found = [[None if g is None else g.item() for g in step[1::2]] for step in gradients]
+    assert found[0] == [1, 2, None], (
+        f"rank {rank}: the biases' gradients are {found[0]}: rank 0 had 2 for the first, rank 1 "
         "had 4 for the second, and nobody used the third")
+    assert found[1] == [None, None, -2], (
+        f"rank {rank}: in the second step the biases' gradients are {found[1]}, and only the third "
+        "was used, with -2 on both ranks")
 
 # %% [markdown]
 # ## 2. Buckets (4 points)
 #
 # `BucketedDDP(module, bucket_bytes)` sends its gradients in buckets, while the backward pass goes
-# on. Here all ranks begin with the same parameters, all parameters have the same type, and each
-# that isn't frozen gets a gradient in each backward pass. These are the rules:
+# on. Here all ranks begin with the same parameters, so there is nothing to broadcast; all
+# parameters have the same type, and each that isn't frozen gets a gradient in each backward pass.
+# These are the rules:
 #
-# 1. A bucket is filled with parameters that aren't frozen, in the *reverse* order of
-#    `module.parameters()`, as long as its gradients have `bucket_bytes` bytes together, or fewer.
-#    Then the next one begins. A parameter that is larger than that has a bucket of its own.
+# 1. Go through the parameters that aren't frozen in the *reverse* order of `module.parameters()`.
+#    If the gradients of the latest bucket and of this parameter have at most `bucket_bytes` bytes
+#    together, it joins that bucket, else it begins a new one. So a parameter that is larger than
+#    that has a bucket of its own.
 # 2. Each bucket is one `all_reduce` of one flat tensor, which has as many numbers as the gradients
 #    in it, and nothing else is sent.
 # 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on,
 #    each as soon as all its gradients are there and the ones before have been sent. So all have
-#    been sent when the backward pass ends. Gradients don't always become ready in this order.
+#    been sent when the backward pass ends. Gradients don't always become ready in this order. Use
+#    `async_op=True`, so that the backward pass goes on meanwhile.
 # 4. `finish_gradient_synchronization()` waits for the messages. Then each `grad` is the mean
 #    of all ranks' gradients.
 #
-# `.module` and calls are as in the first exercise. There may be any number of steps, and before
-# each the gradients are `None`. Raise `ValueError` if `bucket_bytes` is not above 0.
+# `.module` and calls are as in the first exercise. There may be any number of steps, each with one
+# backward pass, and before each the gradients are `None`. Raise `ValueError` if `bucket_bytes` is
+# not above 0.
 #
 # About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what you
 # need.
@@ -289,37 +302,46 @@ def logged(*given):
         dist.all_reduce = all_reduce
 
 
-def with_buckets(bucket_bytes, route, world=2):
-    """Two layers of 2 x 2: in reverse order, 2 numbers, 4, 2 and 4, of 8 bytes each."""
+def with_buckets(bucket_bytes, routes=([0, 1], [0, 1]), frozen=()):
+    """Two layers of 2 x 2: in reverse order, 2 numbers, 4, 2 and 4, of 8 bytes each. A route for
+    each rank, two steps."""
     rng = np.random.default_rng(7)
     layers = [[rng.normal(size=(2, 2)), rng.normal(size=2)] for _ in range(2)]
-    return on_each(logged, [[layers, [], bucket_bytes, [
+    return on_each(logged, [[layers, list(frozen), bucket_bytes, [
         [rng.normal(size=(3, 2)), np.zeros((3, 2)), route] for _ in range(2)], 0.1]
-        for _ in range(world)])
+        for route in routes])
 
 
 # %% nbgrader={"grade_id": "bucketed-values", "points": 1}
-alone = [with_buckets(1, [0, 1], world=1), with_buckets(1000, [0, 1], world=1)]
-(one, _, _), (two, _, _) = with_buckets(48, [0, 1])
-for a, b, c in zip(one[0], two[0], alone[0][0][0][0]):
-    assert np.allclose(a, b), "the two ranks' gradients differ"
-    assert not np.allclose(a, c), "rank 0's gradients are those that it has alone"
-for a, b in zip(alone[0][0][0][0], alone[1][0][0][0]):
-    assert np.allclose(a, b), "the size of the buckets makes a difference to the gradients"
+layer = [[[np.zeros((1, 1)), np.zeros(1)]], []]   # gradients: as in the first exercise
+for bucket_bytes in (8, 16):
+    for rank, (gradients, _) in enumerate(on_each(train_bucketed, [
+            [*layer, bucket_bytes, [[x, -1 * x, [0]]], 0.1, lambda: None],
+            [*layer, bucket_bytes, [[3 * x, -2 * x, [0]]], 0.1, lambda: None]])):
+        found = [g.item() for g in gradients[0]]
+        assert found == [7, 3], (
+            f"buckets of {bucket_bytes} bytes, rank {rank}: the gradients are {found}, not [7, 3]: "
+            "for the weight the mean of 2 and 12, for the bias that of 2 and 4")
 
 # %% nbgrader={"grade_id": "bucketed-messages", "points": 2}
 for size, expected in ((48, [6, 6]), (47, [2, 4, 2, 4]), (64, [8, 4]), (1, [2, 4, 2, 4]),
                        (1000, [12])):
-    for rank, (_, _, log) in enumerate(with_buckets(size, [0, 1])):
+    for rank, (_, _, log) in enumerate(with_buckets(size)):
         due = [*expected, "backward ended"] * 2
         assert log == due, f"buckets of {size} bytes, two steps, rank {rank}: {log}, not {due}"
 
 # %% nbgrader={"grade_id": "bucketed-care", "points": 1}
-for _, _, log in with_buckets(48, [1, 0]):   # layer 0 is the last one: its gradients come first
-    assert log == [6, 6, "backward ended"] * 2, f"layers in another order: {log}"
+# On rank 1 layer 0 is the last one, so its gradients come first; on rank 0 layer 1's do.
+(one, _, log), (two, _, _) = with_buckets(48, ([0, 1], [1, 0]))
+assert log == [6, 6, "backward ended"] * 2, f"layers in another order: {log}"
+for a, b in zip(one[0], two[0]):
+    assert np.allclose(a, b), "layers in another order on rank 1: the ranks' gradients differ"
+for _, _, log in with_buckets(48, frozen=[0]):
+    due = [6, "backward ended"] * 2
+    assert log == due, f"the first layer is frozen: {log}, not {due}"
 for bucket_bytes in (0, -1):
     try:
-        with_buckets(bucket_bytes, [0, 1])
+        with_buckets(bucket_bytes)
     except ValueError as error:
         print("As it should be, ValueError:", error)
     else:
@@ -329,17 +351,17 @@ for bucket_bytes in (0, -1):
 # ## 3. Accumulation (2 points)
 #
 # Each rank has some small batches, `pieces`, a list of `(x, y)`. `train_step` makes *one* step
-# of the optimizer from all of them, on all ranks: along the gradient of the mean loss over *all*
-# examples of *all* ranks. Pieces may differ in length, ranks in their number of pieces, and a rank
-# may have none; one at least has one. Return the mean loss over all these examples, a float, on all
-# ranks.
+# of the optimizer from all of them, on all ranks, with the gradient of the mean loss over *all*
+# examples of *all* ranks: the sum of `squared(net, x, y)` over all pieces, divided by the number of
+# rows of all `x`. Return that mean loss, as it was before the step, a float, on all ranks.
 #
-# `net` is a plain module, the same on all ranks, `optimizer` has its parameters. Their gradients
-# may hold what an earlier step left there. Each parameter that isn't frozen gets a gradient from
-# each piece. `squared(net, x, y)` is a piece's loss, the *sum* over its examples.
+# Pieces may differ in length, ranks in their number of pieces, and a rank may have none; one at
+# least has one. `net` is a plain module, the same on all ranks, `optimizer` has its parameters.
+# Their gradients may hold what an earlier step left there. Each parameter that isn't frozen gets a
+# gradient from each piece.
 #
-# However many pieces there are, a step sends each gradient once: in all at most one message
-# more than there are parameters that aren't frozen, and two numbers more than their gradients have.
+# However many pieces there are, a step sends each gradient once, and besides the gradients of
+# parameters that aren't frozen one more message, and two more numbers, at most.
 #
 # About thirteen lines.
 
@@ -351,7 +373,7 @@ def squared(net, x, y):
 
 # %% tags=["ranks"] nbgrader={"grade_id": "accumulated", "solution": true}
 def train_step(net, optimizer, pieces):
-    """The mean loss over all examples of all ranks' pieces, after a step along its gradient."""
+    """Makes a step; returns the mean loss over all ranks' examples, as it was before."""
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64)  # loss, examples
@@ -381,8 +403,8 @@ def accumulate(layers, frozen, steps, rate):
 
 
 # %% [markdown]
-# One layer of zeros; three examples with targets 1, 2 and 6, and inputs of 0. The bias's gradients
-# are $-2y$: $-2$, $-4$ and $-12$, in the mean $-6$.
+# One layer of zeros; three examples with targets 1, 2 and 6, and inputs of 0. The losses are 1, 4
+# and 36; the bias's gradients are $-2y$: $-2$, $-4$ and $-12$, in the mean $-6$.
 
 # %% nbgrader={"grade_id": "accumulated-values", "points": 1}
 none = np.zeros((1, 1))
@@ -391,7 +413,7 @@ for pieces in ([[[none, none + 1], [none, none + 2]], [[none, none + 6]]],
     for rank, (losses, (_, b)) in enumerate(on_each(accumulate, [
             [zeros, [], [mine], 0.01] for mine in pieces])):
         assert np.isclose(b.item(), 0.06), f"rank {rank}: the bias is {b.item():.4g}, not 0.06"
-        assert np.isclose(losses[0], 41 / 3), f"rank {rank}: {losses[0]:.4g} isn't a third of 41"
+        assert np.isclose(losses[0], 41 / 3), f"rank {rank}: the loss is {losses[0]:.4g}, not 41 / 3"
 
 # %% nbgrader={"grade_id": "accumulated-messages", "points": 1}
 def count_messages(*given):
@@ -405,17 +427,20 @@ def count_messages(*given):
 
 
 five = [[none, none + 1]] * 5
-for sizes in on_each(count_messages, [[zeros, [], [five], 0.01]] * 2):
-    assert len(sizes) <= 3 and sum(sizes) <= 4, (
-        f"five pieces, two parameters of one number: all-reduces of {sizes} numbers")
+for frozen, parameters in (([], 4), ([1], 2)):   # two layers
+    for sizes in on_each(count_messages, [[zeros * 2, frozen, [five], 0.01]] * 2):
+        assert len(sizes) <= parameters + 1 and sum(sizes) <= parameters + 2, (
+            f"five pieces, {parameters} parameters of one number, layers {frozen} frozen: "
+            f"all-reduces of {sizes} numbers")
 
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
 # A model has trained on eight GPUs for a day when somebody finds that the replicas' weights differ.
-# The loss looked well all the time. Name two mistakes, in code like yours, that lead to this, and
-# say why the loss didn't tell. What would you put into the training loop so that it is seen within
-# minutes next time, and what does that cost?
+# The loss looked well all the time. Name two mistakes, in code like that of any of the three
+# exercises, that lead to this, and say why the loss didn't tell. What would you put into the
+# training loop so that it is seen within minutes next time, and what does that cost, in messages
+# and work? About ten sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for two mistakes and the reason: replicas that begin apart (no broadcast, another seed
