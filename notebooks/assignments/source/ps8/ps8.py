@@ -273,10 +273,9 @@ class ShardedLinear(nn.Module):
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
-    @torch.no_grad()
     def unshard(self):
         flat = self.shard.new_empty(len(self.shard) * dist.get_world_size())
-        dist.all_gather_single(flat, self.shard)
+        dist.all_gather_single(flat, self.shard.detach())
         sizes = [shape.numel() for shape in self.shapes]
         pieces = flat[:sum(sizes)].split(sizes)
         return *map(torch.Tensor.view, pieces, self.shapes), *[None] * (2 - len(sizes))
@@ -300,8 +299,8 @@ class Gathered(torch.autograd.Function):
             rows = gradient.reshape(-1, gradient.shape[-1])
             parts = [rows.T @ x.reshape(-1, x.shape[-1]), rows.sum(0)]
             mean = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(mean, layer.flatten(parts[:len(layer.shapes)]))
-            mean /= dist.get_world_size()
+            whole = layer.flatten(parts[:len(layer.shapes)])
+            dist.reduce_scatter_single(mean, whole / dist.get_world_size())
         return of_x, mean, None
     ### END SOLUTION
 
