@@ -1730,7 +1730,6 @@ class Apply(torch.autograd.Function):
             gx = g @ weight
         if ctx.needs_input_grad[1]:
             rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
             gs = 0
             for part in (layer.flatten(rows.T @ xs, 0 * rows.sum(0)),
                          layer.flatten(0 * (rows.T @ xs), rows.sum(0))):

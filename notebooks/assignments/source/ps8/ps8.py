@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 8: sharded training in PyTorch
 #
-# **You will** write an optimizer whose state is sharded, a linear layer whose weight is sharded, and
-# the arithmetic that tells which stage of sharding fits into a device's memory.
+# **You will** write an optimizer whose state is sharded, a linear layer whose weight is sharded,
+# and the arithmetic that tells which stage of sharding fits into a device's memory.
 #
 # **You need** chapter 16, and PyTorch (`make setup TORCH=1`). **Time**: about an hour and a half.
 # **Points**: 12, of which 2 are for words.
@@ -100,12 +100,13 @@ def logged(function, *given):
 #    optimizer that updates this rank's shard: `optimizer_class`, made with `options`, of one flat
 #    tensor, the shard with its zeros. So its state has as many numbers as the shard, twice as many
 #    with Adam. After each step that tensor has the shard's new values.
-# 3. `step()` takes the mean of all ranks' gradients, updates the shards, and gives all ranks all new
-#    values, in the same `Parameter` objects as before. A gradient that is `None` counts as zeros,
-#    even where it is `None` on all ranks: a parameter without a gradient still decays, and moves on
-#    with its momentum.
-# 4. `step()` sends two messages, on one rank too: a reduce-scatter of one flat gradient, and an
-#    all-gather of shards. Nothing else is sent, neither then nor before.
+# 3. `step()` takes the mean of all ranks' gradients, updates the shards, and gives all ranks all
+#    new values, in the same `Parameter` objects as before. A gradient that is `None` counts as
+#    zeros, even where it is `None` on all ranks: a parameter without a gradient still decays, and
+#    moves on with its momentum. (Chapter 16 leaves it alone.)
+# 4. `step()` sends two messages, with one rank too: a reduce-scatter, into which each rank puts its
+#    flat gradient with its zeros, and an all-gather, into which each puts its shard. Nothing else
+#    is sent, neither then nor before.
 # 5. `step()` leaves the parameters' gradients as they are, and `zero_grad()` clears them: to zeros
 #    or to `None`, as you like.
 #
@@ -185,8 +186,8 @@ def train_sharded(arrays, kind, options, steps, inside, note):
 
 # %% [markdown]
 # Three numbers on two ranks: the parameters $(1, 2)$ and $3$, so the shards are $(1, 2)$ and
-# $(3, 0)$. The gradients are $(1, 1)$ and $1$ on rank 0, $(3, 5)$ and nothing on rank 1; their means
-# $(2, 3)$ and $0.5$.
+# $(3, 0)$. The gradients are $(1, 1)$ and $1$ on rank 0, $(3, 5)$ and nothing on rank 1; their
+# means $(2, 3)$ and $0.5$.
 
 # %%
 arrays = [np.array([1.0, 2.0]), np.array(3.0)]
@@ -245,17 +246,17 @@ else:
 # 3. After the backward pass `.shard.grad` is this rank's shard of the gradient of weight and bias,
 #    the mean over ranks. If there is a gradient already, it is added. `x` gets the gradient of this
 #    rank's own loss.
-# 4. The forward pass sends one all-gather, of the shards, and then *forgets*: as long as the layer
-#    isn't computing, there is no tensor of it with as many numbers as the whole weight.
+# 4. The forward pass sends one all-gather, of the shards, with one rank too, and then *forgets*: as
+#    long as the layer isn't computing, it keeps no tensor with as many numbers as the whole weight.
 # 5. The backward pass sends what is needed. If `x` needs a gradient: an all-gather of the shards.
 #    Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter of the flat
-#    gradient. So under `torch.no_grad()` it sends nothing. What needs a gradient is the same on all
-#    ranks.
+#    gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
+#    `torch.no_grad()` there is no backward pass, so the forward pass's message is the only one.)
 # 6. `unshard()` sends an all-gather and returns `(weight, bias)`, whole, in the shapes that they
 #    had in `linear`, as they are now. A bias that isn't there is `None`.
 #
-# Each pass and each rank has its own `x`. An optimizer may change the shards between a backward pass
-# and the next forward pass. About thirty lines.
+# Each pass and each rank has its own `x`. An optimizer may change the shards between a backward
+# pass and the next forward pass. About thirty lines.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "linear", "solution": true}
@@ -296,11 +297,10 @@ class Gathered(torch.autograd.Function):
         (x,), layer, mean = ctx.saved_tensors, ctx.layer, None
         of_x = gradient @ layer.unshard()[0] if ctx.needs_input_grad[0] else None
         if ctx.needs_input_grad[1]:
-            rows = gradient.reshape(-1, gradient.shape[-1])
+            rows = gradient.reshape(-1, gradient.shape[-1]) / dist.get_world_size()
             parts = [rows.T @ x.reshape(-1, x.shape[-1]), rows.sum(0)]
             mean = torch.empty_like(layer.shard)
-            whole = layer.flatten(parts[:len(layer.shapes)])
-            dist.reduce_scatter_single(mean, whole / dist.get_world_size())
+            dist.reduce_scatter_single(mean, layer.flatten(parts[:len(layer.shapes)]))
         return of_x, mean, None
     ### END SOLUTION
 
@@ -395,7 +395,8 @@ reduce1, reduce2 = ("reduce_scatter", 10), ("reduce_scatter", 4)
 forward = [gather1, gather2, "forward pass ended"]
 for wants_x, frozen, expected in ((True, [], [gather2, reduce2, gather1, reduce1]),
                                   (False, [], [gather2, reduce2, reduce1]),
-                                  (False, [0], [reduce2]), (True, [0], [gather2, reduce2, gather1])):
+                                  (False, [0], [reduce2]),
+                                  (True, [0], [gather2, reduce2, gather1])):
     for log in on_each(logged, [
             [train_layers, two, frozen, "SGD", {"lr": 0.1}, [[batch]], wants_x]] * 2):
         assert log == forward + expected, f"{log}, not {forward + expected}"
@@ -473,8 +474,9 @@ for rank, (names, shard, memory_of_it, before, after) in enumerate(on_each(
 # All arguments are whole numbers, of any size: models may have more numbers than a float64 can tell
 # apart, and more bytes than 64 bits can count. Both return an `int`, exactly. Raise `ValueError` if
 # `numbers` or `limit` is below 0, `ranks` below 1, or the stage is none of these four. Don't try
-# one count after the other: `most` has to answer within a second, for any limit. About fourteen
-# lines.
+# one count after the other: `most` has to answer within a second, for any limit.
+#
+# About five lines for `memory`, ten for `most`.
 
 
 # %% nbgrader={"grade_id": "memory", "solution": true}
@@ -537,12 +539,12 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4)):
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24 GB.
-# Activations of one small batch take 6 GB. A step accumulates the gradients of four small batches
-# on each GPU. Which stage do you take, and why neither the one before nor the next one? Compare
-# what these three hold, what each GPU sends in a step, and what makes one slower than another. Then:
-# a colleague has written that stage by hand. Which two tests must it pass before it trains for a
-# month?
+# A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24 GB
+# each. Activations of one small batch take 6 GB. A step accumulates the gradients of four small
+# batches on each GPU. Which stage do you take, and why neither the one before nor the next one?
+# Compare what these three hold, what each GPU sends in a step, and what makes one slower than
+# another. Then: a colleague has written that stage by hand. Which two tests must it pass before it
+# trains for a month?
 
 # %% [markdown] nbgrader={"grade_id": "which-stage", "points": 2, "solution": true}
 # One point for the decision with its numbers. Data parallelism holds 16 bytes a parameter, 40 GB:
@@ -551,8 +553,8 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4)):
 # bytes times 7/8: data parallelism and stage 1 send 2 in a step, if gradients are added up on each
 # GPU and sent once. Stage 2 keeps only shards of gradients, so each small batch has its own
 # reduce-scatter: 4 + 1. (Stage 3 gathers twice and reduces once for each: 12.) So stage 1; the next
-# one sends more, for memory that nobody needs. Stage 2 is right, too, if somebody says that 4 GB are
-# too little for what the formula leaves out (peaks, buffers, fragments), and what it costs. In
+# one sends more, for memory that nobody needs. Stage 2 is right, too, if somebody says that 4 GB
+# are too little for what the formula leaves out (peaks, buffers, fragments), and what it costs. In
 # stage 1 each GPU updates an eighth, so the update itself is shorter than in data parallelism; the
 # all-gather comes after it, when there is no backward pass left to hide it behind.
 #

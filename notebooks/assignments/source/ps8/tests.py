@@ -240,8 +240,8 @@ def apply(layers, x):
 
 
 def train(layers, frozen, kind, options, ranks):
-    """([rank] -> outputs, [rank] -> gradients of x, [step] -> gradients of each layer, layers at the
-    end) in one process. ranks: [rank][step] -> list of (x, y)."""
+    """([rank] -> outputs, [rank] -> gradients of x, [step] -> gradients of each layer, layers at
+    the end) in one process. ranks: [rank][step] -> list of (x, y)."""
     tensors = [[None if a is None else torch.tensor(a, requires_grad=i not in frozen)
                 for a in layer] for i, layer in enumerate(layers)]
     trained = [t for layer in tensors for t in layer if t is not None and t.requires_grad]
