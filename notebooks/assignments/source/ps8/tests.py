@@ -108,7 +108,7 @@ def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=
     copies = {"SGD": bool(options.get("momentum")), "Adam": 2, "AdamW": 2}[kind]
     counts, call = [[] for _ in ranks], Ranks(what, [])
     for rank, parts in enumerate(ranks):
-        due = [("parameters", close(history) if values else Anything(), "step", "parameter"),
+        due = [("the parameters", close(history) if values else Anything(), "step", "parameter"),
                ("what is inside", Anything())]
         shard = cut(history[-1], world)[rank]
         call.cases.append(Case(
@@ -285,11 +285,11 @@ def linear(what, layers, ranks, kind="SGD", options=None, frozen=(), wants_x=Tru
     for rank, steps in enumerate(ranks):
         gradients = [[None if one is None else cut(one, world)[rank] for one in step]
                      for step in history]
-        due = [("outputs", close(outputs[rank]), "pass"),
-               ("gradients of x",
+        due = [("the outputs", close(outputs[rank]), "pass"),
+               ("the gradients of x",
                 close(of_x[rank] if wants_x else [None] * len(of_x[rank])), "pass"),
-               ("gradients of shards", close(gradients), "step", "layer"),
-               ("shards at the end", close([cut(one, world)[rank] for one in ends]), "layer")]
+               ("the gradients of shards", close(gradients), "step", "layer"),
+               ("the shards at the end", close([cut(one, world)[rank] for one in ends]), "layer")]
         call.cases.append(Case(
             what, "train_layers", [send(layers), list(frozen), kind, options, send(steps), wants_x,
                                    note(call, rank, counts)],
@@ -451,7 +451,8 @@ def memory_most():
                 yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                            returns=Whole(count_numbers(limit, ranks, stage)))
     for limit, ranks in ((24 * 2**30, 8), (80 * 10**9, 1024), (16 * HUGE, 8), (16 * HUGE - 1, 7),
-                         (10**30 + 11, 5)):
+                         (10**30 + 11, 5), (20, 100),
+                         (33, 50)):
         for stage in range(4):
             yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                        returns=Whole(count_numbers(limit, ranks, stage)))
