@@ -312,7 +312,7 @@ class ShardedOptimizer:
             p.grad = None
 
 
-# %% wrong sharded loses sharded-messages, sharded-care: a whole shard of padding where there need be none | message 1 is reduce_scatter of
+# %% wrong sharded loses sharded-messages, sharded-care: a whole shard of padding where there need be none | message 1 is an? reduce_scatter of
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
         self.params = list(params)
@@ -460,7 +460,7 @@ class ShardedOptimizer:
             p.grad = None
 
 
-# %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is broadcast
+# %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is an? broadcast
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
         self.params = list(params)
@@ -497,7 +497,7 @@ class ShardedOptimizer:
             p.grad = None
 
 
-# %% wrong sharded loses sharded-messages, sharded-care: all of it on all ranks, with the whole state | message 1 is all_reduce
+# %% wrong sharded loses sharded-messages, sharded-care: all of it on all ranks, with the whole state | message 1 is an? all_reduce
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
         self.params = list(params)
@@ -816,7 +816,7 @@ class ShardedOptimizer:
             p.grad = None
 
 
-# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: each parameter by itself, as in chapter 16 | parameters that are None|None on all ranks|other values|size|IndexError|.
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: each parameter by itself, as in chapter 16 | None on all ranks.*other values
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
         self.params = list(params)
@@ -849,7 +849,7 @@ class ShardedOptimizer:
             p.grad = None
 
 
-# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: whole parameters, dealt out to the ranks | is broadcast|broadcast|empty parameter list
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: whole parameters, dealt out to the ranks | the example above|empty parameter list
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
         self.params = list(params)
@@ -1188,7 +1188,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-messages, linear-forgets: keeps the whole weight for the backward pass | message 2 is reduce_scatter
+# %% wrong linear loses linear-messages, linear-forgets: keeps the whole weight for the backward pass | message 2 is an? reduce_scatter
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1587,7 +1587,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-messages: reduces before it gathers | message 2 is reduce_scatter
+# %% wrong linear loses linear-messages: reduces before it gathers | message 2 is an? reduce_scatter
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1637,7 +1637,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is all_reduce
+# %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is an? all_reduce
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1687,7 +1687,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-messages: two reduce-scatters, of the weight's gradient and of the bias's | message \d+ is reduce_scatter|messages were sent
+# %% wrong linear loses linear-messages: two reduce-scatters, of the weight's gradient and of the bias's | message \d+ is an? reduce_scatter|messages were sent
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1891,7 +1891,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-values: the bias comes first | other values|other
+# %% wrong linear loses linear-values: the bias comes first | other values
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -2218,7 +2218,8 @@ class ShardedLinear(nn.Module):
         dist.all_gather_single(whole, self.shard.detach())
         n = self.outputs * self.inputs
         weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else torch.zeros(self.outputs).double()
+        return weight, whole[n:n + self.outputs] if self.has_bias else (
+            torch.zeros(self.outputs).double())
 
     def forward(self, x):
         return Apply.apply(x, self.shard, self)
@@ -2247,7 +2248,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-messages: rank 0's weight is broadcast in place of a gather | message 1|broadcast|other values
+# %% wrong linear loses linear-messages: each shard is broadcast, in place of a gather | message 1 is a broadcast
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()

@@ -59,7 +59,8 @@ def count_ranks(world):
 
 
 def describe(messages):
-    return ", ".join(f"{kind} of {numbers}" for kind, numbers in messages) or "nothing"
+    return ", ".join(f"a{'n' * kind.startswith('a')} {kind} of {numbers}"
+                     for kind, numbers in messages) or "nothing"
 
 
 def look_at(due, stations, counts):
