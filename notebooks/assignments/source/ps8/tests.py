@@ -1,0 +1,461 @@
+"""What solutions of assignment 8 are judged by. See `marking.cases`.
+
+What is expected is what one process finds that has all parameters and all ranks' examples, with
+PyTorch's own optimizers; shards are cut from that here.
+"""
+
+import numpy as np
+import torch
+from marking.cases import Anything, Case, Near, Ranks, Whole, Wrong, compare, numpy
+
+CLOSE = 1e-12
+
+
+def send(values):
+    """Arrays and lists of them as what can cross."""
+    if isinstance(values, (list, tuple)):
+        return [send(one) for one in values]
+    return numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def close(values):
+    """The same as what is expected."""
+    if isinstance(values, (list, tuple)):
+        return [close(one) for one in values]
+    return None if values is None else Near(numpy(values), CLOSE)
+
+
+def count_shard(arrays, world):
+    """Numbers in a shard, rounded up."""
+    return -(-sum(array.size for array in arrays) // world)
+
+
+def cut(arrays, world):
+    """Each rank's shard of some arrays."""
+    flat = np.zeros(world * count_shard(arrays, world))
+    joined = np.concatenate([array.ravel() for array in arrays])
+    flat[:len(joined)] = joined
+    return np.split(flat, world)
+
+
+def compare_parts(*parts):
+    """A check of a tuple; parts: (what, expected, names) of its entries."""
+    def check(found):
+        compare(found, (Anything(),) * len(parts), "what comes back")
+        for one, (what, expected, *names) in zip(found, parts):
+            compare(one, expected, what, names)
+    return check
+
+
+def note(call, rank, counts):
+    """The function `note` of the drivers: it notes how much the rank has sent by then."""
+    def noted(word):
+        counts[rank].append(len(call.exchange.record[rank]))
+    return noted
+
+
+def count_ranks(world):
+    return "one rank" if world == 1 else f"{world} ranks"
+
+
+def describe(messages):
+    return ", ".join(f"a{'n' * kind.startswith('a')} {kind} of {numbers}"
+                     for kind, numbers in messages) or "nothing"
+
+
+def look_at(due, stations, counts):
+    """A check of the record: the messages `due`, and how many of them were sent at each station,
+    a pair (what it is called, how many)."""
+    def look(record):
+        found = [(one.kind, one.numbers) for one in record]
+        for i, (one, expected) in enumerate(zip(found, due)):
+            if one != expected:
+                raise Wrong(f"message {i + 1} is {describe([one])} numbers, not "
+                            f"{describe([expected])}")
+        if len(found) != len(due):
+            raise Wrong(f"{len(found)} messages were sent, not {len(due)}; the last ones: "
+                        f"{describe(found[-3:])} numbers")
+        for rank, sent in enumerate(counts):
+            for (what, expected), one in zip(stations, sent):
+                if one != expected:
+                    raise Wrong(f"rank {rank} had sent {one} messages {what}, not {expected}")
+    return look
+
+
+# Exercise 1
+
+def update_all(arrays, kind, options, ranks):
+    """[arrays after each step] in one process. ranks: [rank][step] -> (clear, gradients)."""
+    tensors = [torch.tensor(array) for array in arrays]
+    optimizer = getattr(torch.optim, kind)(tensors, **options)
+    history, held = [], [np.zeros_like(array) for array in arrays]   # gradients, summed over ranks
+    for parts in zip(*ranks):
+        if parts[0][0]:
+            held = [np.zeros_like(array) for array in arrays]
+        for _, gradients in parts:
+            held = [a if g is None else a + g for a, g in zip(held, gradients)]
+        for tensor, total in zip(tensors, held):
+            tensor.grad = torch.tensor(total / len(ranks))
+        optimizer.step()
+        history.append([tensor.numpy().copy() for tensor in tensors])
+    return history
+
+
+def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=False):
+    """A call of ShardedOptimizer. values, inside, sent: what is looked at."""
+    world, steps = len(ranks), len(ranks[0])
+    history = update_all(arrays, kind, options, ranks)
+    size = count_shard(arrays, world)
+    copies = {"SGD": bool(options.get("momentum")), "Adam": 2, "AdamW": 2}[kind]
+    counts, call = [[] for _ in ranks], Ranks(what, [])
+    for rank, parts in enumerate(ranks):
+        due = [("the parameters", close(history) if values else Anything(), "step", "parameter"),
+               ("what is inside", Anything())]
+        shard = cut(history[-1], world)[rank]
+        call.cases.append(Case(
+            what, "train_sharded",
+            [send(arrays), kind, options, send(parts), inside, note(call, rank, counts)],
+            returns=check_inside(due, kind, size, copies, shard) if inside
+            else compare_parts(*due)))
+    if sent:
+        messages = [("reduce_scatter", world * size), ("all_gather", size)] * steps
+        call.messages = look_at(messages, [(f"before its step {step + 1}", 2 * step)
+                                           for step in range(steps)], counts)
+    return call
+
+
+def check_inside(due, kind, size, copies, shard):
+    def check(found):
+        compare_parts(*due)(found)
+        compare(found[1], (Anything(),) * 4, "what is told of `.inner`")
+        name, shapes, numbers, values = found[1]
+        if name != kind:
+            raise Wrong(f"`.inner` is of another class than {kind}")
+        compare(shapes, [(size,)], "the list of shapes that `.inner` updates")
+        if numbers != [size] * copies:
+            raise Wrong(f"`.inner` has a state of {str(numbers)[:60]} numbers, and the shard has "
+                        f"{size}")
+        compare(values, Near(numpy(shard), CLOSE), "the tensor in `.inner`")
+    return check
+
+
+def make_gradients(rng, arrays, world, steps, missing=()):
+    """[rank][step] -> [True, gradients]. missing: (rank, step, parameter) of those that are None;
+    None for all ranks, or all steps."""
+    return [[[True, [None if any(r in (rank, None) and s in (step, None) and p == i
+                                 for r, s, p in missing) else rng.normal(size=array.shape)
+                     for i, array in enumerate(arrays)]] for step in range(steps)]
+            for rank in range(world)]
+
+
+def make_arrays(rng, *shapes):
+    return [np.array(rng.normal(size=shape)) for shape in shapes]
+
+
+def sharded_values():
+    """A sharded optimizer: the parameters after each step"""
+    rng = np.random.default_rng(81)
+    small = [np.array([1.0, 2.0]), np.array(3.0)]
+    yield sharded("the example above", small, "SGD", {"lr": 1.0}, [
+        [[True, [np.ones(2), np.array(1.0)]]], [[True, [np.array([3.0, 5.0]), None]]]])
+    for world, kind, options, shapes in (
+            (2, "SGD", {"lr": 0.3, "momentum": 0.9}, [(3, 2), (2,), ()]),
+            (3, "Adam", {"lr": 0.1}, [(2, 5), (1,), (5,)]),
+            (4, "AdamW", {"lr": 0.1, "weight_decay": 0.3}, [(), (3, 3), (2, 1, 2)]),
+            (2, "Adam", {"lr": 0.1, "betas": [0.5, 0.9], "eps": 0.01}, [(4, 4), (4,)]),
+            (1, "Adam", {"lr": 0.1}, [(2, 3), ()])):
+        arrays = make_arrays(rng, *shapes)
+        yield sharded(f"{kind}, {count_ranks(world)}, four steps", arrays, kind, options,
+                      make_gradients(rng, arrays, world, 4))
+    arrays = make_arrays(rng, (2, 2), (3,), (2,))
+    for what, missing in (("on one of three ranks", [(1, 0, 1), (1, 2, 0)]),
+                          ("on all ranks in the second step", [(None, 1, 1)]),
+                          ("on all ranks in all steps", [(None, None, 2)])):
+        yield sharded(f"three ranks, a gradient that is None {what}", arrays, "SGD",
+                      {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1},
+                      make_gradients(rng, arrays, 3, 3, missing))
+
+
+def sharded_messages():
+    """A sharded optimizer: two messages a step"""
+    rng = np.random.default_rng(82)
+    for world, shapes, missing in (
+            (2, [(2,), ()], []), (3, [(2, 5), (1,), (3,)], [(0, 1, 0)]), (4, [(4, 4)], []),
+            (4, [(1,), ()], [(None, None, 0)]), (1, [(3,), (2, 2)], [])):
+        arrays = make_arrays(rng, *shapes)
+        yield sharded(f"{count_ranks(world)}, {sum(a.size for a in arrays)} numbers, three steps",
+                      arrays, "SGD", {"lr": 0.1, "momentum": 0.5},
+                      make_gradients(rng, arrays, world, 3, missing), values=False, sent=True)
+
+
+def sharded_care():
+    """A sharded optimizer: what is inside, awkward sizes, gradients that stay, no parameters"""
+    rng = np.random.default_rng(83)
+    for world, kind, options, shapes in (
+            (2, "SGD", {"lr": 0.1, "momentum": 0.9}, [(3, 2), (3,)]),
+            (3, "Adam", {"lr": 0.1}, [(2, 2), (), (3,)]),
+            (4, "AdamW", {"lr": 0.1, "weight_decay": 0.5}, [(3,)]),
+            (4, "Adam", {"lr": 0.1}, [()]),
+            (3, "SGD", {"lr": 0.1}, [(2, 3)])):
+        arrays = make_arrays(rng, *shapes)
+        yield sharded(f"inside, {kind}, {world} ranks, {sum(a.size for a in arrays)} numbers",
+                      arrays, kind, options, make_gradients(rng, arrays, world, 2), inside=True)
+    for world in (3, 4):
+        for shapes in ([(2,)], [(), ()], [(1, 1), (), (3,)]):
+            arrays = make_arrays(rng, *shapes)
+            yield sharded(f"{world} ranks, {sum(a.size for a in arrays)} numbers", arrays, "Adam",
+                          {"lr": 0.1}, make_gradients(rng, arrays, world, 2))
+    arrays = make_arrays(rng, (2, 2), (3,))
+    ranks = make_gradients(rng, arrays, 2, 3)
+    for parts in ranks:
+        parts[1][0] = False
+    yield sharded("two ranks, gradients are not cleared before the second step", arrays, "SGD",
+                  {"lr": 0.1}, ranks)
+    what = "no parameters"
+    yield Ranks(what, [Case(what, "train_sharded", [[], "SGD", {"lr": 0.1}, [], False, ignore],
+                            raises=ValueError) for _ in range(2)])
+
+
+def ignore(word):
+    pass
+
+
+# Exercise 2
+
+def make_layers(rng, widths, without_bias=()):
+    return [[rng.normal(size=(b, a)) / np.sqrt(a),
+             None if i in without_bias else rng.normal(size=b)]
+            for i, (a, b) in enumerate(zip(widths, widths[1:]))]
+
+
+def list_arrays(layer):
+    return [array for array in layer if array is not None]
+
+
+def apply(layers, x):
+    """layers: [[weight, bias or None], ...], tensors."""
+    for i, (weight, bias) in enumerate(layers):
+        x = (torch.tanh(x) if i else x) @ weight.T
+        x = x if bias is None else x + bias
+    return x
+
+
+def train(layers, frozen, kind, options, ranks):
+    """([rank] -> outputs, [rank] -> gradients of x, [step] -> gradients of each layer, layers at
+    the end) in one process. ranks: [rank][step] -> list of (x, y)."""
+    tensors = [[None if a is None else torch.tensor(a, requires_grad=i not in frozen)
+                for a in layer] for i, layer in enumerate(layers)]
+    trained = [t for layer in tensors for t in layer if t is not None and t.requires_grad]
+    optimizer = getattr(torch.optim, kind)(trained, **options)
+    outputs, of_x, history = [[] for _ in ranks], [[] for _ in ranks], []
+    for step in range(len(ranks[0])):
+        optimizer.zero_grad()
+        for rank, steps in enumerate(ranks):
+            for x, y in steps[step]:
+                x = torch.tensor(x, requires_grad=True)
+                output = apply(tensors, x)
+                loss = (output - torch.tensor(y)).pow(2).mean()
+                (loss / len(ranks)).backward()
+                outputs[rank].append(output.detach().numpy())
+                of_x[rank].append(x.grad.numpy() * len(ranks))
+        history.append([None if i in frozen else [t.grad.numpy().copy() for t in list_arrays(layer)]
+                        for i, layer in enumerate(tensors)])
+        optimizer.step()
+    ends = [[t.detach().numpy() for t in list_arrays(layer)] for layer in tensors]
+    return outputs, of_x, history, ends
+
+
+def list_messages(layers, frozen, wants_x, world):
+    """(of a forward pass, of a backward pass)."""
+    sizes = [count_shard(list_arrays(layer), world) for layer in layers]
+    backward = []
+    for i in reversed(range(len(layers))):
+        if wants_x or any(j not in frozen for j in range(i)):
+            backward.append(("all_gather", sizes[i]))
+        if i not in frozen:
+            backward.append(("reduce_scatter", world * sizes[i]))
+    return [("all_gather", size) for size in sizes], backward
+
+
+def linear(what, layers, ranks, kind="SGD", options=None, frozen=(), wants_x=True, values=True,
+           sent=False):
+    """A call of train_layers. values, sent: what is looked at."""
+    options, world = options or {"lr": 0.2}, len(ranks)
+    outputs, of_x, history, ends = train(layers, frozen, kind, options, ranks)
+    counts, call = [[] for _ in ranks], Ranks(what, [])
+    for rank, steps in enumerate(ranks):
+        gradients = [[None if one is None else cut(one, world)[rank] for one in step]
+                     for step in history]
+        due = [("the outputs", close(outputs[rank]), "pass"),
+               ("the gradients of x",
+                close(of_x[rank] if wants_x else [None] * len(of_x[rank])), "pass"),
+               ("the gradients of shards", close(gradients), "step", "layer"),
+               ("the shards at the end", close([cut(one, world)[rank] for one in ends]), "layer")]
+        call.cases.append(Case(
+            what, "train_layers", [send(layers), list(frozen), kind, options, send(steps), wants_x,
+                                   note(call, rank, counts)],
+            returns=compare_parts(*due) if values else compare_parts(
+                *((name, Anything()) for name, *_ in due))))
+    if sent:
+        forward, backward = list_messages(layers, frozen, wants_x, world)
+        passes = sum(map(len, ranks[0]))
+        per = len(forward) + len(backward)
+        call.messages = look_at((forward + backward) * passes, [
+            (f"when its forward pass {i + 1} had ended", per * i + len(forward))
+            for i in range(passes)], counts)
+    return call
+
+
+def inferred(what, layers, xs, values=True, sent=False):
+    """A call of infer. xs: the input of each rank."""
+    world, counts, call = len(xs), [[] for _ in xs], Ranks(what, [])
+    tensors = [[None if a is None else torch.tensor(a) for a in layer] for layer in layers]
+    doubled = [[None if a is None else numpy(2 * a) for a in layer] for layer in layers]
+    for rank, x in enumerate(xs):
+        due = [("the output", close(apply(tensors, torch.tensor(x)).numpy())),
+               ("what unshard() returns", doubled, "layer")]
+        if not values:
+            due = [(name, Anything()) for name, *_ in due]
+        call.cases.append(Case(what, "infer", [send(layers), numpy(x), note(call, rank, counts)],
+                               returns=compare_parts(*due)))
+    if sent:
+        forward, _ = list_messages(layers, [], False, world)
+        call.messages = look_at(forward * 2, [("when its forward pass had ended", len(forward))],
+                                counts)
+    return call
+
+
+def make_pieces(rng, layers, sizes):
+    """[(x, y), ...] for shapes of x without its last axis."""
+    return [[rng.normal(size=(*size, layers[0][0].shape[1])),
+             rng.normal(size=(*size, layers[-1][0].shape[0]))] for size in sizes]
+
+
+def linear_values():
+    """A sharded layer: outputs, gradients and weights"""
+    rng = np.random.default_rng(84)
+    one = np.ones((1, 1))
+    yield linear("the example above", [[2 * one, np.ones(1)]],
+                 [[[[one, 2 * one]]], [[[3 * one, 5 * one]]]], options={"lr": 0.5})
+    for what, world, widths, without, steps, more in (
+            ("two ranks, one layer", 2, [3, 2], [], [[(4,)], [(2,)]], {}),
+            ("three ranks, no bias", 3, [2, 4], [0], [[(3,)], [(2,)]], {}),
+            ("four ranks, two layers, Adam", 4, [3, 4, 2], [], [[(2,)]] * 3,
+             {"kind": "Adam", "options": {"lr": 0.1}}),
+            ("two ranks, two layers, momentum, two pieces a step", 2, [3, 5, 1], [1],
+             [[(2,), (3,)]] * 2, {"options": {"lr": 0.1, "momentum": 0.5}}),
+            ("one rank, two layers", 1, [2, 3, 2], [], [[(2,)]] * 2, {}),
+            ("four ranks, fewer numbers than that", 4, [1, 1], [], [[(2,)]] * 2, {}),
+            ("two ranks, x without other axes, and with two", 2, [3, 2], [], [[(), (2, 3)]], {}),
+            ("three ranks, the first layer is frozen", 3, [2, 3, 2], [], [[(3,)]] * 2,
+             {"frozen": [0]}),
+            ("two ranks, x needs no gradient", 2, [2, 3, 2], [], [[(3,), (1,)]] * 2,
+             {"wants_x": False})):
+        layers = make_layers(rng, widths, without)
+        yield linear(what, layers, [[make_pieces(rng, layers, sizes) for sizes in steps]
+                                    for _ in range(world)], **more)
+    for world, widths, without in ((2, [3, 2, 4], [0]), (3, [2, 2], []), (4, [1, 1], [0])):
+        layers = make_layers(rng, widths, without)
+        yield inferred(f"{world} ranks, without gradients, then unshard()", layers,
+                       rng.normal(size=(world, 3, widths[0])))
+
+
+def linear_messages():
+    """A sharded layer: which messages are sent, and when"""
+    rng = np.random.default_rng(85)
+    for what, world, widths, without, more in (
+            ("two ranks, one layer", 2, [3, 2], [], {}),
+            ("three ranks, one layer, no bias", 3, [2, 5], [0], {}),
+            ("one rank, one layer", 1, [2, 2], [], {}),
+            ("two ranks, x needs no gradient", 2, [3, 2], [], {"wants_x": False}),
+            ("four ranks, two layers", 4, [3, 4, 2], [1], {}),
+            ("two ranks, two layers, x needs no gradient", 2, [3, 4, 2], [], {"wants_x": False}),
+            ("two ranks, the second layer is frozen", 2, [2, 3, 2], [], {"frozen": [1]}),
+            ("three ranks, the first layer is frozen, x needs no gradient", 3, [2, 3, 2], [],
+             {"frozen": [0], "wants_x": False})):
+        layers = make_layers(rng, widths, without)
+        yield linear(what, layers, [[make_pieces(rng, layers, sizes) for sizes in ([(2,), (3,)],
+                                                                                  [(1,)])]
+                                    for _ in range(world)], values=False, sent=True, **more)
+    for world, widths in ((2, [3, 2]), (3, [2, 3, 2])):
+        layers = make_layers(rng, widths)
+        yield inferred(f"{world} ranks, without gradients, then unshard()", layers,
+                       rng.normal(size=(world, 3, widths[0])), values=False, sent=True)
+
+
+def linear_forgets():
+    """A sharded layer: what it keeps between its passes"""
+    rng = np.random.default_rng(86)
+    for world, shape, bias in ((2, (5, 4), True), (3, (4, 6), True), (4, (6, 3), False)):
+        what = f"{world} ranks, a weight of {shape[0]} x {shape[1]}" + ", no bias" * (not bias)
+        weight, b = rng.normal(size=shape), rng.normal(size=shape[0]) if bias else None
+        nbytes = 8 * count_shard(list_arrays([weight, b]), world)
+        yield Ranks(what, [Case(what, "keep", [send(weight), send(b), numpy(rng.normal(
+            size=(2, shape[1])))], returns=check_kept(nbytes)) for _ in range(world)])
+
+
+def check_kept(nbytes):
+    def check(found):
+        compare(found, (Anything(),) * 5, "what comes back")
+        names, shard, memory, before, after = found
+        if names != ["shard"]:
+            raise Wrong(f"the module's parameters and buffers are {str(names)[:80]}, not `shard` "
+                        "alone")
+        if shard != nbytes:
+            raise Wrong(f"the shard has {str(shard)[:20]} bytes, not {nbytes}")
+        if memory != nbytes:
+            raise Wrong(f"the shard, of {nbytes} bytes, lies in a memory of {str(memory)[:20]}: it "
+                        "keeps the whole alive")
+        for count, when in ((before, "before"), (after, "after")):
+            if type(count) is not int or count:
+                raise Wrong(f"{when} the backward pass {str(count)[:20]} tensor(s) as large as the "
+                            "weight are kept")
+    return check
+
+
+# Exercise 3
+
+HUGE = 10**24 + 7
+
+
+def count_bytes(numbers, ranks, stage):
+    shard = -(-numbers // ranks)
+    return {0: 16 * numbers, 1: 4 * numbers + 12 * shard, 2: 2 * numbers + 14 * shard,
+            3: 16 * shard}[stage]
+
+
+def count_numbers(limit, ranks, stage):
+    """As many full rounds of one number for each rank as fit, and what fits into one more."""
+    whole, shared = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
+    rounds, left = divmod(limit, whole * ranks + shared)
+    room = left - shared
+    more = 0 if room < 0 else min(ranks - 1, room // whole) if whole else ranks - 1
+    return rounds * ranks + more
+
+
+def memory_bytes():
+    """What fits: the bytes that a rank holds"""
+    for numbers, ranks in ((10, 4), (12, 4), (1, 3), (0, 5), (7, 1), (7_500_000_000, 64),
+                           (HUGE, 8), (HUGE, 3), (2**53 + 1, 1), (3, 1000)):
+        for stage in range(4):
+            yield Case(f"memory({numbers}, {ranks}, {stage})", "memory", [numbers, ranks, stage],
+                       returns=Whole(count_bytes(numbers, ranks, stage)))
+    for args in ((-1, 2, 1), (5, 0, 3), (5, -2, 0), (5, 0, 0), (5, 2, 4), (5, 2, -1), (0, 2, 5)):
+        yield Case(f"memory{args}", "memory", list(args), raises=ValueError)
+
+
+def memory_most():
+    """What fits: the largest model"""
+    for ranks in (1, 4, 3):
+        for stage in range(4):
+            for limit in (*range(0, 40, 3), 15, 16, 17, 47, 48, 62, 75, 76, 159, 160):
+                yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
+                           returns=Whole(count_numbers(limit, ranks, stage)))
+    for limit, ranks in ((24 * 2**30, 8), (80 * 10**9, 1024), (16 * HUGE, 8), (16 * HUGE - 1, 7),
+                         (10**30 + 11, 5), (20, 100),
+                         (33, 50)):
+        for stage in range(4):
+            yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
+                       returns=Whole(count_numbers(limit, ranks, stage)))
+    for args in ((-1, 2, 1), (-1, 2, 0), (100, 0, 3), (100, -1, 0), (100, 2, 4), (100, 2, -1)):
+        yield Case(f"most{args}", "most", list(args), raises=ValueError)

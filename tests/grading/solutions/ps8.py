@@ -1,0 +1,2795 @@
+# %% right sharded: slices of a flat tensor of zeros, and new data in the parameters
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% right sharded: lists of tensors, started together with an answer later
+class ShardedOptimizer(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_class, **options):
+        super().__init__(params, {})
+        self.all = [p for group in self.param_groups for p in group["params"]]
+        self.world = dist.get_world_size()
+        mine = nn.Parameter(self.split(self.all)[dist.get_rank()])
+        self.inner = optimizer_class([mine], **options)
+
+    def split(self, tensors):
+        numbers = torch.cat([t.detach().reshape(-1) for t in tensors]).tolist()
+        while len(numbers) % self.world:
+            numbers.append(0.0)
+        return list(torch.tensor(numbers, dtype=torch.float64).view(self.world, -1))
+
+    @torch.no_grad()
+    def step(self):
+        (mine,) = self.inner.param_groups[0]["params"]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.all]
+        mine.grad = torch.empty_like(mine)
+        dist.reduce_scatter(mine.grad, self.split(gradients), async_op=True).wait()
+        mine.grad.div_(self.world)
+        self.inner.step()
+        shards = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(shards, mine.detach(), async_op=True).wait()
+        numbers = iter(torch.cat(shards))
+        for p in self.all:
+            for place in range(p.numel()):
+                p.view(-1)[place] = next(numbers)
+
+    def zero_grad(self):
+        for p in self.all:
+            if p.grad is not None:
+                p.grad.zero_()
+
+
+# %% right sharded: parameters are views of the flat tensor, the shard too
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        params = [*params]
+        if len(params) == 0:
+            raise ValueError("params is empty")
+        k = dist.get_world_size()
+        total = sum(p.numel() for p in params)
+        padded = (total + k - 1) // k * k
+        self.data = params[0].new_zeros(padded).detach()
+        self.grads = torch.zeros_like(self.data)
+        self.places, begin = [], 0
+        for p in params:
+            end = begin + p.numel()
+            self.data[begin:end] = p.data.flatten()
+            p.data = self.data[begin:end].view(p.shape)
+            self.places.append((p, slice(begin, end)))
+            begin = end
+        own = self.data.view(k, -1)[dist.get_rank()]
+        self.inner = optimizer_class([own], **options)
+        self.own = own
+
+    def step(self):
+        self.grads.zero_()
+        for p, place in self.places:
+            if p.grad is not None:
+                self.grads[place] = p.grad.flatten()
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter_single(self.own.grad, self.grads / dist.get_world_size())
+        self.inner.step()
+        dist.all_gather_single(self.data, self.own.clone())
+
+    def zero_grad(self):
+        for p, _ in self.places:
+            p.grad = None
+
+
+# %% right sharded: PyTorch's vectors of parameters
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = tuple(params)
+        self.world, rank = dist.get_world_size(), dist.get_rank()
+        if len(self.params) == 0:
+            raise ValueError
+        whole = parameters_to_vector(self.params).detach()
+        self.extra = whole.new_zeros((self.world - len(whole) % self.world) % self.world)
+        self.own = torch.cat([whole, self.extra]).reshape(self.world, -1)[rank].clone()
+        self.inner = optimizer_class([{"params": self.own}], **options)
+
+    def step(self):
+        pieces = [torch.zeros(p.shape) if p.grad is None else p.grad for p in self.params]
+        whole = torch.cat([piece.double().ravel() for piece in pieces] + [self.extra])
+        self.own.grad = self.own.clone()
+        dist.reduce_scatter_single(self.own.grad, whole)
+        self.own.grad *= 1 / self.world
+        self.inner.step()
+        dist.all_gather_single(whole, self.own)
+        vector_to_parameters(whole[:len(whole) - len(self.extra)], self.params)
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: the sum of the gradients | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: new parameters in a list of its own | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p = nn.Parameter(new.view(p.shape).clone())
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: a new inner optimizer in each step, without what it has learned | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.make = lambda: optimizer_class([self.shard], **options)
+        self.inner = self.make()
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner = self.make()
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: parameters are read twice, though they may be an iterator | ValueError|IndexError|RuntimeError|no parameters
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        if not list(params):
+            raise ValueError("no parameters")
+        self.params = list(params)
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: no padding, shards rounded down | invalid|not match|size|shape|expanded|RuntimeError|ValueError
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = self.n // self.k
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-messages, sharded-care: a whole shard of padding where there need be none | message 1 is an? reduce_scatter of
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = self.n // self.k + 1
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages: the mean of the ranks that have a gradient, by a message more | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        users = [torch.full_like(p, p.grad is not None) for p in self.params]
+        users = self.flat(users)
+        dist.all_reduce(users)
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= users[self.rank * self.size:][:self.size].clamp(min=1)
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages: as chapter 16: parameters that nobody uses are left alone | None on all ranks.*other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        users = torch.tensor([p.grad is not None for p in self.params], dtype=int)
+        dist.all_reduce(users)
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new, count in zip(self.params, whole[:self.n].split(sizes), users):
+            if count == 0:
+                continue
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-messages: an all-reduce, of which each keeps its shard | all_reduce
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.all_reduce(whole)
+        mean += whole[self.rank * self.size:][:self.size]
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is an? broadcast
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        for p in self.params:
+            dist.broadcast(p.detach(), 0)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-messages, sharded-care: all of it on all ranks, with the whole state | message 1 is an? all_reduce
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = whole
+        dist.all_reduce(mean)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        whole = self.shard.clone()
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: the shards are not gathered: others keep their old values | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        others = self.flat(self.params)
+        dist.all_gather_single(whole, self.shard)
+        whole = others
+        whole[self.rank * self.size:][:self.size] = self.shard
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: doesn't wait for the mean | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        work = dist.reduce_scatter_single(mean, whole, async_op=True)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        work.wait()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: gathers before the update | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        dist.all_gather_single(whole, self.shard)
+        self.inner.step()
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: zero_grad clears the shard's gradient only | other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        self.shard.grad = None
+
+
+# %% wrong sharded loses sharded-care: step clears the gradients | not cleared.*other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        self.zero_grad()
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-care: no parameters are not an error | no parameters: .*no ValueError
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            return
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: options are left out | other values|lr
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+        self.inner = optimizer_class([self.shard], lr=options["lr"])
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros_like(self.shard)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard)
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-care: the shard is rounded to float32 | other values|dtype|Float
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.n = sum(p.numel() for p in self.params)
+        self.size = -(-self.n // self.k)
+        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].float()
+        self.inner = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
+        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
+        return whole
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
+                           for p in self.params])
+        mean = torch.zeros(self.size, dtype=torch.float64)
+        dist.reduce_scatter_single(mean, whole)
+        mean /= self.k
+        self.shard.grad = mean.float()
+        self.inner.step()
+        dist.all_gather_single(whole, self.shard.double())
+        sizes = [p.numel() for p in self.params]
+        for p, new in zip(self.params, whole[:self.n].split(sizes)):
+            p.data = new.view(p.shape).clone()
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: each parameter by itself, as in chapter 16 | None on all ranks.*other values
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        self.k, self.rank = dist.get_world_size(), dist.get_rank()
+        self.shards = [self.cut(p.detach())[self.rank].clone() for p in self.params]
+        self.inner = optimizer_class(self.shards, **options)
+
+    def cut(self, whole):
+        flat = whole.reshape(-1)
+        return F.pad(flat, (0, -len(flat) % self.k)).view(self.k, -1)
+
+    def step(self):
+        for p, shard in zip(self.params, self.shards):
+            count = torch.tensor(int(p.grad is not None))
+            dist.all_reduce(count)
+            shard.grad = None
+            if count > 0:
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                shard.grad = torch.empty_like(shard)
+                dist.reduce_scatter_single(shard.grad, self.cut(gradient).flatten())
+                shard.grad /= self.k
+        self.inner.step()
+        for p, shard in zip(self.params, self.shards):
+            whole = shard.new_empty(self.k * len(shard))
+            dist.all_gather_single(whole, shard)
+            p.data = whole[:p.numel()].view(p.shape)
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: whole parameters, dealt out to the ranks | the example above|empty parameter list
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        mine = self.params[dist.get_rank()::dist.get_world_size()]
+        self.inner = optimizer_class(mine, **options)
+
+    def step(self):
+        k = dist.get_world_size()
+        for p in self.params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= k
+        self.inner.step()
+        for i, p in enumerate(self.params):
+            dist.broadcast(p.data, i % k)
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% right linear: a function whose formulas are written out
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% right linear: a gathered weight for F.linear, of which a note is saved
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, shard):
+        ctx.world = dist.get_world_size()
+        pieces = [torch.empty_like(shard) for _ in range(ctx.world)]
+        dist.all_gather(pieces, shard.detach())
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        mine = gradient.new_empty(len(gradient) // ctx.world)
+        dist.reduce_scatter(mine, list((gradient / ctx.world).chunk(ctx.world)))
+        return mine
+
+
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.shape, self.bias = linear.weight.shape, linear.bias is not None
+        whole = nn.utils.parameters_to_vector(linear.parameters()).detach()
+        world = dist.get_world_size()
+        size = (len(whole) + world - 1) // world
+        mine = torch.zeros(size, dtype=whole.dtype)
+        part = whole[dist.get_rank() * size:(dist.get_rank() + 1) * size]
+        mine[:len(part)] = part
+        self.shard = nn.Parameter(mine)
+
+    def whole(self):
+        flat = Whole.apply(self.shard)
+        rows, columns = self.shape
+        weight = flat[:rows * columns].view(rows, columns)
+        return weight, flat[rows * columns:rows * columns + rows] if self.bias else None
+
+    def unshard(self):
+        with torch.no_grad():
+            return self.whole()
+
+    def forward(self, x):
+        weight, bias = self.whole()
+        kept = weight.untyped_storage().data_ptr()
+
+        def pack(tensor):
+            if tensor.untyped_storage().data_ptr() != kept:
+                return tensor
+            return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+        def unpack(saved):
+            if torch.is_tensor(saved):
+                return saved
+            return self.unshard()[0].as_strided(*saved)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return F.linear(x, weight, bias)
+
+
+# %% right linear: the backward pass computes the layer again, and lets autograd differentiate
+def gather(shard):
+    whole = torch.cat([shard.detach()] * dist.get_world_size())
+    dist.all_gather_single(whole, shard.detach().clone())
+    return whole
+
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, shard, x, compute):
+        ctx.save_for_backward(shard, x)
+        ctx.compute = compute
+        return compute(gather(shard), x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        shard, x = ctx.saved_tensors
+        of_shard, of_x, _ = ctx.needs_input_grad
+        k = dist.get_world_size()
+        x = x.detach().requires_grad_(of_x)
+        whole = gather(shard) if of_x else torch.zeros(k * len(shard), dtype=x.dtype)
+        whole.requires_grad_(of_shard)
+        with torch.enable_grad():
+            wanted = [t for t in (whole, x) if t.requires_grad]
+            found = list(torch.autograd.grad(ctx.compute(whole, x), wanted, gradient))
+        part = None
+        if of_shard:
+            part = torch.zeros_like(shard)
+            dist.reduce_scatter_single(part, found.pop(0))
+            part = part / k
+        return part, found.pop() if of_x else None, None
+
+
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.sizes = [p.shape for p in linear.parameters()]
+        pieces = torch.cat([p.data.flatten() for p in linear.parameters()]).tolist()
+        pieces += [0.0] * (-len(pieces) % dist.get_world_size())
+        size = len(pieces) // dist.get_world_size()
+        self.shard = nn.Parameter(torch.tensor(
+            pieces[dist.get_rank() * size:][:size], dtype=torch.float64))
+
+    def view(self, whole):
+        begin = 0
+        for shape in self.sizes:
+            yield whole[begin:begin + shape.numel()].view(shape)
+            begin += shape.numel()
+
+    def forward(self, x):
+        return Again.apply(self.shard, x, lambda whole, x: F.linear(x, *self.view(whole)))
+
+    def unshard(self):
+        weight, *bias = self.view(gather(self.shard))
+        return weight, bias[0] if bias else None
+
+
+# %% right linear: hooks: the gradient of the output tells what to send
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.k, self.linear_shape = dist.get_world_size(), tuple(linear.weight.shape)
+        self.biased = linear.bias is not None
+        columns = [linear.weight.detach().reshape(-1)]
+        if self.biased:
+            columns.append(linear.bias.detach())
+        flat = torch.cat(columns)
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.k)])
+        self.shard = nn.Parameter(flat.tensor_split(self.k)[dist.get_rank()].clone())
+
+    @torch.no_grad()
+    def unshard(self):
+        whole = self.shard.new_empty(self.k * self.shard.numel())
+        dist.all_gather_single(whole, self.shard)
+        outputs, inputs = self.linear_shape
+        bias = whole[outputs * inputs:][:outputs] if self.biased else None
+        return whole[:outputs * inputs].reshape(self.linear_shape), bias
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = F.linear(x, *self.unshard())
+        if not torch.is_grad_enabled():
+            return y
+        wants_shard, wants_x = self.shard.requires_grad, x.requires_grad
+        layer, kept = self, x.detach()
+
+        class Backward(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, shard):
+                return y
+
+            @staticmethod
+            def backward(ctx, g):
+                of_x = torch.matmul(g, layer.unshard()[0]) if wants_x else None
+                if wants_shard:
+                    layer.reduce(g, kept)
+                return of_x, None
+
+        return Backward.apply(x, self.shard)
+
+    def reduce(self, g, x):
+        outputs, inputs = self.linear_shape
+        g, x = g.reshape(-1, outputs), x.reshape(-1, inputs)
+        flat = torch.einsum("no,ni->oi", g, x).flatten()
+        if self.biased:
+            flat = torch.cat([flat, g.sum(0)])
+        flat = F.pad(flat, (0, self.k * self.shard.numel() - flat.numel())) / self.k
+        part = torch.empty_like(self.shard)
+        dist.reduce_scatter_single(part, flat)
+        self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
+
+
+# %% wrong linear loses linear-values: the sum of the gradients | gradients of shards has other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: the mean of x's gradients, too | gradients of x has other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight / layer.k
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages, linear-forgets: keeps the whole weight for the backward pass | message 2 is an? reduce_scatter
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer, ctx.weight = x, layer, weight
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            gx = g @ ctx.weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-forgets: gathers again, and keeps the whole all the same | before the backward pass 1 tensor
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer, ctx.weight = x, layer, weight
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-forgets: the last whole weight stays on the layer | as large as the weight are kept
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n, self.last = self.outputs * self.inputs, whole
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-forgets: the shard is a view of the flat tensor | keeps the whole alive
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()])
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-forgets: the layer that was given stays in the module | not `shard` alone
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k, self.linear = dist.get_world_size(), linear
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-forgets: the layer that was given stays, hidden in a list | before the backward pass
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k, self.linear = dist.get_world_size(), [linear]
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: gathers in the backward pass though x needs no gradient | x needs no gradient: message \d+ is
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        weight, _ = layer.unshard()
+        if ctx.needs_input_grad[0]:
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: reduces a frozen shard's gradient | frozen: message \d+ is|frozen: \d+ messages
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if True:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: reduces before it gathers | message 2 is an? reduce_scatter
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is an? all_reduce
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            dist.all_reduce(flat)
+            gs = flat.view(layer.k, -1)[dist.get_rank()].clone()
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: two reduce-scatters, of the weight's gradient and of the bias's | message \d+ is an? reduce_scatter|messages were sent
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            gs = 0
+            for part in (layer.flatten(rows.T @ xs, 0 * rows.sum(0)),
+                         layer.flatten(0 * (rows.T @ xs), rows.sum(0))):
+                mine = torch.empty_like(layer.shard)
+                dist.reduce_scatter_single(mine, part)
+                gs = gs + mine
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: the backward pass overwrites the gradient that is there | gradients of shards has other values|other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        layer.shard.grad = gs
+        return gx, None, None
+
+
+# %% wrong linear loses linear-values: the bias's gradient is left out | gradients of shards has other values|other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, 0 * rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: the bias's gradient is a mean over examples | other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.mean(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: the bias comes first | other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([bias.detach(), flat])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        begin = self.outputs if self.has_bias else 0
+        weight = whole[begin:begin + n].view(self.outputs, self.inputs)
+        return weight, whole[:begin] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: the weight is flattened column by column | other values
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().T.flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.inputs, self.outputs).T
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values, linear-messages, linear-forgets: every layer has a bias | NoneType
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = True
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: x has two axes, always | without other axes|RuntimeError|mat|dim|shape
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g, x
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values, linear-messages, linear-forgets: gathered once, when it is made, and never again | other values|message
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        if not hasattr(self, "known"):
+            self.known = self.gather()
+        return self.known
+
+    def gather(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values, linear-messages, linear-forgets: no padding | size|shape|invalid
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return flat
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-values: unshard() returns the bias as zeros where there is none | unshard.*not None
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        dist.all_gather_single(whole, self.shard.detach())
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else (
+            torch.zeros(self.outputs).double())
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% wrong linear loses linear-messages: each shard is broadcast, in place of a gather | message 1 is a broadcast
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs, self.inputs = linear.weight.shape
+        self.has_bias = linear.bias is not None
+        self.k = dist.get_world_size()
+        flat = self.flatten(linear.weight, linear.bias)
+        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+
+    def flatten(self, weight, bias):
+        flat = weight.detach().flatten()
+        if self.has_bias:
+            flat = torch.cat([flat, bias.detach()])
+        return F.pad(flat, (0, -len(flat) % self.k))
+
+    def unshard(self):
+        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
+        for rank, piece in enumerate(whole.view(self.k, -1)):
+            if rank == dist.get_rank():
+                piece.copy_(self.shard.detach())
+            dist.broadcast(piece, rank)
+        n = self.outputs * self.inputs
+        weight = whole[:n].view(self.outputs, self.inputs)
+        return weight, whole[n:n + self.outputs] if self.has_bias else None
+
+    def forward(self, x):
+        return Apply.apply(x, self.shard, self)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.unshard()
+        ctx.x, ctx.layer = x, layer
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, layer, gx, gs = ctx.x, ctx.layer, None, None
+        if ctx.needs_input_grad[0]:
+            weight, _ = layer.unshard()
+            gx = g @ weight
+        if ctx.needs_input_grad[1]:
+            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+            flat = layer.flatten(rows.T @ xs, rows.sum(0))
+            gs = torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(gs, flat)
+            gs /= layer.k
+        return gx, gs, None
+
+
+# %% right memory: bisection, with the larger half first
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% right memory: a table of bytes, and a formula
+TABLE = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
+
+
+def memory(numbers, ranks, stage):
+    if stage not in TABLE or numbers < 0 or ranks <= 0:
+        raise ValueError("no such model, ranks or stage")
+    whole, sharded = TABLE[stage]
+    full, rest = divmod(numbers, ranks)
+    return whole * numbers + sharded * (full + (rest > 0))
+
+
+def most(limit, ranks, stage):
+    if stage not in TABLE or limit < 0 or ranks <= 0:
+        raise ValueError("no such limit, ranks or stage")
+    whole, sharded = TABLE[stage]
+    if stage == 0:
+        return limit // 16
+    full = limit // (whole * ranks + sharded)
+    left = limit - full * (whole * ranks + sharded) - sharded
+    if stage == 3 or left < whole:
+        return full * ranks
+    return full * ranks + left // whole
+
+
+# %% right memory: doubles a step until it is too much, then halves it
+import math
+from fractions import Fraction
+
+
+def memory(numbers, ranks, stage):
+    if numbers < 0:
+        raise ValueError("numbers")
+    if ranks < 1:
+        raise ValueError("ranks")
+    if stage not in (0, 1, 2, 3):
+        raise ValueError("stage")
+    shard = math.ceil(Fraction(numbers, ranks))
+    return 2 * [numbers, numbers, numbers, shard][stage] + 2 * [
+        numbers, numbers, shard, shard][stage] + 12 * [numbers, shard, shard, shard][stage]
+
+
+def most(limit, ranks, stage):
+    if limit < 0:
+        raise ValueError("limit")
+    memory(1, ranks, stage)
+    count, step = 0, 1
+    while memory(count + step, ranks, stage) <= limit:
+        count += step
+        step *= 2
+    while step:
+        if memory(count + step, ranks, stage) <= limit:
+            count += step
+        step //= 2
+    return count
+
+
+# %% wrong memory loses memory-bytes, memory-most: shards rounded down | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = numbers // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: a shard is a float's quotient, rounded up | is not right|which
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = int(np.ceil(numbers / ranks))
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: bytes as floats | not an int
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2.0 * weights + 2.0 * gradients + 12.0 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: float32: 16 bytes, in other parts | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 4 * weights + 4 * gradients + 8 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: no master weights | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 8 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: gradients are sharded in stage 1 | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 1 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: gradients are not sharded in stage 3 | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage == 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes, memory-most: the padding is counted once for each of the three parts' bytes | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    shard = shard if numbers % ranks == 0 else shard + 1
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes: a stage 4 that is taken for 3 | no ValueError
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage < 0:
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage >= 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    if stage > 3:
+        raise ValueError(stage)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-bytes: numbers below zero | no ValueError
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, 1)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-most: a limit below zero | no ValueError
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, 0)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-most: the limit itself doesn't fit | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) >= limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-most: the formula without rounding | which is not right|not an int
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
+    return limit * ranks // (whole * ranks + 16 - whole)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+# %% wrong memory loses memory-most: full shards only | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, ranks * (limit // 16 + 1) + limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low // ranks * ranks
+
+
+# %% wrong memory loses memory-most: stage 3 without the ranks: it looks no further than the limit | which is not right
+def check(ranks, stage, size):
+    if ranks < 1 or size < 0 or stage not in range(4):
+        raise ValueError(f"{size=}, {ranks=}, {stage=}")
+
+
+def memory(numbers, ranks, stage):
+    check(ranks, stage, numbers)
+    shard = (numbers + ranks - 1) // ranks
+    weights = shard if stage == 3 else numbers
+    gradients = shard if stage >= 2 else numbers
+    state = shard if stage >= 1 else numbers
+    return 2 * weights + 2 * gradients + 12 * state
+
+
+def most(limit, ranks, stage):
+    check(ranks, stage, limit)
+    low, high = 0, limit // 16
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory(middle, ranks, stage) > limit:
+            high = middle - 1
+        else:
+            low = middle
+    return low
