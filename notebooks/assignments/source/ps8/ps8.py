@@ -9,9 +9,10 @@
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
 # `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
-# `reduce_scatter_single` and `barrier`, with `async_op` and with the operations SUM, PRODUCT, MIN
-# and MAX, and the same for objects. What you start with `async_op=True` has arrived after `wait()`,
-# and not before. When it is marked there is nothing else: no `send`, no groups of some ranks.
+# `reduce_scatter_single` and `barrier`, with or without `async_op=True`, with the operations SUM,
+# PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
+# `dist.all_reduce(...)`. What you start with `async_op=True` has arrived after `wait()`, and not
+# before. When it is marked there is nothing else: no `send`, no groups of some ranks.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -20,6 +21,11 @@
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
 # from cells that only show something.
+#
+# **When something is wrong**: as long as a class isn't written, its tests end with `NameError`. If
+# one rank waits for a message that another doesn't send, a test ends after 15 seconds with
+# `TimeoutError`. If their messages have different lengths, gloo may end the process
+# (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
 import gc
@@ -60,7 +66,7 @@ def call_with(function, given):
 
 
 def on_each(function, given):
-    return ranks(call_with, function, given, world=len(given))
+    return ranks(call_with, function, given, world=len(given), seconds=15)
 
 
 def logged(function, *given):
