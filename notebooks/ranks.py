@@ -14,11 +14,12 @@ warnings.filterwarnings("ignore", "A worker stopped")  # loky renews one whose m
 VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def join_and_run(rank, world, meeting, seconds, part, given):
+def on_rank(rank, world, folder, seconds, part, given):
     import_module("torch.distributed.nn")  # later, its defaults would keep the group for ever
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=world)
     torch.distributed.barrier()  # all are connected: none fails because another has ended
     try:
         return part(*given)
@@ -29,20 +30,17 @@ def join_and_run(rank, world, meeting, seconds, part, given):
 
 def ranks(part, *given, world=2, seconds=60):
     """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
-    executor = get_reusable_executor(4, timeout=600, env=VARIABLES)
+    pool = get_reusable_executor(4, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [executor.submit(join_and_run, rank, world, f"{folder}/meeting", seconds, part,
-                                 given) for rank in range(world)]
+        tasks = [pool.submit(on_rank, r, world, folder, seconds, part, given) for r in range(world)]
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            if any(task.exception() for task in done):
-                done, _ = wait(tasks, 2)  # the first that is seen may come of another rank's
-            errors = [task.exception() for task in done if task.exception()]
-            for error in sorted(errors, key=lambda error: "Connection closed" in str(error)):
-                raise error
+            if any(task.exception() for task in done):  # perhaps only what another's caused
+                errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
+                raise min(errors, key=lambda error: "Connection closed" in str(error))
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:
-            executor.shutdown(kill_workers=True)
+            pool.shutdown(kill_workers=True)
             raise
     return [task.result() for task in tasks]

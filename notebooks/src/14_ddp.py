@@ -57,9 +57,6 @@ from torch import nn
 # A notebook is one process. We start the others with `loky`, which runs a notebook's function in
 # another process. They communicate over the first network interface, on Linux the loopback, which
 # no other machine can reach. (The file [ranks.py](ranks.py) keeps this for chapter 16.)
-#
-# Each process meets the others in a file, and runs a `part`. The alarm ends it, whatever it is
-# waiting for.
 
 # %% tags=["file:ranks.py"]
 # ranks.py
@@ -79,11 +76,18 @@ warnings.filterwarnings("ignore", "A worker stopped")  # loky renews one whose m
 VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def join_and_run(rank, world, meeting, seconds, part, given):
+# %% [markdown]
+# Each process meets the others in a file, and runs a `part`. The alarm ends it, whatever it is
+# waiting for.
+
+# %% tags=["file:ranks.py"]
+# ranks.py
+def on_rank(rank, world, folder, seconds, part, given):
     import_module("torch.distributed.nn")  # later, its defaults would keep the group for ever
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=world)
     torch.distributed.barrier()  # all are connected: none fails because another has ended
     try:
         return part(*given)
@@ -100,21 +104,18 @@ def join_and_run(rank, world, meeting, seconds, part, given):
 # ranks.py
 def ranks(part, *given, world=2, seconds=60):
     """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
-    executor = get_reusable_executor(4, timeout=600, env=VARIABLES)
+    pool = get_reusable_executor(4, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [executor.submit(join_and_run, rank, world, f"{folder}/meeting", seconds, part,
-                                 given) for rank in range(world)]
+        tasks = [pool.submit(on_rank, r, world, folder, seconds, part, given) for r in range(world)]
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            if any(task.exception() for task in done):
-                done, _ = wait(tasks, 2)  # the first that is seen may come of another rank's
-            errors = [task.exception() for task in done if task.exception()]
-            for error in sorted(errors, key=lambda error: "Connection closed" in str(error)):
-                raise error
+            if any(task.exception() for task in done):  # perhaps only what another's caused
+                errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
+                raise min(errors, key=lambda error: "Connection closed" in str(error))
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:
-            executor.shutdown(kill_workers=True)
+            pool.shutdown(kill_workers=True)
             raise
     return [task.result() for task in tasks]
 
@@ -969,16 +970,14 @@ for wrap in (Unequal, DDP):
 # its gradient is zero. **Predict:** does a comparison of replicas notice that they never
 # communicate?
 
-# %% tags=["trains"]
+# %%
 def silent(loss):
-    torch.manual_seed(14)
-    net = nn.Linear(20, 1)
+    weight = nn.Parameter(torch.zeros(20, 1))
     torch.manual_seed(dist.get_rank())
     for _ in range(5):
-        net.zero_grad()
-        loss(net(torch.rand(8, 20)), torch.rand(8, 1)).backward()
-        torch.optim.SGD(net.parameters(), 0.1).step()
-    return net.weight.detach()
+        gradient, = torch.autograd.grad(loss(torch.rand(8, 20) @ weight, torch.rand(8, 1)), weight)
+        weight.data -= 0.1 * gradient
+    return weight.detach()
 
 
 # %%

@@ -23,7 +23,7 @@
 # ## What you need
 #
 # Chapters 03, 07 and 14, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# {reading time}, running less than a minute on two cores.
+# {reading time}, running about a minute on two cores.
 
 # %% tags=["torch"]
 import time

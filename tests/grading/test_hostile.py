@@ -483,7 +483,7 @@ attack_ranks("messages of its own making", """
 desk = dist.group.WORLD.start.__closure__[0].cell_contents
 from channel import Array
 desk.ask({"start": "all_reduce", "arrays": [Array(np.zeros(1))], "detail": "__class__"})
-""", "what it can't take")
+""", "makes no message")
 attack_ranks("a kind of message that there isn't", """
 desk = dist.group.WORLD.start.__closure__[0].cell_contents
 desk.ask({"start": "__init__", "arrays": [], "detail": ""})

@@ -11,8 +11,8 @@ import torch._dynamo  # noqa: F401  once, before the fork: else each rank's firs
 import torch.distributed as dist
 
 NAME = "judged"
-OPERATIONS = {"SUM": dist.ReduceOp.SUM, "PRODUCT": dist.ReduceOp.PRODUCT,
-              "MIN": dist.ReduceOp.MIN, "MAX": dist.ReduceOp.MAX}
+OPERATIONS = {name: getattr(dist.ReduceOp, name) for name in (
+    "SUM", "AVG", "PRODUCT", "MIN", "MAX")}
 NOT_CARRIED = ["send", "recv", "recv_anysource", "reduce", "gather", "scatter", "alltoall",
                "all_to_all_single", "alltoall_base", "monitored_barrier", "allreduce_coalesced"]
 
@@ -98,7 +98,7 @@ def name_operation(options):
     for name, operation in OPERATIONS.items():
         if options.reduceOp == operation:
             return name
-    raise ValueError("only SUM, PRODUCT, MIN and MAX, as with gloo")
+    raise ValueError(f"only {', '.join(OPERATIONS)} are there when this is marked")
 
 
 @contextlib.contextmanager

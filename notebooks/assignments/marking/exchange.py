@@ -14,7 +14,7 @@ from marking.cases import Wrong
 
 MOST = 2**28    # bytes that may be under way
 KINDS = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"}
-OPERATIONS = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+OPERATIONS = {"SUM": np.sum, "AVG": np.mean, "PRODUCT": np.prod, "MIN": np.min, "MAX": np.max}
 
 
 class Message(NamedTuple):
@@ -122,7 +122,7 @@ class Exchange:
         if len(arrays) != {"reduce_scatter": self.world, "barrier": 0}.get(kind, 1) or (
                 "reduce" in kind and detail not in OPERATIONS) or (
                 len({(a.shape, a.dtype) for a in arrays}) > 1):
-            return f"a {kind} of what it can't take"
+            return f"what it gave to {kind} makes no message"
         return None
 
     def _is_whole(self, number):
@@ -154,13 +154,13 @@ def combine(messages, rank):
     kind, arrays, detail = messages[rank]
     match kind:
         case "all_reduce":
-            return [OPERATIONS[detail].reduce([one.arrays[0] for one in messages])
+            return [OPERATIONS[detail]([one.arrays[0] for one in messages], axis=0)
                     .astype(arrays[0].dtype)]
         case "broadcast":
             return messages[int(detail)].arrays
         case "all_gather":
             return [one.arrays[0] for one in messages]
         case "reduce_scatter":
-            return [OPERATIONS[detail].reduce([one.arrays[rank] for one in messages])
+            return [OPERATIONS[detail]([one.arrays[rank] for one in messages], axis=0)
                     .astype(arrays[0].dtype)]
     return []   # a barrier

@@ -10,7 +10,7 @@
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
 # `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
 # `reduce_scatter_single` and `barrier`, with or without `async_op=True`, with the operations SUM,
-# PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
+# AVG, PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
 # `dist.all_reduce(...)`. What you start with `async_op=True` has arrived after `wait()`, and not
 # before. When it is marked there is nothing else: no `send`, no groups of some ranks.
 #
