@@ -26,6 +26,8 @@
 # {reading time}, running a bit over a minute on two cores.
 
 # %% tags=["torch"]
+import time
+
 from helpers import load_data
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
@@ -797,9 +799,8 @@ class Arrival:
 # Checked on three messages: 1 ms and 1,000 bytes a millisecond.
 
 # %%
-import time
-
-link, begin = Link(1, 1000), perf_counter()
+link = Link(1, 1000)
+link.free = begin = perf_counter() + 0.2  # it has work until then
 arrivals = [link.send(size) for size in (4000, 0, 9000)]
 due = [round(1e3 * (each.at - begin)) for each in arrivals]
 assert due == [5, 6, 16], "1 + 4, then 1, then 1 + 9 ms"
