@@ -482,7 +482,7 @@ for rank, (names, shard, memory_of_it, before, after) in enumerate(on_each(
 # `numbers` or `limit` is below 0, `ranks` below 1, or the stage is none of these four. Don't try
 # one count after the other: `most` has to answer within a second, for any limit.
 #
-# About five lines for `memory`, ten for `most`.
+# About fifteen lines for both.
 
 
 # %% nbgrader={"grade_id": "memory", "solution": true}
