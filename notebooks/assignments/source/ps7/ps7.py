@@ -24,7 +24,7 @@
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError` or
 # `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends after
-# 15 seconds with `TimeoutError`. If their messages have different lengths, gloo may end the process
+# 30 seconds with `TimeoutError`. If their messages have different lengths, gloo may end the process
 # (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
@@ -74,7 +74,7 @@ def call_with(function, given):
 
 
 def on_each(function, given):
-    return ranks(call_with, function, given, world=len(given), seconds=15)
+    return ranks(call_with, function, given, world=len(given), seconds=30)
 
 
 print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got {x}", [[1], [2]]))

@@ -23,7 +23,7 @@
 # from cells that only show something.
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError`. If
-# one rank waits for a message that another doesn't send, a test ends after 15 seconds with
+# one rank waits for a message that another doesn't send, a test ends after 30 seconds with
 # `TimeoutError`. If their messages have different lengths, gloo may end the process
 # (`TerminatedWorkerError`), or the tensors hold something else.
 
@@ -66,7 +66,7 @@ def call_with(function, given):
 
 
 def on_each(function, given):
-    return ranks(call_with, function, given, world=len(given), seconds=15)
+    return ranks(call_with, function, given, world=len(given), seconds=30)
 
 
 def logged(function, *given):
