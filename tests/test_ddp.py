@@ -121,3 +121,21 @@ if __name__ == "__main__":
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "notebooks",
                           capture_output=True, text=True, timeout=120)
     assert "Connection" in done.stderr and "TimeoutError" not in done.stderr
+
+
+def test_the_error_of_a_rank_is_raised_and_not_what_it_causes_on_another():
+    script = """
+import torch
+from ranks import ranks
+
+def part():
+    if torch.distributed.get_rank() == 1:
+        raise KeyError("the cause")
+    torch.distributed.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    ranks(part, seconds=40)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "notebooks",
+                          capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip().splitlines()[-1] == "KeyError: 'the cause'", done.stderr
