@@ -512,7 +512,7 @@ for name, each in rows.items():
           f"({epochs.min():.2f} to {epochs.max():.2f}), the sum: {training + alone:.2f} s")
 
 # %% [markdown]
-# In our runs the loader alone is three to six times as fast as training: on cores of its own it
+# In our runs the loader alone is several times as fast as training: on cores of its own it
 # would not be the bottleneck. Here it shares the cores, and an epoch takes at least a fifth longer
 # than with arrays, which is near the sum. Between one loader and another the epochs' ranges
 # overlap.
