@@ -452,8 +452,7 @@ def memory_most():
                 yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                            returns=Whole(count_numbers(limit, ranks, stage)))
     for limit, ranks in ((24 * 2**30, 8), (80 * 10**9, 1024), (16 * HUGE, 8), (16 * HUGE - 1, 7),
-                         (10**30 + 11, 5), (20, 100),
-                         (33, 50)):
+                         (10**30 + 11, 5), (20, 100), (33, 50)):
         for stage in range(4):
             yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                        returns=Whole(count_numbers(limit, ranks, stage)))
