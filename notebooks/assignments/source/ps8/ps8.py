@@ -4,7 +4,7 @@
 # **You will** write an optimizer whose state is sharded, a linear layer whose weight is sharded,
 # and the arithmetic that tells which stage of sharding fits into a device's memory.
 #
-# **You need** chapter 16, and PyTorch (`make setup TORCH=1`). **Time**: about an hour and a half.
+# **You need** chapter 16, and PyTorch (`make setup TORCH=1`). **Time**: about two hours.
 # **Points**: 12, of which 2 are for words.
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
@@ -12,7 +12,9 @@
 # `reduce_scatter_single` and `barrier`, with or without `async_op=True`, with the operations SUM,
 # AVG, PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
 # `dist.all_reduce(...)`. What you start with `async_op=True` has arrived after `wait()`, and not
-# before. When it is marked there is nothing else: no `send`, no groups of some ranks.
+# before. The output comes first: `all_gather_single(whole, part)`, `reduce_scatter_single(part,
+# whole)`. (Their older names, `all_gather_into_tensor` and `reduce_scatter_tensor`, do too.) When it
+# is marked there is nothing else: no `send`, no groups of some ranks.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -25,7 +27,8 @@
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError`. If
 # one rank waits for a message that another doesn't send, a test ends after 30 seconds with
 # `TimeoutError`. If their messages have different lengths, gloo may end the process
-# (`TerminatedWorkerError`), or the tensors hold something else.
+# (`TerminatedWorkerError`), or the tensors hold something else. If an output and an input don't fit
+# each other, PyTorch's error names both lengths (`Check failed: …`).
 
 # %% tags=["given"]
 import gc
@@ -58,7 +61,11 @@ def copy(tensor):
 # put into each. (It sees those that are called as `dist.…`.)
 
 # %%
+import inspect
+
 from ranks import ranks
+
+PUT = ("input", "input_tensor", "input_list", "tensor")  # what `dist` calls what a rank puts in
 
 
 def call_with(function, given):
@@ -74,8 +81,8 @@ def logged(function, *given):
 
     def noting(name, inner):
         def call(*args, **options):
-            first, *others = [*args, *options.values()]
-            put = others[0] if "gather" in name or "scatter" in name else first
+            found = inspect.signature(inner).bind(*args, **options).arguments
+            put = next((found[key] for key in PUT if key in found), [])
             tensors = put if isinstance(put, list) else [put]
             log.append((name, sum(t.numel() for t in tensors if torch.is_tensor(t))))
             return inner(*args, **options)
@@ -103,21 +110,21 @@ def logged(function, *given):
 #    `net.parameters()`. Sizes are any, there may be fewer numbers than ranks, and parameters of no
 #    dimensions. Raise `ValueError` if there is none.
 # 2. All of them are sharded together, in the layout above: one flat tensor. `.inner` is the
-#    optimizer that updates this rank's shard: `optimizer_class`, made with `options`, of one flat
-#    tensor, the shard with its zeros. So its state has as many numbers as the shard, twice as many
+#    optimizer that updates this rank's shard: `optimizer_class`, made with `options`, of one
+#    tensor (or `nn.Parameter`) of one dimension, the shard with its zeros. So its state has as many numbers as the shard, twice as many
 #    with Adam. After each step that tensor has the shard's new values.
 # 3. `step()` takes the mean of all ranks' gradients, updates the shards, and gives all ranks all
 #    new values, in the same `Parameter` objects as before. A gradient that is `None` counts as
 #    zeros, even where it is `None` on all ranks: a parameter without a gradient still decays, and
 #    moves on with its momentum. (Chapter 16 leaves it alone.)
-# 4. `step()` sends two messages, with one rank too: a reduce-scatter, into which each rank puts its
+# 4. `step()` sends two messages, even where there is only one rank: a reduce-scatter, into which each rank puts its
 #    flat gradient with its zeros, and an all-gather, into which each puts its shard. Nothing else
 #    is sent, neither then nor before.
 # 5. `step()` leaves the parameters' gradients as they are, and `zero_grad()` clears them: to zeros
 #    or to `None`, as you like.
 #
-# All parameters get the same options, and the optimizer works element by element, as SGD, Adam
-# and AdamW do. About twenty-four lines.
+# Nobody else writes into the parameters. All of them get the same options, and the optimizer works
+# element by element, as SGD, Adam and AdamW do. About twenty-four lines.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "sharded", "solution": true}
@@ -216,8 +223,10 @@ nothing = [True, [None, None]]
 for rank, (history, _) in enumerate(on_each(train_sharded, [
         [arrays, "SGD", {"lr": 1.0, "momentum": 0.5}, [*steps, nothing], False, ignore]
         for steps in by_hand])):
-    assert np.allclose(history[1][0], [-2, -2.5]), f"rank {rank}: {history[1][0]}, not (-2, -2.5)"
-    assert np.allclose(history[1][1], 2.25), f"rank {rank}: {history[1][1]}, not 2.25"
+    assert np.allclose(history[1][0], [-2, -2.5]), \
+        f"rank {rank}, second step, no gradients: {history[1][0]}, not (-2, -2.5)"
+    assert np.allclose(history[1][1], 2.25), \
+        f"rank {rank}, second step, no gradients: {history[1][1]}, not 2.25"
 
 # %% nbgrader={"grade_id": "sharded-messages", "points": 1}
 due = ["backward pass ended", ("reduce_scatter", 4), ("all_gather", 2)] * 2
@@ -252,16 +261,18 @@ else:
 # 3. After the backward pass `.shard.grad` is this rank's shard of the gradient of weight and bias,
 #    the mean over ranks. If there is a gradient already, it is added. `x` gets the gradient of this
 #    rank's own loss.
-# 4. The forward pass sends one all-gather, of the shards, with one rank too, and then *forgets*: as
-#    long as the layer isn't computing, it keeps no tensor with as many numbers as the whole weight.
-# 5. The backward pass sends what is needed. If `x` needs a gradient: an all-gather of the shards.
+# 4. The forward pass sends one all-gather, of the shards, even where there is only one rank, and
+#    then *forgets*: as long as the layer isn't computing, it keeps neither the whole weight nor a
+#    copy of it. (Its shard and `x` it may keep.)
+# 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather of the shards.
 #    Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter of the flat
 #    gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
 #    `torch.no_grad()` there is no backward pass, so the forward pass's message is the only one.)
 # 6. `unshard()` sends an all-gather and returns `(weight, bias)`, whole, in the shapes that they
 #    had in `linear`, as they are now. A bias that isn't there is `None`.
 #
-# Each pass and each rank has its own `x`. An optimizer may change the shards between a backward
+# Autograd doesn't look into messages: write a `torch.autograd.Function`. Its `ctx.needs_input_grad`
+# says which of its inputs need a gradient. Each pass and each rank has its own `x`. An optimizer may change the shards between a backward
 # pass and the next forward pass. About thirty lines.
 
 
@@ -384,10 +395,13 @@ for rank, (outputs, of_x, gradients, shards) in enumerate(on_each(train_layers, 
     for what, found, expected in (
             ("output", outputs[0], [3, 7]), ("gradient of x", of_x[0], [4, 8]),
             ("gradient of the shard", gradients[0][0], [7, 3]), ("shard", shards[0], [-1.5, -0.5])):
-        assert np.allclose(found, expected[rank]), f"rank {rank}: the {what} is {found}"
+        assert np.allclose(found, expected[rank]), \
+            f"rank {rank}: the {what} is {found}, not {expected[rank]}"
 for rank, (_, _, gradients, _) in enumerate(on_each(train_layers, [
-        [tiny, [], "SGD", {"lr": 0.5}, [pieces * 2], True, ignore] for pieces in examples])):
-    assert np.allclose(gradients[0][0], [14, 6][rank]), f"rank {rank}: two pieces, {gradients[0]}"
+        [tiny, [], "SGD", {"lr": 0.5}, [[*pieces, [x[0], y[0]]]], True, ignore]
+        for pieces in examples for (x, y) in pieces])):
+    assert np.allclose(gradients[0][0], [14, 6][rank]), \
+        f"rank {rank}: the same again as an x of one dimension: {gradients[0]}, not {[14, 6][rank]}"
 for rank, (output, ((weight, bias),)) in enumerate(on_each(infer, [[tiny, one, ignore]] * 2)):
     assert np.allclose([output.item(), weight.item(), bias.item()], [3, 4, 2]), f"rank {rank}"
     assert (weight.shape, bias.shape) == ((1, 1), (1,)), f"rank {rank}: {weight}, {bias}"
@@ -405,7 +419,8 @@ for wants_x, frozen, expected in ((True, [], [gather2, reduce2, gather1, reduce1
                                   (True, [0], [gather2, reduce2, gather1])):
     for log in on_each(logged, [
             [train_layers, two, frozen, "SGD", {"lr": 0.1}, [[batch]], wants_x]] * 2):
-        assert log == forward + expected, f"{log}, not {forward + expected}"
+        assert log == forward + expected, \
+            f"frozen layers {frozen}, x needs a gradient: {wants_x}: {log}, not {forward + expected}"
 for log in on_each(logged, [[infer, two, batch[0]]] * 2):
     assert log == forward + [gather1, gather2], f"without gradients, then unshard(): {log}"
 
@@ -459,7 +474,8 @@ def keep(weight, bias, x):
 for rank, (names, shard, memory_of_it, before, after) in enumerate(on_each(
         keep, [[np.ones((4, 5)), np.ones(4), np.ones((1, 5))]] * 3)):
     assert names == ["shard"], f"rank {rank}: the module has {names}"
-    assert shard == memory_of_it == 64, f"rank {rank}: {shard} bytes in {memory_of_it}; 8 numbers"
+    assert shard == memory_of_it == 64, \
+        f"rank {rank}: the shard has {shard} bytes and its memory {memory_of_it}, not 64 both"
     assert before == 0, f"rank {rank}: {before} whole weights before the backward pass"
     assert after == 0, f"rank {rank}: {after} whole weights after the backward pass"
 
@@ -474,13 +490,13 @@ for rank, (names, shard, memory_of_it, before, after) in enumerate(on_each(
 # `memory(numbers, ranks, stage)`: the bytes that a rank holds of weights, gradients and state when
 # the backward pass has ended, for a model of so many numbers.
 #
-# `most(limit, ranks, stage)`: the largest number of numbers that a model can have if a rank has
-# `limit` bytes for these.
+# `most(limit, ranks, stage)`: how many numbers the largest model has for which a rank needs at most
+# `limit` bytes.
 #
 # All arguments are whole numbers, of any size: models may have more numbers than a float64 can tell
 # apart, and more bytes than 64 bits can count. Both return an `int`, exactly. Raise `ValueError` if
 # `numbers` or `limit` is below 0, `ranks` below 1, or the stage is none of these four. Don't try
-# one count after the other: `most` has to answer within a second, for any limit.
+# one count after the other: `most` has to answer within a second, for limits of fifty digits.
 #
 # About fifteen lines for both.
 
@@ -514,8 +530,8 @@ def most(limit, ranks, stage):
 
 
 # %% [markdown]
-# Ten numbers on four ranks: shards of three. State 36 bytes in place of 120, gradients and weights
-# 6 each in place of 20.
+# Ten numbers on four ranks: shards of three. Sharded, the state takes 36 bytes in place of 120,
+# the gradients 6 in place of 20, and the weights too.
 
 # %% nbgrader={"grade_id": "memory-bytes", "points": 1}
 found = [memory(10, 4, stage) for stage in range(4)]
@@ -534,7 +550,8 @@ for limit, stage, expected in ((160, 0, 10), (159, 0, 9), (76, 1, 10), (75, 1, 9
                                (48, 3, 12), (47, 3, 8), (15, 3, 0), (0, 0, 0)):
     found = most(limit, 4, stage)
     assert found == expected, f"{limit} bytes, 4 ranks, stage {stage}: {found}, not {expected}"
-for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4)):
+assert most(16 * 10**20 + 15, 4, 3) == 4 * 10**20, "exactly, and without counting"
+for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
     try:
         most(*wrong)
     except ValueError as error:
@@ -547,10 +564,10 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4)):
 #
 # A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24 GB
 # each. Activations of one small batch take 6 GB. A step accumulates the gradients of four small
-# batches on each GPU. Which stage do you take, and why neither the one before nor the next one?
-# Compare what these three hold, what each GPU sends in a step, and what makes one slower than
-# another. Then: a colleague has written that stage by hand. Which two tests must it pass before it
-# trains for a month?
+# batches on each GPU. Which stage do you take (0 is data parallelism), and why neither the stage
+# before nor the next one? Compare the three: what a GPU holds, in GB; how often it sends as much as
+# the weights in a step; where it waits. Then: a colleague has written that stage by hand. Name two
+# tests that it must pass before it trains for a month, and for each a mistake that it would find.
 
 # %% [markdown] nbgrader={"grade_id": "which-stage", "points": 2, "solution": true}
 # One point for the decision with its numbers. Data parallelism holds 16 bytes a parameter, 40 GB:
@@ -564,7 +581,7 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4)):
 # stage 1 each GPU updates an eighth, so the update itself is shorter than in data parallelism; the
 # all-gather comes after it, when there is no backward pass left to hide it behind.
 #
-# One point for two tests that would find mistakes which the loss doesn't show. The weights after
+# One point for two tests, each with a mistake that it finds and the loss doesn't show. The weights after
 # several steps against one process that has all examples, in float64, on 1, 2 and more ranks, with
 # sizes that the number of ranks doesn't divide, parameters without gradients, momentum or Adam
 # (plain SGD doesn't see a state that is lost). Equal weights on all ranks, exactly. Then: a
