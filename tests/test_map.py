@@ -9,8 +9,10 @@ from draw_map import (
     CARD,
     NVLINK,
     PEAK,
+    activations,
     bubble,
     bytes_held,
+    bytes_of_experts,
     bytes_sent,
     held,
     idle,
@@ -23,7 +25,7 @@ from helpers import plotting
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PAGE = (NOTEBOOKS / "map.md").read_text(encoding="utf-8")
 PROSE = " ".join(PAGE.split())
-EXAMPLE = {"k": 8, "b": 1, "s": 4096, "h": 4096, "L": 32, "e": 2}
+EXAMPLE = {"k": 8, "m": 8, "b": 1, "s": 4096, "h": 4096, "L": 32, "e": 2}
 COUNTS = {"one": 1, "two": 2, "four": 4}
 PIPELINES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 7, 8, 16)]
 
@@ -91,6 +93,47 @@ def test_no_stage_starts_before_what_it_needs_or_does_two_things_at_once(schedul
         assert all(start >= there[1] or end <= there[0] for there in others)
 
 
+def interleave(p, m, v):
+    """1F1B with `v` stages on each of `p` devices, device d's being d, d + p, ...
+
+    Returns (time in forward passes of one stage, stages' activations that each device keeps).
+    """
+    turns = [(i, turn) for group in range(0, m, p) for turn in range(v)
+             for i in range(group, group + p)]
+    todo = []
+    for d in range(p):
+        forward = [("F", i, d + p * turn) for i, turn in turns]
+        backward = [("B", i, d + p * (v - 1 - turn)) for i, turn in turns]
+        ahead = min(2 * (p - 1 - d) + (v - 1) * p, m * v)
+        steady = [each for pair in zip(forward[ahead:], backward) for each in pair]
+        todo.append(forward[:ahead] + steady + backward[m * v - ahead :])
+    free, now, most, ended = [0] * p, [0] * p, [0] * p, {}
+    while any(todo):
+        before = len(ended)
+        for d in range(p):
+            if todo[d]:
+                kind, i, stage = todo[d][0]
+                needs = [("F", i, stage - 1)] * (stage > 0)
+                if kind == "B":
+                    needs = [("F", i, stage)] + [("B", i, stage + 1)] * (stage < p * v - 1)
+                if set(needs) <= set(ended):
+                    start = max([free[d], *(ended[need] for need in needs)])
+                    free[d] = ended[todo[d].pop(0)] = start + (2 if kind == "B" else 1)
+                    now[d] += 1 if kind == "F" else -1
+                    most[d] = max(most[d], now[d])
+        assert len(ended) > before, "no stage can go on"
+    return max(ended.values()), most
+
+
+@pytest.mark.parametrize("p, m, v", [(2, 4, 2), (4, 8, 2), (4, 16, 3), (8, 16, 2)])
+def test_interleaving_shrinks_the_bubble_and_the_first_device_keeps_more(p, m, v):
+    end, most = interleave(p, m, v)
+    shorter = evaluate(stated(r"the bubble shrinks to (\S+) of that time"), p=p, m=m, v=v)
+    assert end / (3 * m * v) - 1 == pytest.approx(shorter)
+    more = evaluate(stated(r"the first device keeps (\S+) times as much"), p=p, v=v)
+    assert max(most) == most[0] and most[0] / v / p == pytest.approx(more)  # 1F1B keeps p
+
+
 # --- bytes: messages counted one by one ----------------------------------------------------------
 
 def gather(k, size):
@@ -125,17 +168,18 @@ def ring_attention(k, block):
     return sent
 
 
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
-def test_formulas_count_the_messages(k):
+@pytest.mark.parametrize("k, m", [(2, 2), (2, 6), (3, 6), (4, 4), (8, 16)])
+def test_formulas_count_the_messages(k, m):
     """How many messages, and how large, is read off the page; their bytes are the code's."""
     b, s, h, L, e = 2, 24, 16, 3, 4
-    values = {"b": b, "s": s, "h": h, "L": L, "k": k}
+    values = {"b": b, "s": s, "h": h, "L": L, "k": k, "m": m}
     attention = evaluate(stated(r"\$N_0 = (\S+), attention's weights, are shared"), **values)
-    numbers, batches = attention + 8 * h * h * L, range(k)  # and the MLPs'
+    numbers, batches = attention + 8 * h * h * L, range(m)  # and the MLPs'
     gradients, activations = all_reduce(k, numbers * e), b * s * h * e
 
     reduces = range(stated(r"(\w+) all-reduces per layer and direction"))
     assert stated(r"there are (\w+) all-reduces") == len(reduces) * len("FB")
+    assert stated(r"all-reduces, \$L\$ layers, (\S+) micro-batches") == "$m$"
     tensor = sum(all_reduce(k, activations)
                  for _ in batches for layer in range(L) for direction in "FB" for each in reduces)
     extra = range(stated(r"backward, (\w+) more all-gathers"))
@@ -144,7 +188,7 @@ def test_formulas_count_the_messages(k):
     sends = evaluate(stated(r"numbers sends (\$[^$]*\$), an all-gather half as much"), **values)
     assert (size * e, sends) == (activations, all_reduce(k, size)) and sends == 2 * gather(k, size)
 
-    block = evaluate(stated(r"a device has (\S+) keys and values"), **values) * e
+    block = evaluate(stated(r"a device has a block of (\S+) keys and values"), **values) * e
     assert block == 2 * (b * s / k) * h * e
     forward = evaluate(stated(r"Forward, they make (\S+) hops"), **values)
     backward = evaluate(stated(r"backward, they and their gradients make (\S+) each"), **values)
@@ -152,50 +196,61 @@ def test_formulas_count_the_messages(k):
     context = sum(ring_attention(k, block) for _ in batches for layer in range(L))
 
     result = evaluate(stated(r"a middle stage sends (\S+) numbers each way"), **values) * e
-    pipeline = sum(result for stage, *_ in simulate("1F1B", 3, k) if stage == 1)
+    pipeline = sum(result for stage, *_ in simulate("1F1B", 3, m) if stage == 1)
 
     turns = range(stated(r"and back: (\w+) all-to-alls per layer and direction"))
-    taken = stated(r"In data, sharded and expert parallelism each device takes (\w+);")
+    taken = stated(r"In data, sharded and expert parallelism each device takes (\S+), one by one;")
+    taken = evaluate(taken, **values)
     assert taken * k == len(batches) and stated(r"a router sends each token to (\w+)\.") == 1
-    visits = [token % k != layer % k for layer in range(L) for token in range(taken * b * s * k)]
+    visits = [token % k != layer % k for layer in range(L) for token in range(m * b * s)]
     leaving = evaluate(stated(r"evenly spread, (\S+) leave their device"), **values)
     assert sum(visits) / len(visits) == pytest.approx(leaving)
     expert = sum(visits) / k * len(turns) * len("FB") * h * e + all_reduce(k, attention * e)
 
+    used = range(int(taken))
+    assert rows("what is cut")[1][4].startswith("per micro-batch and layer: weights, forward and "
+                                                "backward, all-gather; gradients, reduce-scatter")
     counted = {
         "data": gradients,
-        "sharded data": sum(gather(k, numbers * e) for message in ("forward", "backward", "sums")),
+        "sharded data": sum(gather(k, numbers * e)
+                            for _ in used for message in ("forward", "backward", "sums")),
         "tensor": tensor, "sequence": tensor + gathers, "context": context + gradients,
         "pipeline": pipeline, "expert": expert,
     }
-    assert bytes_sent(k, b, s, h, L, e) == pytest.approx(counted)
+    assert bytes_sent(k, m, b, s, h, L, e) == pytest.approx(counted)
 
 
 # --- the page ----------------------------------------------------------------------------------
 
 def test_the_tables_numbers_are_the_codes():
     table = {row[0]: row[1:] for row in rows("bytes sent by a device")}
+    table = {way.split(" (")[0]: row for way, row in table.items()}
     assert list(table) == list(bytes_sent()) == list(bytes_held()) == list(draw_map.WAYS)
     assert [row[0].split(" (")[0] for row in rows("what is cut")] == list(table)
     memory = bytes_held(**{name: EXAMPLE[name] for name in "kbshL"})
     for way, sent in bytes_sent(**EXAMPLE).items():
-        _, example, between, holds = table[way]
+        _, example, inside, between, holds = table[way]
         assert shown(example, sent / 1e9) and example.endswith(" GB"), (way, sent)
+        assert shown(inside, sent / NVLINK) and inside.endswith(" s"), (way, sent)
         assert shown(between, sent / CARD) and between.endswith(" s"), (way, sent)
         assert holds == f"{memory[way] / 1e9:.0f} GB", way
     assert bytes_sent() == bytes_sent(**EXAMPLE) and bytes_held() == memory
-    k, b, s, h, L, e = (EXAMPLE[name] for name in "kbshLe")
-    assert h == s and (f"The example has $h = s = {s}$, $L = {L}$, $b = {b}$, $k = {k}$, $e = {e}$ "
-                       "and $N = 12Lh^2$") in PROSE
+    k, m, b, s, h, L, e = (EXAMPLE[name] for name in "kmbshLe")
+    assert h == s and k == m
+    assert (f"The example has $h = s = {s}$, $L = {L}$, $b = {b}$, $k = m = {k}$, $e = {e}$ "
+            "and $N = 12Lh^2$") in PROSE
+    names = [row[0] for row in rows("bytes sent by a device") if "(" in row[0]]
+    assert names == [f"expert ({12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion)"]
 
 
 def test_the_tables_formulas_are_the_codes():
-    for other in ({}, {"k": 3}, {"b": 5, "s": 17}, {"h": 64, "L": 3}, {"e": 4}):
+    others = {}, {"k": 3}, {"m": 24}, {"m": 3}, {"b": 5, "s": 17}, {"h": 64, "L": 3}, {"e": 4}
+    for other in others:
         values = EXAMPLE | other
         N = 12 * values["L"] * values["h"] ** 2
         for way, formula, *_ in rows("bytes sent by a device"):
             found = evaluate(formula, **values, N=N, N_0=N / 3)
-            assert found == pytest.approx(bytes_sent(**values)[way]), way
+            assert found == pytest.approx(bytes_sent(**values)[way.split(" (")[0]]), way
 
 
 def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
@@ -215,7 +270,13 @@ def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
         else:
             times = 1 if way in one else 4
             assert times * held(way, False) == evaluate(activations, **values), way
-    assert f"step's micro-batches, for {one[0]}, {one[1]} and {one[2]} one of them." in PROSE
+    assert tuple(one) == draw_map.ONE
+    assert f"A box holds one ({', '.join(one)}) or four; a quarter is $A/k$ or $A$" in PROSE
+    for ax in draw_map.draw_cuts().axes[: len(draw_map.WAYS)]:
+        way, *words = (text.get_text() for text in ax.texts if text.get_text())
+        of = words[words.index("activations of") + 1]
+        assert of == ("1 micro-batch" if way in one else "4 micro-batches"), way
+        assert ("between uses" in words) == (way == "sharded data")
     whole, (*layers, last) = ([way for way in draw_map.WAYS if held(way, True) == share]
                               for share in (1, 1 / 4))
     assert last == "pipeline" and held("expert", True) == pytest.approx(1 / 4 + 3 / 4 / 4)
@@ -233,60 +294,105 @@ def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
 
 def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     """With experts a device holds attention and one MLP of `k`, so N in all."""
-    k, b, s, h, L, _ = EXAMPLE.values()
+    k, _, b, s, h, L, _ = EXAMPLE.values()
     N, attention, mlp = 12 * L * h**2, 4 * L * h**2, 8 * L * h**2
     kept = evaluate(stated(r"(\S+) bytes in GPT"), b=b, s=s, h=h, L=L)
     kept *= stated(r"\$A\$ is what the layers keep of (\w+) for the backward pass")
     size = int(stated(r"Memory is (\d+) bytes a weight"))
-    for name, _, weights, activations, _ in rows("what is cut"):
+    for name, _, weights, passed, _ in rows("what is cut"):
         way, values = name.split(" (")[0], {"N": N, "A": kept, "k": k}
         share = evaluate(re.search(r"\$(.*?)\$", weights)[1], **values)
         if way == "expert":
             share = attention + share * k * mlp  # "shared ones and 1/k of the others"
-        found = size * share + evaluate(re.search(r"\$(.*?)\$", activations)[1], **values)
+        found = size * share + evaluate(re.search(r"\$(.*?)\$", passed)[1], **values)
         assert found == pytest.approx(bytes_held()[way]), way
     whole = f"{(attention + k * mlp) / 1e9:.1f} billion"
     assert (f"{N / 1e9:.1f} billion; with $k$ experts a layer, each as large as the MLP, {whole}, "
             f"of which a device holds and a token uses {(attention + mlp) / 1e9:.1f}.") in PROSE
+    uncut = size * (attention + k * mlp) + kept
+    assert bytes_of_experts() == uncut
     *first, last = (way for way, there in bytes_held().items() if there > 80e9)
-    assert f"{', '.join(first).capitalize()} and {last} parallelism don't fit into 80 GB" in PROSE
+    assert (f"{' and '.join(first)} parallelism don't fit into 80 GB [3, §5]; nor do {last}s, "
+            f"whose model takes {uncut / 1e9:.0f} GB uncut.") in PROSE
+
+
+def test_activations_are_the_papers_and_recomputation_keeps_inputs():
+    """[2]: 34 bsh and 5 a b s^2 bytes a layer; softmax's output, its dropout's and a mask."""
+    _, _, b, s, h, L, e = EXAMPLE.values()
+    found, heads, values = activations(), 32, {"a": 32, "b": b, "s": s, "h": h, "L": L}
+    assert found["kept"] == evaluate(stated(r"(\S+) bytes in GPT with dropout"), **values)
+    scores = evaluate(stated(r"Scores of \$a\$ heads would take (\S+) more"), **values)
+    assert found["scores"] == scores == (e + e + 1) * heads * b * s * s * L
+    inputs = evaluate(stated(r"keeps only what enters a layer, (\S+) bytes or"), **values)
+    assert found["inputs"] == inputs == L * b * s * h * e
+    operations = 2 + 4, 2 + 2 + 4  # forward, (again,) backward
+    assert (f"$A$ is {found['kept'] / 1e9:.1f} GB; {heads} heads' scores would add "
+            f"{scores / 1e9:.0f}. *Recomputation*, not in the table, keeps only what enters a "
+            f"layer, $2bshL$ bytes or {inputs / 1e9:.1f} GB, and computes the rest again: "
+            f"{operations[1]} operations in place of {operations[0]} [2, §5; 3, §3.5].") in PROSE
+    assert "with 1,536 sequences a step and recomputation [3, eq. 4, table 2]" in PROSE
 
 
 def test_the_numbers_in_the_text_are_computed():
-    k, b, s, h, L, _ = EXAMPLE.values()
+    k, m, b, s, h, L, _ = EXAMPLE.values()
     sent, computing, N = bytes_sent(), seconds_computing(), 12 * L * h**2
     share, peak, operations = 1 / 2, PEAK / 1e12, 6  # 2 forward, 4 backward
-    assert operations * N * b * s / (share * PEAK) == computing
+    assert m == k and operations * N * b * s / (share * PEAK) == computing
     float32 = all_reduce(k, 4 * N), gather(k, 2 * N) + gather(k, 2 * N) + gather(k, 4 * N)
     assert float32[0] == float32[1]
     slow = [way for way in sent if sent[way] / CARD > computing]
+    assert slow == ["sharded data", "tensor", "sequence", "context"]
     assert all(sent[way] / NVLINK < computing for way in sent)
     scores = 4 * b * s * s * h * L / (2 * N * b * s)  # two products of s x h and h x s
     assert scores == pytest.approx(evaluate(stated(r"would add up to (\S+) \[3"), s=s, h=h))
-    # a causal mask halves attention's 4 h c^2 operations for a block of c tokens, of 4 h c bytes
-    fast, far = ((4 / 2) * h * c**2 / (share * PEAK) / (4 * h * c / link)
-                 for link, c in ((NVLINK, PEAK / NVLINK), (CARD, PEAK / CARD)))
-    assert fast == far == pytest.approx(1)
+    # 4 h c^2 operations of attention, or with a mask half, for a block's c tokens of 4 h c bytes
+    peak_for = [PEAK / link for link in (NVLINK, CARD)]
+    for link, c in zip((NVLINK, CARD), peak_for):
+        assert 4 * h * c**2 / PEAK == pytest.approx(4 * h * c / link)
+        assert (4 / 2) * h * (2 * c) ** 2 / PEAK == pytest.approx(4 * h * (2 * c) / link)
+    assert s // k < min(peak_for) / 2  # too few at half of peak, too
     for text in (
-        f"{CARD / 1e9:.0f} GB/s between machines with one GPU and network card in each",
-        f"an A100's NVLink, inside, has {NVLINK / 1e9:.0f} [4",
+        f"{NVLINK / 1e9:.0f} GB/s on an A100's NVLink, inside a machine [4, table 2]; "
+        f"{CARD / 1e9:.0f} between machines with one GPU and network card in each",
         f"in float32 ([chapter 16](16_sharded_training.ipynb)), {float32[0] / 1e9:.1f} GB each",
         f"Computing takes {computing:.1f} s, at half of an A100's {peak:.0f} TFLOP/s and "
-        f"{operations} operations per token for each weight it uses",
-        f"scores would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %",
-        f"Between machines {', '.join(slow[:-1])} and {slow[-1]} parallelism would send for longer",
-        f"from {PEAK / NVLINK:,.0f} tokens of a sequence a device on NVLink, "
-        f"{PEAK / CARD:,.0f} between machines (FLOP/s over bandwidth: at peak [4, §3], or at half "
-        f"with a causal mask, which halves attention); {s // k}, as here, are too few",
-        f"The {min(sent, key=sent.get)} sends least, but idles: "
-        f"its step takes {computing / (1 - bubble(k, k)):.1f} s",
+        f"{operations} operations per token for each weight it uses: less than "
+        f"{ {4: 'four'}[len(slow)]} of the ways send between machines.",
+        f"Scores, left out here, would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %.",
+        "if a block has at least FLOP/s over bandwidth tokens [4, §3]: at peak "
+        f"{peak_for[0]:,.0f} on NVLink, {peak_for[1]:,.0f} between machines; twice as many where a "
+        "causal mask halves attention (each device has an early and a late part, as in PyTorch). "
+        f"{s // k}, as here, are too few",
+        f"**{min(sent, key=sent.get).capitalize()}:** a middle stage",
+        f"It sends least, but idles: a step takes {computing / (1 - bubble(k, m)):.1f} s",
     ):
         assert text in PROSE, text
-    growth = {way: bytes_sent(s=2 * s)[way] / sent[way] for way in sent}
-    assert [way for way in sent if growth[way] == 1] == ["data", "sharded data"]
-    assert growth["tensor"] == growth["sequence"] == seconds_computing(s=2 * s) / computing
-    assert "(Sharded) data parallelism's bytes don't grow with the tokens; computing does" in PROSE
-    assert "Tensor and sequence parallelism's grow as computing does" in PROSE
+    size, number = ({way: bytes_sent(**more)[way] / sent[way] for way in sent}
+                    for more in ({"s": 2 * s}, {"m": 2 * m}))
+    assert seconds_computing(s=2 * s) == seconds_computing(m=2 * m) == 2 * computing
+    assert size["data"] == number["data"] == 1
+    assert (size["sharded data"], number["sharded data"]) == (1, 2)
+    assert {each[way] for each in (size, number) for way in ("tensor", "sequence")} == {2}
+    for text in (
+        "Unlike computing, data parallelism's bytes don't grow with the tokens; sharded data's "
+        "grow with the number of micro-batches, not their size.",
+        "The bytes grow with the tokens as computing does, so a larger batch doesn't help: both "
+        "belong inside a machine [3, §3.2].",
+    ):
+        assert text in PROSE, text
+
+
+def test_a_causal_mask_halves_attention_if_each_device_has_an_early_and_a_late_part():
+    """Pairs of a query and an earlier key, of a device's queries with another device's keys."""
+    k, c = EXAMPLE["k"], 4
+    tokens = range(k * c)
+    halves = [[*tokens[r * c // 2 :][: c // 2], *tokens[(2 * k - 1 - r) * c // 2 :][: c // 2]]
+              for r in range(k)]
+    for r, mine in enumerate(halves):
+        for other in halves[:r] + halves[r + 1 :]:
+            assert 2 * sum(key <= query for query in mine for key in other) == c * c
+    last = tokens[-c:]
+    assert all(key <= query for query in last for key in tokens[:-c])  # contiguous: all of them
 
 
 def test_what_is_said_of_pipelines_is_simulated():
@@ -300,7 +406,7 @@ def test_what_is_said_of_pipelines_is_simulated():
     (last,) = {max(end for *_, end in run) for run in runs.values()}
     most = {name: {p: "$p$", m: "$m$"}[max(kept(run))] for name, run in runs.items()}
     whole = stated(r"each stage is idle for (\S+) of the time")
-    ideal = stated(r"the same bubble is (\S+), here")
+    ideal = stated(r"Divided by the time without it, the bubble is (\S+), here")
     shorter = stated(r"the bubble shrinks to (\S+) of that time")
     for stages, micro in PIPELINES:
         values = {"p": stages, "m": micro, "v": 3}
@@ -315,11 +421,11 @@ def test_what_is_said_of_pipelines_is_simulated():
         "a backward pass takes twice as long as a forward pass",
         f"of the time, here {100 * bubble(p, m):.0f} % [6",
         f"{ideal}, here {100 * (p - 1) / m} % [3",
-        f"With $m = p = {EXAMPLE['k']}$, as in the table, it takes {100 * bubble(8, 8):.0f} % of",
+        f"With $m = p = {EXAMPLE['k']}$, as above, it takes {100 * bubble(8, 8):.0f} %.",
         f"1F1B keeps at most {most['1F1B']} micro-batches' activations in place of {most['GPipe']}",
         "each device $v$ shorter stages",
-        "$v$ times as much is sent [3, §2.2], and stage 1 keeps more",
-        "otherwise each passes through all devices, in a pipeline several at a time",
+        "$v$ times as much is sent [3, §2.2], and the first device keeps",
+        "otherwise each micro-batch passes through all devices, in a pipeline several at a time",
     ):
         assert text in PROSE, text
 
@@ -335,11 +441,9 @@ def test_the_published_days_are_the_papers():
             found = 8 * 300e9 * 174.6e9 / (gpus * speed * 1e12) / 86_400
             assert each == pytest.approx(found, rel=0.07)
     for text in (
-        "174.6 billion parameters on 300 billion tokens, from measured throughput, with 1,536 "
-        "sequences a step [3, table 2]:",
-        "With ZeRO-3 each of 1,536 GPUs has one sequence: it computes a quarter as much as each of "
-        "384, and sends as much.",
-        f"On the right they are {1536 // 96} replicas of 96 GPUs (8-way tensor parallelism "
+        "From measured throughput they estimate the days to train 174.6 billion parameters on 300 "
+        "billion tokens, with 1,536 sequences a step",
+        f"On the right 1,536 GPUs are {1536 // 96} replicas of 96 (8-way tensor parallelism "
         f"[3, §4.1], {96 // 8} stages).",
     ):
         assert text in PROSE, text
@@ -350,10 +454,24 @@ def test_pytorch_has_what_the_page_names():
     from torch.distributed import fsdp, pipelining
     from torch.distributed.tensor import experimental, parallel
 
-    assert f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}:" in PROSE
-    line = PROSE[PROSE.index("In PyTorch") : PROSE.index("## Where to go on")]
+    assert f"PyTorch {'.'.join(torch.__version__.split('.')[:2])} has `Col" in PROSE
+    line = PROSE[PROSE.index("PyTorch 2") : PROSE.index("## Where to go on")]
     for name in ["fully_shard", *re.findall(r"`(\w+)`", line)]:
         assert any(hasattr(each, name) for each in (parallel, experimental, pipelining, fsdp)), name
+    from torch.distributed.tensor.experimental import _attention as context
+
+    rotate = context._RotateMethod
+    assert "as a prototype, `context_parallel`: it gathers all keys and values, unless " in line
+    assert "prototype feature" in context.context_parallel.__doc__
+    assert context._cp_options.rotate_method == rotate.ALL_GATHER
+    try:
+        context.set_rotate_method(stated(r'unless `set_rotate_method\("(\w+)"\)` makes it a ring'))
+        assert context._cp_options.rotate_method == rotate.ALL_TO_ALL  # to the next rank only
+    finally:
+        context.set_rotate_method("allgather")
+    assert context._cp_options.enable_load_balance  # "an early and a late part, as in PyTorch"
+    balancer = context._HeadTailLoadBalancer(8, 2, "cpu")
+    assert balancer._generate_indices().tolist() == [[0, 1, 6, 7, 2, 3, 4, 5]]
     text = " ".join(fsdp.fully_shard.__doc__.split())
     assert "sharded across the 1st dim and replicated across the 0th dim (HSDP)" in text
     assert "(`fully_shard` with a `mesh` of machines by GPUs) shards inside machines only" in PROSE
@@ -362,7 +480,7 @@ def test_pytorch_has_what_the_page_names():
 def test_chapter_01_names_two_other_cuts():
     text = (NOTEBOOKS / "src/01_devices_and_arrays.py").read_text(encoding="utf-8")
     cuts = re.findall(r"\*by layer\*|\*inside layers\*", text)
-    assert stated(r"named (\w+) others") == len(set(cuts))
+    assert stated(r"Of the other ways, \S+ 01\]\S+ named (\w+)\.") == len(set(cuts))
 
 
 def test_chapter_16_has_as_many_adapters_as_gpus_in_a_machine():

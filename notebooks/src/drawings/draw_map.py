@@ -16,36 +16,43 @@ WAYS = {  # and the axes that each cuts
     "data": "sequences", "sharded data": "sequences, and weights", "tensor": "width",
     "sequence": "width, tokens elsewhere", "context": "tokens", "pipeline": "layers",
     "expert": "sequences, and experts"}
+ONE = ("tensor", "sequence", "context")  # the ways whose box of activations has one micro-batch
 BANDS = ((0.0, 0.25), (0.25, 1.0))  # of a layer's height: a thin part (see `owner`), and the rest
 PEAK, NVLINK, CARD = 312e12, 300e9, 25e9  # an A100's operations, and bytes sent, a second
 
 
-def bytes_sent(k=8, b=1, s=4096, h=4096, L=32, e=2):
+def bytes_sent(k=8, m=8, b=1, s=4096, h=4096, L=32, e=2):
     """`{way: bytes that a device sends in a step}` on `k` devices in rings.
 
-    The step has `k` micro-batches of `b` sequences of `s` tokens; the transformer `L` layers of
+    The step has `m` micro-batches of `b` sequences of `s` tokens; the transformer `L` layers of
     width `h`, so N = 12 L h^2 parameters; a number takes `e` bytes. With experts each device has
     attention's 4 L h^2, and in each layer one of `k` MLPs; a token visits one.
     """
     once, weights, tokens = (k - 1) / k, 12 * L * h**2 * e, b * s * h * e
     return {
         "data": 2 * once * weights,
-        "sharded data": 3 * once * weights,
-        "tensor": 4 * 2 * once * tokens * L * k,
-        "sequence": 5 * 2 * once * tokens * L * k,
-        "context": 3 * 2 * (k - 1) * (tokens / k) * L * k + 2 * once * weights,
-        "pipeline": 2 * tokens * k,
-        "expert": 4 * once * tokens * L + 2 * once * weights / 3,
+        "sharded data": 3 * once * weights * (m / k),
+        "tensor": 4 * 2 * once * tokens * L * m,
+        "sequence": 5 * 2 * once * tokens * L * m,
+        "context": 3 * 2 * (k - 1) * (tokens / k) * L * m + 2 * once * weights,
+        "pipeline": 2 * tokens * m,
+        "expert": 4 * once * tokens * L * (m / k) + 2 * once * weights / 3,
     }
+
+
+def activations(b=1, s=4096, h=4096, L=32, heads=32):
+    """Bytes of a micro-batch's activations: what the layers keep, their inputs, and the scores."""
+    return {"kept": 34 * b * s * h * L, "inputs": 2 * b * s * h * L,
+            "scores": 5 * heads * b * s**2 * L}
 
 
 def bytes_held(k=8, b=1, s=4096, h=4096, L=32):
     """`{way: bytes of memory on the device that has most}`, for weights and activations.
 
-    A weight needs 16 bytes with its gradient and Adam's state, in mixed precision; a layer keeps
-    34 bsh bytes for the backward pass, of which tensor parallelism cuts all but 10 bsh.
+    A weight needs 16 bytes with its gradient and Adam's state, in mixed precision; of the 34 bsh
+    bytes that a layer keeps, tensor parallelism cuts all but 10 bsh.
     """
-    weights, kept = 16 * 12 * L * h**2, 34 * b * s * h * L
+    weights, kept = 16 * 12 * L * h**2, activations(b, s, h, L)["kept"]
     return {
         "data": weights + kept,
         "sharded data": weights / k + kept,
@@ -57,12 +64,17 @@ def bytes_held(k=8, b=1, s=4096, h=4096, L=32):
     }
 
 
-def seconds_computing(b=1, s=4096, h=4096, L=32, rate=PEAK / 2):
+def bytes_of_experts(k=8, b=1, s=4096, h=4096, L=32):
+    """Bytes of memory of one device that has all `k` experts of each layer."""
+    return 16 * (4 + 8 * k) * L * h**2 + activations(b, s, h, L)["kept"]
+
+
+def seconds_computing(k=8, m=8, b=1, s=4096, h=4096, L=32, rate=PEAK / 2):
     """Seconds for a device's share of the step, at `rate` operations a second.
 
     A weight needs 2 for each token forward, 4 backward; attention's scores are left out.
     """
-    return 6 * 12 * L * h**2 * b * s / rate
+    return 6 * 12 * L * h**2 * b * s * (m / k) / rate
 
 
 def bubble(p, m):
@@ -167,13 +179,17 @@ def draw_cuts():
     fig.suptitle(f"Only {whole} parallelism keep all weights on every device", y=0.965)
     for place, way in enumerate([*WAYS, "device 1 in blue"]):
         ax = fig.add_axes([0.015 + 0.248 * (place % 4), 0.43 - 0.425 * (place // 4), 0.24, 0.43])
-        ax.set(xlim=(-0.1, 11.2), ylim=(-1.1, 7.5), aspect="equal")
+        ax.set(xlim=(-0.1, 11.2), ylim=(-1.9, 7.5), aspect="equal")
         ax.axis("off")
         words = [(0, 6.7, way, 9), (0, 5.8, WAYS.get(way, "devices 2, 3 and 4 in grey"), 7)]
         if way in WAYS:
             draw_box(ax, way, True, 0, (0, 0))
             draw_box(ax, way, False, 5.2, (0.4, 0.3))
-            words += [(0, -0.8, "weights", 7), (5.2, -0.8, "activations", 7)]
+            count = "1 micro-batch" if way in ONE else "4 micro-batches"
+            words += [(0, -0.8, "weights", 7), (5.2, -0.8, "activations of", 7),
+                      (5.2, -1.6, count, 7)]
+            if way == "sharded data":
+                words.append((0, -1.6, "between uses", 7))
         else:
             for x, y in ((4, 3), (1, 0), (2.8, 4.5)):  # layer 1 is on top
                 ax.annotate("", (x, y), (1, 3), arrowprops={"arrowstyle": "->", "lw": 0.8})
@@ -213,6 +229,8 @@ def main(folder=Path(__file__).parent):
     for way, sent in bytes_sent().items():
         print(f"{way:12} {sent / 1e9:4.1f} GB: {sent / NVLINK:.3f} s or {sent / CARD:.3f} s of "
               f"{seconds_computing():.2f}; memory {bytes_held()[way] / 1e9:.0f} GB")
+    print(f"experts uncut {bytes_of_experts() / 1e9:.0f} GB; of a micro-batch's activations",
+          *(f"{name} {size / 1e9:.1f} GB" for name, size in activations().items()))
 
 
 if __name__ == "__main__":
