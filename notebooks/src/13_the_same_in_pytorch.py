@@ -21,7 +21,7 @@
 #
 # ## What you need
 #
-# Chapters 04 to 09, no GPU, and PyTorch. If the next
+# Chapters 04 to 10 and 12, no GPU, and PyTorch. If the next
 # cell can't find it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes
 # {reading time} with the appendix, running less than a minute on two cores.
 
@@ -143,8 +143,8 @@ print("MXNet", w.grad.asscalar(), "PyTorch", v.grad.item())
 # PyTorch adds, as MXNet does with `grad_req="add"`; hence `zero_grad()` in PyTorch's loops. MXNet
 # records inside `autograd.record()` only; PyTorch, unless told not to, as by `torch.no_grad()`.
 #
-# `record()` also switches to training mode. A PyTorch module has a mode of its own: training, until
-# `eval()` (see BatchNorm below).
+# `record()` also switches to training mode, by default. A PyTorch module has a mode of its own:
+# training, until `eval()` (see BatchNorm below).
 #
 # ### The loss
 #
@@ -219,7 +219,8 @@ for rates in schedules:
 
 # %% [markdown]
 # While $\eta$ is constant that is the same. After a change MXNet's earlier gradients keep their old
-# rate. A schedule carried over from one to the other trains differently, and no message says so.
+# rate. With momentum, a schedule carried over from one to the other trains differently, and no
+# message says so.
 #
 # ### Waiting
 #
@@ -487,8 +488,8 @@ print(f"3 steps: {len(live)} gradients and all weights agree to 1e-10; {len(idle
 # ### Running statistics
 #
 # That comparison left out the running statistics. One small layer, a batch of four numbers. In
-# MXNet BatchNorm uses the batch's statistics inside `record()` only; in PyTorch even under
-# `no_grad`, until `eval()`:
+# MXNet BatchNorm uses the batch's statistics in training mode, which `record()` switches on by
+# default; in PyTorch even under `no_grad`, until `eval()`:
 
 # %%
 numbers = np.array([[1.0], [2.0], [3.0], [6.0]], "float32")
@@ -540,25 +541,26 @@ class Broadcast(torch.autograd.Function):
         return None, *(sum(gradients[i::n]) for i in range(n))
 
 
+# %% [markdown]
+# `copy.deepcopy(net, memo)` looks up `id(object)` in `memo` first. With our broadcast copies
+# there, the replica is built around them and autograd's graph stays connected. The first replica's
+# buffers stay themselves.
+
 # %%
 def replicate(net, k):
     arrays = list(net.parameters())
     copies = Broadcast.apply(k, *arrays)
     replicas = []
     for r in range(k):
-        places = dict(zip(map(id, arrays), copies[r * len(arrays):]))
+        memo = dict(zip(map(id, arrays), copies[r * len(arrays):]))
         if r == 0:
-            places |= {id(b): b for b in net.buffers()}
-        replicas.append(copy.deepcopy(net, places))
+            memo |= {id(b): b for b in net.buffers()}
+        replicas.append(copy.deepcopy(net, memo))
     return replicas
 
 
 # %% [markdown]
-# (`deepcopy` takes a dictionary of what has been copied already: here parameters, and the first
-# replica's buffers, which stay themselves.)
-#
-# (In PyTorch's replicas the copies are plain attributes, not listed by `parameters()`:
-# `replicate.py`.) The replicas run in worker threads. Scatter is `chunk`, gather is `cat`. We take
+# The replicas run in worker threads. Scatter is `chunk`, gather is `cat`. We take
 # PyTorch's own class, with its own `forward`, and replace the four pieces:
 
 # %%
@@ -636,6 +638,12 @@ def backward_of(combine):
     return staticmethod(backward)
 
 
+def owners(k):  # different arrays among the network's and its replicas'
+    copies = [net, *DataParallel(net, k).replicate(net, range(k))]
+    return len({p.data_ptr() for one in copies for p in one.parameters()})
+
+
+# %%
 correct, gather = Broadcast.backward, DataParallel.gather
 for combine in (lambda all: all[0], lambda all: sum(all) / len(all)):
     Broadcast.backward = backward_of(combine)
@@ -646,9 +654,9 @@ assert apart(scores_and_gradients(DataParallel(net, 2)), alone) > 1e-2
 DataParallel.gather, replicas_of = gather, DataParallel.replicate
 DataParallel.replicate = lambda self, module, device_ids: [module] * len(device_ids)
 assert apart(scores_and_gradients(DataParallel(net, 2)), alone) < 1e-12, "this one passes"
+assert owners(3) == 8, "the count sees that there are no copies"
 DataParallel.replicate = replicas_of
-kept = [net, *replicate(net, 3)]
-assert len({p.data_ptr() for one in kept for p in one.parameters()}) == 4 * 8, "memory of its own"
+assert owners(3) == 4 * 8, "memory of its own"
 
 # %% [markdown]
 # The last one passes, since the sums are the same; so we count the copies in memory. With
@@ -693,19 +701,17 @@ if not torch.accelerator.is_available():
 # %% [markdown]
 # Without a GPU it passes through, whatever devices it was given.
 #
-# **On GPUs:** on one H100, without NCCL, our pieces and PyTorch's (2.11) agreed to $10^{-15}$ for
-# LeNet with BatchNorm (our observation; its script isn't in the repository).
-#
 # ### What it costs
 #
 # PyTorch's documentation recommends `DistributedDataParallel` instead, even on one machine (the
 # class's docstring). Three costs are in the design. The first: it *replicates in each forward
-# pass*. DDP sends the parameters once, at the start. **On GPUs:** the copies cross the links, with
-# NCCL by its broadcast, and the gradients by its reduce onto the first device
-# (`_broadcast_out_impl` in `torch/csrc/cuda/comm.cpp`; `reduce_add` in
-# `torch/nn/parallel/comm.py`). That reduction doesn't overlap with the backward pass: all copies
-# come from *one* recorded operation, as ours do, and its backward pass waits for the gradients of
-# all copies. In a plain network, the last layer has its gradient before the backward pass reaches
+# pass*. DDP sends the parameters once, at the start.
+#
+# **On GPUs:** the copies cross the links, with NCCL by its broadcast, and the gradients by its
+# reduce onto the first device (`_broadcast_out_impl` in `torch/csrc/cuda/comm.cpp`; `reduce_add` in
+# `torch/nn/parallel/comm.py`). The reduce can't overlap with the backward pass: all copies come
+# from *one* recorded operation, as ours do, and its backward pass waits for the gradients of all
+# copies. In a plain network, the last layer has its gradient before the backward pass reaches
 # the first. And here?
 
 # %%
@@ -765,9 +771,10 @@ print("LeNet, batch 256:", ratios(*(lambda model=model: torch_step(model, x256, 
                                     for model in models)))
 
 # %% [markdown]
-# On the quiet machine it gained less. One reason may be in an output above: on a CPU both replicas'
-# backward passes run in the one thread that called `backward`. **On GPUs:** there are threads for
-# each device (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
+# On the quiet machine it gained less. One reason may be what `order` printed: on a CPU both
+# replicas' backward passes run in the one thread that called `backward`, one after the other.
+# **On GPUs:** each device has its own thread
+# (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
 #
 # ## A published comparison
 #
@@ -846,8 +853,9 @@ others = sum(abs(a / b - 1) > 0.1 for a, b in zip(*spreads))
 fig, ax = figure(f"{others} of 21 layers start with another standard deviation in the first call",
                  "layer with weights, from input to output",
                  "standard deviation at the start\n(logarithmic axis)")
-for found, color, mark, name in zip(spreads, (ORANGE, BLUE), "os", ("first call", "second call")):
-    ax.semilogy(range(1, 22), found, mark, color=color, ms=5, label=name)
+for found, color, mark, fill, name in zip(spreads, (ORANGE, BLUE), "os", (ORANGE, "none"),
+                                          ("first call", "second call")):
+    ax.semilogy(range(1, 22), found, mark, color=color, markerfacecolor=fill, ms=7, label=name)
 ax.set(xticks=range(1, 22, 2), yticks=(0.01, 0.02, 0.05), yticklabels=("0.01", "0.02", "0.05"))
 ax.minorticks_off()
 fig.legend(loc="outside lower right", ncols=2, fontsize=8)
@@ -1004,9 +1012,12 @@ rows = {"MXNet": single[:, 0],
         "MXNet, norms\nin float64": np.array([errors(i, Float64Norm)[0] for i in starts]),
         "PyTorch": single[:, 1],
         "MXNet,\nsoftplus": smooth[:, 0], "PyTorch,\nsoftplus": smooth[:, 1]}
-assert smooth.max() < 1e-4 < single[:, 0].max(axis=1).min(), "softplus, in all batches and both"
-fig, ax = figure(f"Without ReLU's kink the worst gradient is off by {smooth.max():.0e}", "",
-                 "largest error / largest entry")
+assert smooth.max() < 1e-4 < single[:, 0].max(axis=1).min(), "softplus: both below MXNet with ReLU"
+for name, both in (("relu", single), ("softplus", smooth)):
+    ratio = np.divide(*np.median(both, axis=2).T)
+    print(f"{name:8} MXNet's median error over PyTorch's:", *(f"{r:,.0f}" for r in ratio))
+fig, ax = figure(f"MXNet's worst gradient is off by {single[:, 0].max():.0e} with ReLU, by "
+                 f"{smooth[:, 0].max():.0e} with softplus", "", "largest error / largest entry")
 for i, row in enumerate(rows.values()):
     ax.semilogy([i - 0.1] * 3, row.max(axis=1), "o", color=ORANGE,
                 label="worst gradient of a batch" * (not i))
@@ -1017,14 +1028,15 @@ show(fig, alt="Errors of gradients in float32 on a logarithmic axis, worst and m
      "batches, for MXNet, MXNet with norms in float64, PyTorch, and both with softplus.")
 
 # %% [markdown]
-# Norms in float64 bring MXNet's median down to PyTorch's. With softplus MXNet's own norms cost a
-# few times PyTorch's error, not a thousand times. So most of MXNet's error takes both, imprecise
-# statistics and ReLU, probably because many units change sign (we haven't counted them). With
-# precise statistics a few large errors remain, in both; they also vanish with softplus.
+# Norms in float64 bring MXNet's median down to PyTorch's. With softplus MXNet's own norms cost
+# a few times PyTorch's median error, not thousands of times. So most of MXNet's error takes both,
+# imprecise statistics and ReLU, probably because many units change sign (we haven't counted them).
+# With precise statistics a few large errors remain; PyTorch's vanish with softplus.
 #
 # ### ResNet-18's running statistics
 #
-# PyTorch's arrays after a step, with MXNet's momentum and $n$ for $n - 1$, are MXNet's:
+# In PyTorch's running statistics we undo its momentum, apply MXNet's, and multiply variances by
+# $(n - 1)/n$. That should give MXNet's:
 
 # %%
 ours = start(gluon_resnet18, pair[:1])
@@ -1051,7 +1063,7 @@ print(len(means), "running means and", len(variances), "running variances agree 
 # | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
 # | `even_split=False` | `tensor_split` | |
 # | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
-# | `record()` switches to training | `train()`, `eval()` | `no_grad` doesn't switch |
+# | `record()` switches to training by default | `train()`, `eval()` | `no_grad` doesn't switch |
 # | loss per example, `step(n)` | mean loss, `step()` | who divides |
 # | `"sgd"` with momentum | `SGD` with momentum | learning rate: inside the velocity, or outside |
 # | `waitall` | `torch.accelerator.synchronize` | one device; raises where there is no accelerator |
@@ -1063,7 +1075,8 @@ print(len(means), "running means and", len(variances), "running variances agree 
 #   or two, for ResNet-18 on one. On two it agrees with two replicas of `DataParallel`. (Biases
 #   before a BatchNorm have a true gradient of zero; in both, theirs is zero but for rounding.)
 # - In float32 MXNet's BatchNorm is less precise on a CPU. The largest errors of ResNet-18's
-#   gradients, in both frameworks, went away with a smooth activation (appendix).
+#   gradients went away with a smooth activation: MXNet's in all three batches, PyTorch's where
+#   it had one (appendix).
 # - `DataParallel` is scatter, replicate, parallel apply, gather; its reduce is the backward pass of
 #   a broadcast. It replicates in each forward pass, reduces at the end of the backward pass,
 #   gathers on one device, and shares one interpreter.

@@ -2,14 +2,13 @@
 # # 15 · Many machines
 #
 # When one machine is not enough, gradients travel over a network, and sooner or later a machine
-# fails. This chapter trains on several workers, kills some of them, and gets the training back, bit
-# for bit.
+# fails. This chapter gets the training back, bit for bit.
 #
 # ## What you'll do
 #
 # Run LeNet under `torchrun`, kill a worker, and resume. Leave parts out of the checkpoint. Then use
 # the older design, MXNet's parameter server: show that two workers compute what one would, measure
-# how old gradients get when nobody waits, and kill workers and servers.
+# how old gradients get, and kill workers and servers.
 #
 # ## What you'll learn
 #
@@ -21,8 +20,9 @@
 # ## What you need
 #
 # Chapters 03, 07 and 14. No GPU and no second machine: the machines are processes. Reading takes
-# {reading time}, running about a minute and a quarter on two cores. The first half needs PyTorch
-# (`make setup TORCH=1`); the rest, from *A parameter server* on, runs without.
+# {reading time}, running about a minute and a quarter on two cores. PyTorch comes with
+# `make setup TORCH=1`. Without it, skip the cells from *torchrun* to *Elastic*, the count of
+# activations under *Memory*, and exercise 2.
 
 # %%
 from helpers import load_data
@@ -57,7 +57,7 @@ from mxnet.gluon import nn as gnn
 #
 # Workers are separate processes, so their code has to be in a file. We write the functions here and
 # let `inspect` copy their source. The last function is the one that runs; its arguments come as
-# JSON. All files go to a temporary folder, deleted when the kernel stops.
+# JSON.
 
 # %%
 scratch = tempfile.TemporaryDirectory()
@@ -71,10 +71,17 @@ def script(name, head, *functions):
     return path
 
 
+# %%
+def job(name, **options):  # what `torchrun` and `run` get
+    for this in (name, *options.get("before", ())):
+        (folder / f"{this}.pt").unlink(missing_ok=True)  # a checkpoint of an earlier run
+    return {"arguments": [json.dumps({"path": str(folder), "name": name, **options})], "log": None}
+
+
 # %% [markdown]
-# The helpers `torchrun` and `run` start such scripts, pass on what they print, have a deadline, and
-# leave no process behind. We check that no process is left: all that we start inherits a variable
-# by which we can find it.
+# The helpers `torchrun` and `run` start such scripts, return what each worker printed, by rank, and
+# have a deadline. We check that no process is left: all that we start inherits a variable by which
+# we can find it.
 
 # %%
 os.environ["STARTED_IN"] = str(folder)
@@ -89,11 +96,21 @@ def still_running():
     return found
 
 
-# %%
 child = subprocess.Popen(["sleep", "60"])
 assert still_running() == [child.pid], "it finds what is there"
 child.kill(), child.wait()
 assert still_running() == []
+
+
+# %%
+def fails(action, kind):
+    try:
+        action()
+    except kind as error:
+        assert still_running() == [], "nobody is left"
+        return f"{kind.__name__}: {error}"
+    raise AssertionError(f"{kind.__name__} should have been raised")
+
 
 # %% [markdown]
 # Our shared disk is a pair of NumPy files, memory-mapped, so that a worker reads only the rows that
@@ -118,9 +135,8 @@ def batches(epoch, images=512, size=32):
 
 
 # %% [markdown]
-# The order depends on the epoch's number and on nothing else, so every worker can work it out, at
-# any time. Worker $r$ of $k$ takes `batch[r::k]` of each batch: no image is lost or doubled, and
-# all take equally many steps.
+# The order depends on the epoch's number alone, so every worker can work it out. Worker $r$ of $k$
+# takes `batch[r::k]` of each batch: no image is lost or doubled, and all take equally many steps.
 
 # %%
 for k in (1, 2, 3, 5):
@@ -134,9 +150,9 @@ assert (batches(0)[0] != batches(1)[0]).any(), "another order in the next epoch"
 #
 # `torchrun` runs once on each machine and starts a process for each of its devices. The
 # *rendezvous* is where the torchruns meet: a small store of keys and values at an address that all
-# were told. Each one registers there. When enough have come, they are put in order, and so are
-# their processes (`dynamic_rendezvous.py` and `agent/server/api.py` in
-# `torch/distributed/elastic`). A process reads the outcome from its environment:
+# were told. When enough have registered there, they are put in order, and so are their processes
+# (`dynamic_rendezvous.py` and `agent/server/api.py` in `torch/distributed/elastic`). A process
+# reads the outcome from its environment:
 
 # %% tags=["torch"]
 try:
@@ -144,7 +160,7 @@ try:
     import torch.distributed as dist
     from torch import nn
 except ImportError as error:
-    raise ImportError("This half needs PyTorch: `make setup TORCH=1` installs it") from error
+    raise ImportError("This part needs PyTorch: `make setup TORCH=1` installs it") from error
 
 
 # %% tags=["torch"]
@@ -168,27 +184,27 @@ assert [numbers["RANK"] for numbers in said] == [0, 1]
 # %% [markdown]
 # With two machines of four devices, the last process has rank 7, local rank 3 and group rank 1.
 #
-# **Mind where it listens.** torchrun's store listens on every address of the machine, even when all
-# workers are local (`tests/test_cluster.py` checks it). On a network that you don't trust, put a
-# firewall in front of it.
+# **Mind where it listens.** Two stores listen on every address of the machine, torchrun's and
+# worker 0's, even when all workers are local (`tests/test_cluster.py` checks it). On a network that
+# you don't trust, put a firewall in front of the whole machine.
 #
-# For two machines, the same line is run on each, and there is nothing else to start:
+# For two machines, the same line is run on each, and nothing else:
 #
 # ```
-# torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-backend=c10d \
-#     --rdzv-endpoint=192.0.2.11:9000 --rdzv-id=lenet train_lenet.py
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 \
+#     --rdzv-backend=c10d --rdzv-endpoint=192.0.2.11:9000 --rdzv-id=lenet train_lenet.py
 # ```
 #
 # (192.0.2.11 stands for the machine that keeps the store.) If a worker fails, torchrun stops the
 # others and starts *all* of them anew, up to `--max-restarts` times (`torch/distributed/run.py`).
-# It doesn't bring back any state. That is the script's part. If a whole machine is lost, whatever
-# started the job has to replace it (`run.py`, "Failure Modes").
+# Bringing back the state is the script's part. If a whole machine is lost, whatever started the job
+# has to replace it (`run.py`, "Failure Modes").
 #
 # ## A checkpoint that is complete
 #
 # A restarted process has its source, arguments and environment, and what it finds on the disk. So
 # ask of everything that changes during training: would a new process have it? For our LeNet,
-# trained with momentum and dropout, there are four such things:
+# trained with momentum and dropout, there are four such things, and one inside DDP, below:
 
 # %% tags=["torch"]
 def snapshot(model, optimizer, epoch, step):
@@ -202,9 +218,8 @@ def snapshot(model, optimizer, epoch, step):
 
 # %% [markdown]
 # One rank writes it for all, to a disk that all can read. It may be killed while it writes, so it
-# writes *another* file and renames it. (`fsync` is for a machine that loses power; that we can't
-# test.) A rename replaces the old file in one go: whoever opens the name finds the old file or the
-# new one, whole (POSIX, `rename`).
+# writes *another* file and renames it: whoever opens the name finds the old file or the new one,
+# whole (POSIX, `rename`). (`fsync` is for a power failure, which we can't test.)
 
 # %% tags=["torch"]
 def save(state, file):
@@ -237,8 +252,7 @@ def restore(file, model, optimizer, without=()):
 
 # %% [markdown]
 # The training begins at a position and saves every four steps. With `die=[r, e, s]` worker $r$
-# kills itself in epoch $e$ before step $s$, by a signal that a process can't catch; but
-# only at its first start.
+# kills itself in epoch $e$ before step $s$, but only at its first start.
 
 # %% tags=["torch", "trains"]
 def go_on(path, name, model, optimizer, position, epochs=3, die=None):
@@ -280,8 +294,8 @@ def fresh():
 
 
 # %% [markdown]
-# The program: resume if there is a checkpoint, and write down how it went. `TORCH` is how all our
-# PyTorch scripts begin.
+# The program resumes if there is a checkpoint, and writes down how it went. `TORCH` begins all our
+# PyTorch scripts.
 
 # %% tags=["torch"]
 def train(path, name, before=(), die=None):
@@ -310,26 +324,9 @@ parts = [read, batches, snapshot, save, restore, go_on, dropout_lenet, fresh, wr
 training = script("train_lenet", TORCH, *parts, train)
 
 
-# %%
-def job(name, **options):  # what `torchrun` and `run` get
-    for this in (name, *options.get("before", ())):
-        (folder / f"{this}.pt").unlink(missing_ok=True)  # from an earlier run of the cell
-    return {"arguments": [json.dumps({"path": str(folder), "name": name, **options})], "log": None}
-
-
 # %% [markdown]
 # First a run without accident, for 48 steps. Then, in the same job, worker 1 is killed in the
 # second epoch, before step 6, and torchrun may not restart:
-
-# %%
-def fails(action, kind):
-    try:
-        action()
-    except kind as error:
-        assert still_running() == [], "nobody is left"
-        return f"{kind.__name__}: {error}"
-    raise AssertionError(f"{kind.__name__} should have been raised")
-
 
 # %% tags=["torch", "trains"]
 both = job("dead", before=["whole"], die=[1, 1, 6])
@@ -354,26 +351,28 @@ for rank in (0, 1):
     print(f"worker {rank}: {texts[rank].strip()}; bit for bit the unbroken run")
 
 # %% [markdown]
-# Two steps' work was lost and done again. Bit for bit is possible since all that a step depends on
-# came back, and since a sum of two gradients is the same in either order.
+# Two steps' work was lost and done again. Bit for bit is possible since a sum of two gradients is
+# the same in either order.
 #
-# With three workers order matters: DDP reorders gradients within the bucket after its first step
-# (`should_rebuild_buckets` in c10d's `reducer.hpp`), a new process hasn't yet, and they ended 1e-5
-# apart (not in this notebook).
+# With three workers order matters, and DDP reorders gradients within the bucket after its first
+# step (`should_rebuild_buckets` in c10d's `reducer.hpp`), which a new process hasn't taken: they
+# ended 1e-7 to 1e-4 apart. `find_unused_parameters=True` turns that off, and they too resumed bit
+# for bit (neither in this notebook).
 #
 # **On GPUs:** some operators give other last digits from run to run, unless you forbid it
 # (`use_deterministic_algorithms` in `torch/__init__.py`).
 #
-# Without the setting `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which the helper makes, two of five
-# restarts failed with gloo: a new worker tried to connect to a dead one.
+# Without `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which the helper sets, two of five restarts failed
+# with gloo. torchrun then keeps one store for the workers over all restarts (`next_rendezvous` in
+# `dynamic_rendezvous.py`), and dead workers' keys remain.
 #
 # How often should you save? Where saving costs $C$ seconds and failures come every $M$ seconds in
 # the mean, about every $\sqrt{2CM}$ seconds (J. W. Young, CACM, 1974).
 #
 # ### What if a part is missing?
 #
-# A test is worth something if it fails when it should. So resume from the dead run's checkpoint
-# again, each time without one part. Would you see it in the loss?
+# A test should also fail when it must. So resume from the dead run's checkpoint again, each time
+# without one part. Would you see it in the loss?
 
 # %% tags=["torch"]
 def leave_out(path, parts):
@@ -417,13 +416,13 @@ for name, ranks in kept.items():
           f"{distances[name][-1]:6.2%}, mean loss of the last 8 steps {loss:.3f}")
 
 # %% [markdown]
-# Nothing raised, and all went on learning. Without the first line beside them, none of these losses
+# Nothing raised, and all went on learning. Without the first line, none of these losses
 # would look wrong. The weights show it:
 
 # %% tags=["torch", "measured"]
 far = [100 * distances[name][-1] for name in PARTS if name != "nothing"]
 fig, ax = figure(f"One part missing: the weights end {min(far):.0f} to {max(far):.0f} % off",
-                 "steps after epoch 1, step 4", "distance of the weights (%)")
+                 "steps of the unbroken run since the checkpoint", "distance of the weights (%)")
 for (name, line), look, color in zip(list(distances.items())[1:], ("-", "--", "-.", ":"),
                                      (BLUE, ORANGE, GREEN, "black")):
     ax.plot(range(1, len(line) + 1), 100 * line, look, color=color, label=name)
@@ -436,17 +435,17 @@ show(fig, alt="How far the weights are from the unbroken run's over 28 steps aft
 # What was wrong, each time:
 #
 # - *Optimizer*: momentum starts from zero. (With Adam, its second moments and step count, too.)
-# - *Step*: the epoch begins again, and its first four batches are trained on twice.
+# - *Step*: the epoch begins again, and its first four batches are trained on twice, before the
+#   curve begins.
 # - *Random state*: dropout draws the masks that a new process draws.
 # - *Rank 1's*: rank 1 is given rank 0's state. From then on both drop the same units.
 #
-# A script that also draws from NumPy, Python's `random` or a GPU's generator has more states to
-# keep.
+# NumPy's, Python's and a GPU's generators have states of their own.
 #
 # ### Killed while it writes
 #
 # Is the rename needed? We kill a fork of the worker in the middle of `save`, when half of the file
-# is written, and one in the middle of a save in place.
+# is written, and one in a save in place.
 
 # %% tags=["torch"]
 def save_in_place(state, file):
@@ -492,8 +491,9 @@ assert whole_after == {"save_in_place": False, "save": True}
 #
 # With `--nnodes=1:4` torchrun accepts one to four machines, and starts all workers anew when one
 # joins or leaves (`run.py`, "Membership Changes"). Then $k$ changes. Our position counts whole
-# batches, so it stays valid. The random states, one for each rank, no longer fit, and a mean over
-# workers is only the batch's where $k$ divides it. The second exercise deals with both.
+# batches, so it stays valid. A mean over workers is only the batch's where $k$ divides it: see
+# exercise 2. The random states, one for each rank, no longer fit: with new seeds training goes on,
+# but not as the unbroken run.
 #
 # ## A parameter server
 #
@@ -516,9 +516,9 @@ def variables(role, host, root, port, workers, servers):
 
 
 # %% [markdown]
-# Scheduler and server run no script of yours. `import mxnet` with their role is enough: the process
-# serves, and exits inside the import. **So never set a role in a notebook**, whose kernel would end
-# there. By hand, on this machine:
+# For scheduler and server, `import mxnet` with their role is enough: the process serves, and exits
+# inside the import. **So never set a role in a notebook**, whose kernel would end there. By hand,
+# on this machine:
 
 # %%
 def free_port():
@@ -546,11 +546,11 @@ def by_hand(roles, path, arguments):
 
 
 # %% [markdown]
-# The smallest script that proves something: worker $r$ pushes $r + 1$ times the numbers 1 to 6. The
-# store's kind is `dist_sync`: the server counts pushes. When as many have come for a key as there
-# are workers, it answers all of them with the sum applied (`ApplyUpdates` in
-# `src/kvstore/kvstore_dist_server.h`), and a worker's pull waits for its own push. **Predict** what
-# three workers pull, and what worker 0 does after pushing 1, 10, 100 alone.
+# The smallest script: worker $r$ pushes $r + 1$ times the numbers 1 to 6. The store's kind is
+# `dist_sync`: the server counts pushes. When as many have come for a key as there are workers, it
+# answers all of them with the sum applied (`ApplyUpdates` in `src/kvstore/kvstore_dist_server.h`),
+# and a worker's pull waits for its own push. **Predict** what three workers pull, and what worker 0
+# does after pushing 1, 10, 100 alone.
 
 # %%
 def meet():
@@ -587,14 +587,14 @@ print("all three workers pulled", six, "| then worker 0 alone:", said[0][2])
 # %% [markdown]
 # The server doesn't check from whom pushes come: push a key once, then pull it, in every step.
 #
-# `run` does the same with more care: it has a deadline, notices when one dies, and returns what
-# each worker printed, by rank.
+# **On GPUs:** worker 0 would hang. Its second push needs the key's buffer, in use until the server
+# answers the first (`Push_`, `PushDefault` in `kvstore_dist.h`; read, not run).
 #
 # ### LeNet on two workers
 #
-# The script, in Gluon and float64. Its gradient is the *sum* over a worker's images, the server
-# adds the workers' sums, and `step(n)` divides by $n$: so $n$ has to be the size of the whole
-# batch, the workers' shares together.
+# The script, in Gluon and float64, for `run`. Its gradient is the *sum* over a worker's images, the
+# server adds the workers' sums, and `step(n)` divides by $n$: so $n$ has to be the size of the
+# whole batch.
 
 # %%
 def lenet(dtype):
@@ -720,12 +720,11 @@ assert [batch[0], states[0]] == ["UserWarning", "AssertionError"]
 #
 # ## Without waiting: `dist_async`
 #
-# Under `dist_sync` all wait for the slowest. Under `dist_async` the server updates its weights with
-# each push as it comes. Nobody waits, but a gradient may be *stale*: computed for weights that have
-# changed since.
+# Under `dist_async` the server updates its weights with each push as it comes. Nobody waits for the
+# slowest, but a gradient may be *stale*: computed for weights that have changed since.
 #
 # We stage it. One weight, loss $w^2/2$, so the gradient is $w$; it starts at 1, and the rate is
-# 1/4. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the gradient that
+# 1/4. All workers pull. Worker 0 takes three steps. Only then does worker 1 push the gradient that
 # it has had all along.
 
 # %%
@@ -745,9 +744,9 @@ def stale(store):
 
 
 # %% [markdown]
-# And we measure it. A weight on the server counts updates: with each push, it grows by 1. A worker
-# pulls the counter, "computes" for a while (it sleeps), pulls again, and pushes. What has been
-# added in the meantime is the age of its gradient, in updates.
+# And we measure it. A weight on the server counts updates: each push adds 1. A worker pulls the
+# counter, "computes" for a while (it sleeps), pulls again, and pushes. What has been added in the
+# meantime is the age of its gradient, in updates.
 
 # %%
 def ages(store, key, pause, seconds=0.8):
@@ -796,17 +795,17 @@ assert found[2][2] > found[0][2], "the slow worker's gradients are the oldest"
 # A fresh gradient would have led to $0.75^4 = 0.316$; the stale one led to 0.172, too far. While a
 # worker computes once, each equally fast one updates once in the mean: ideally an age of $k - 1 =
 # 2$ with equal workers, 10 for the slow one, since two others are five times as fast, and $1 + 1/5$
-# for these. The output shows how near it comes.
+# for these. Time for pushes and pulls lowers ages a little; the slow worker's few samples scatter
+# more: 6.5 to 11.1 in nine runs.
 #
-# Without such barriers, results differ from run to run, because they depend on whose push arrives
-# first.
+# Without barriers, results depend on whose push arrives first.
 #
 # ## What fails, and who notices
 #
 # `run` watches: as soon as a process fails, it ends the others and raises. `Cluster` is `run` in
-# steps, and watches only in `wait`. After the first of three epochs we kill a worker, or the
-# server. By the last epoch above, the rest takes `rest` seconds. **Predict:** how many of the four
-# processes are there half a second after that time?
+# steps, and watches only in `wait`. Two epochs are left when we kill a worker, or the server.
+# Judged by the run above, they take `rest` seconds. We wait half a second longer. **Predict:** how
+# many of the four processes (scheduler, server, two workers) are still alive then?
 
 # %%
 rest, to_epoch_1 = 2 * max(worker["seconds"] for worker in two), []
@@ -834,7 +833,7 @@ for victim in ("worker 1", "server 0"):
 # All but the dead one. A worker waits for a sum that will never be complete, or for a server.
 #
 # Servers and workers listen only at `DMLC_NODE_HOST`, the scheduler only at `DMLC_PS_ROOT_URI`
-# (`van.cc` in ps-lite). One more fault: a worker that takes one step more than the other.
+# (`van.cc` in ps-lite). And if a worker takes one step more than the other?
 
 # %%
 def uneven():
@@ -851,9 +850,13 @@ def uneven():
 steps, patience = script("uneven", MXNET, uneven), 1 + max(to_epoch_1)  # LeNet's took less
 said = fails(lambda: run(steps, 2, arguments=["{}"], timeout=patience, log=None), TimeoutError)
 print(said.split("after")[0], *said.split("allowed:")[1].split(";")[0].split(","))
+assert "worker 0, worker 1;" in said, "both are there"
 assert [said.count(f"step {step} done") for step in range(4)] == [2, 2, 2, 0]
 
 # %% [markdown]
+# Worker 0 has taken all its steps: at exit its store waits for all workers (`~KVStoreDist` in
+# `kvstore_dist.h`).
+#
 # | what fails | MXNet alone | `run`, `Cluster` | torchrun |
 # | --- | --- | --- | --- |
 # | a worker | the others hang | `Failed` names it | restarts all, or ends all |
@@ -907,8 +910,9 @@ print("8 workers: one server sends 8 S; 8 servers on the workers' machines, or a
 # ### Seconds, predicted
 #
 # A message costs a latency and a time for each byte. A push and a pull cost a latency each, if
-# messages to several servers overlap; a ring has $2(k-1)$. Assumption: pulls begin when all pushes
-# are in. Overlapping them key by key could halve one server's time.
+# messages to several servers overlap; a ring has $2(k-1)$. We assume that no pull begins before the
+# last push has arrived. A server that answers each key as soon as it is complete could need half as
+# long.
 
 # %%
 def server_seconds(k, servers, size, bandwidth, start):  # k servers are on the workers' machines
@@ -928,8 +932,7 @@ assert server_seconds(8, 1, 1, 1, 0) == 16, "it receives 8 S, then sends 8 S"
 # Three models and 16 workers. More assumptions: devices that train at 5 TFLOP/s; batches of 256
 # images, or of 16 texts of 1,024 tokens, for each; links at their full rate. Operations for an
 # image of 28×28 are chapter 11's; for the billion we take 6 for each parameter and token, as in
-# dense layers: 2 forward, 4 backward. Latency is 10 to 100 µs for a message; MXNet's store took 35
-# to 65 on one machine (not in this notebook).
+# dense layers: 2 forward, 4 backward. Latency is 10 to 100 µs for a message.
 
 # %%
 models = {"LeNet": (129_068, 256 * 13_502_160),
@@ -955,8 +958,8 @@ print("communication, as a share of the computing")
 # %%
 work, size, ks = models["ResNet-18"][1] / 5e12, 4 * 11_175_818, 2 ** np.arange(1, 8)
 rate, (low, high) = links["10 Gbit/s"], starts
-fig, ax = figure("ResNet-18, 10 Gbit/s: one server's time grows with the workers,\nthe other times "
-                 "stay below the computing", "workers", "communication in a step (ms)")
+fig, ax = figure("Predicted, ResNet-18, 10 Gbit/s: one server's time grows with the\nworkers, the "
+                 "other times stay below the computing", "workers", "communication in a step (ms)")
 ways = {"one server": (lambda k: server_seconds(k, 1, size, rate, high), "o-", ORANGE, 1),
         "as many servers": (lambda k: server_seconds(k, k, size, rate, high), "s-", BLUE, (0, 2)),
         "ring, 100 µs": (lambda k: ring_seconds(k, size, rate, high), "^--", GREEN, 1),
@@ -977,10 +980,10 @@ show(fig, alt="Milliseconds of communication in a step for 2 to 128 workers: wit
 # %% [markdown]
 # ### Memory
 #
-# In float32, the weights of a billion parameters are 4 GB, and the gradients 4 GB. Momentum takes 4
-# GB more, Adam's two moments 8. *Every* DDP worker holds all of it, and its buckets take another 4
-# unless you pass `gradient_as_bucket_view=True` (`torch/nn/parallel/distributed.py`). Add
-# activations, which the forward pass keeps for the backward pass. For LeNet we count them:
+# A billion parameters in float32 are 4 GB, their gradients 4 GB, momentum 4 GB, Adam's two moments
+# 8. *Every* DDP worker holds all of it, and its buckets take another 4 unless you pass
+# `gradient_as_bucket_view=True` (`torch/nn/parallel/distributed.py`). Add activations, which the
+# forward pass keeps for the backward pass. For LeNet we count them:
 
 # %% tags=["torch"]
 def kept_for_backward(net, images):
@@ -1001,9 +1004,9 @@ print(f"LeNet: weights, gradients, momentum {12 * 129_068 / 1e6:.1f} MB; "
 # Activations grow with the batch, so a smaller one, or several accumulated (chapter 14), helps.
 # Weights, gradients and optimizer state don't shrink with the batch, nor with more workers.
 #
-# Servers do something about it. Each of $k$ holds weights, sums of gradients (`store_` and
-# `update_buf_` in `src/kvstore/kvstore_dist_server.h`) and optimizer state for its keys only: a
-# $k$-th, if divided equally. Bytes for each parameter, with 16 workers:
+# Of $k$ servers, each holds weights, sums of gradients (`store_` and `update_buf_` in
+# `src/kvstore/kvstore_dist_server.h`) and optimizer state for its keys only: a $k$-th, if divided
+# equally. Bytes for each parameter, with 16 workers:
 
 # %%
 GB = {"every DDP worker\n(without buckets)": [4, 4, 8],
@@ -1028,8 +1031,8 @@ show(fig, alt="Bars of memory for a billion parameters in float32 with Adam, wit
 # (`comm_buf_` in `kvstore_dist.h`): the device keeps 8 GB, the host has 1 + 4.
 #
 # Data parallelism divides the batch and copies everything else. When that no longer fits on one
-# device, it can be *sharded* (ZeRO, FSDP; `torch.distributed.checkpoint` then saves it): each
-# worker keeps a part, and gathers the rest when it needs it. That is chapter 16.
+# device, it can be *sharded* (ZeRO, FSDP, chapter 16; `torch.distributed.checkpoint` then saves
+# it): each worker keeps a part, and gathers the rest when it needs it.
 #
 # ## Appendix: MXNet 1.9.1 on a cluster
 #
@@ -1085,8 +1088,8 @@ print(f"1/3 comes back off by {abs(float(ones)):.0e}")
 # - torchruns meet at a rendezvous and give each process a rank, a local rank and the world size.
 #   After a worker's failure they end the rest and, if `--max-restarts` (default 0) allows, start
 #   all anew. They bring back no state.
-# - A complete checkpoint holds model, optimizer, position in the data, and each rank's random
-#   state. Resumed from it, LeNet ended bit for bit like the unbroken run; without optimizer, step
+# - A checkpoint holds model, optimizer, position in the data, and each rank's random state. Resumed
+#   from it, LeNet on two workers ended bit for bit like the unbroken run; without optimizer, step
 #   or random states it did not, and no error said so.
 # - Write aside, fsync, rename. Test a checkpoint by resuming, not by the loss.
 # - A parameter server adds up: `step` takes the size of the whole batch. Under `dist_sync` two
@@ -1097,7 +1100,8 @@ print(f"1/3 comes back off by {abs(float(ones)):.0e}")
 # - A billion parameters with Adam take 16 GB on every DDP worker, 20 with DDP's default buckets,
 #   before activations.
 #
-# **Further reading.** MXNet's tutorial "Multiple GPUs training with Gluon API"; M. Li et al.,
+# **Further reading.** *Distributed Training in MXNet*
+# (`docs/static_site/src/pages/api/faq/distributed_training.md`); M. Li et al.,
 # *Scaling distributed machine learning with the parameter server* (OSDI 2014); the text at the head
 # of `torch/distributed/run.py`.
 
@@ -1107,16 +1111,16 @@ print(f"1/3 comes back off by {abs(float(ones)):.0e}")
 # 1. **Seeds that differ.** Suppose `batches` were seeded with the rank as well. Show for two
 #    workers that images are lost and doubled, and count them in an epoch.
 # 2. **Three workers come back.** Resume the dead run's checkpoint with three workers in place of
-#    two, without dropout (`model.eval()`), and finish the second epoch. Compare with one process.
-#    Mind that 32 is not divisible by 3.
+#    two, without dropout (`model.eval()`) and the two random states, and finish the second epoch.
+#    Compare with one process. Mind that 32 is not divisible by 3.
 # 3. **Whose keys?** A store has LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to
-#    7. By MXNet's rule, what share of
-#    the bytes does each of two servers get? And of three? Which number would you take?
+#    7. By MXNet's rule (appendix), what share of the bytes does each of two servers get? And of
+#    three? Which number would you take?
 
 # %% [markdown]
 # ### Answer 1
 #
-# What one worker takes, the other may take as well.
+# Each worker misses an image with probability ½, so both miss it with ¼.
 
 # %% tags=["solution"]
 orders = [np.random.default_rng([15, 0, rank]).permutation(IMAGES) for rank in (0, 1)]
@@ -1129,8 +1133,9 @@ print(f"{lost} of {IMAGES} images are lost, as many are doubled: about a quarter
 # %% [markdown]
 # ### Answer 2
 #
-# Shares are 11, 11 and 10, and DDP averages over workers. So each takes the *sum* over its share,
-# times $k$, by the size of the whole batch.
+# Shares are 11, 11 and 10. DDP divides the sum of the gradients by $k$. So each worker's loss is
+# $k$ · (sum over its share) / (size of the whole batch): $k$ cancels, and every image has weight
+# 1/32.
 
 # %% tags=["solution", "torch", "trains"]
 def finish_epoch(path, model, optimizer, rank, k):
@@ -1190,5 +1195,6 @@ for servers in (1, 2, 3, 4, 5):
     assert load.max() / sum(arrays) > (0.99 if servers == 2 else 0.75)
 
 # %% [markdown]
-# No number helps: LeNet's largest array has four fifths of the entries, and is too small to be cut,
-# unless you lower `MXNET_KVSTORE_BIGARRAY_BOUND`.
+# Three: the busiest server's share falls from 99.8 % to 79.4 %. More don't help: the largest array
+# alone has 79.3 % of the entries, and is too small to be cut, unless you lower
+# `MXNET_KVSTORE_BIGARRAY_BOUND`.
