@@ -9,7 +9,9 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Every rank runs the same program, under torchrun, on its share of the batch.
+Every rank runs the same program, under torchrun, on its share of the batch. Made for PyTorch 2.13.
+Where torch.distributed has no reduce_scatter_single and all_gather_single, call them by their
+earlier names, reduce_scatter_tensor and all_gather_into_tensor.
 """
 
 import weakref
@@ -256,15 +258,19 @@ class ShardedModule(nn.Module):
         self.compute_dtype, self.names = compute_dtype, list(module.state_dict())
         self.lent, self.sent = {}, []
         copy_from_rank_0(module)
-        cuts = {p: Cut(p.shape) for p in module.parameters()}
+        self.cuts = {p: Cut(p.shape) for p in module.parameters()}
         places = [(owner, name, p) for owner in module.modules()
                   for name, p in owner.named_parameters(recurse=False, remove_duplicate=False)]
-        for p, cut in cuts.items():
+        for p, cut in self.cuts.items():
             p.data = cut.pad(cut.mine(p.data), 1).clone()
         for owner, name, p in places:
-            unshard = Unshard(cuts[p], self)
+            unshard = Unshard(self.cuts[p], self)
             parametrize.register_parametrization(owner, name, unshard, unsafe=True)
         self.module = module
+
+    def parameters(self, recurse=True):
+        """In the order that `module` had, by which an optimizer numbers its state."""
+        return iter(self.cuts if recurse else ())
 
     def cast(self, value):
         change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()

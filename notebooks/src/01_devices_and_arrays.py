@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · Devices and arrays
 #
-# With a second device, training can take half the time, or longer than before. Which it is depends
-# on three things: where each array is, whether a computation has finished, and how long a copy
-# takes. In this chapter you learn to find that out.
+# With a second device, training can take half the time, or longer than before. To find out which,
+# you must know where each array is, when a computation has finished, and how long a copy takes.
+# This chapter shows how.
 #
 # ## What you'll do
 #
@@ -146,9 +146,11 @@ def accounts(weights, activations):  # MB of weights, gradients, Adam's state, a
 
 def by_layer(after):
     return [accounts(weights[:after].sum(), layer[:after].sum()),
+            # its own layers, and the input that it received
             accounts(weights[after:].sum(), layer[after:].sum() + passed[after - 1])]
 
 
+# half of what isn't passed on, every later layer's whole input, half of the ten outputs
 all_of, sliced = weights.sum(), (layer - passed).sum() / 2 + passed[:-1].sum() + 5
 held = {"by layer": by_layer(1), "inside layers": [accounts(all_of / 2, sliced)] * 2,
         "by data": [accounts(all_of, layer.sum() / 2)] * 2}
@@ -416,8 +418,8 @@ def windows(size):
 
 # %% [markdown]
 # Three clocks, each for one copy. *Alone*: copy, wait, then the next. *Queued*: all 16 copies,
-# then wait. *Call*: the bare calls of the second. The first to run finds the memory cold, so we
-# copy once before the clocks start, and the two take turns in being first.
+# then wait. *Call*: the time until Python has made *queued*'s calls, without the wait. The first to
+# run finds the memory cold, so we copy once before, and the two take turns in being first.
 
 # %%
 def copy_all(pairs, wait):
@@ -442,11 +444,11 @@ def three_clocks(size, turn):
 # %% [markdown]
 # Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB
 # $10^6$.) **Predict:** from the first size to the last is a factor of 16,000. By what factor will
-# the time grow: by 16,000, more, or much less?
+# the time grow?
 #
 # Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth*
-# $B$, $t(s) = L + s/B$. The weights of the fit make each size count the same, by its *relative*
-# error.
+# $B$, $t(s) = L + s/B$. `w=1 / alone` makes `polyfit` minimise relative errors; otherwise
+# the largest sizes alone would decide.
 
 # %% tags=["measured"]
 sizes = np.geomspace(4e3, LARGEST, 10)
@@ -460,6 +462,7 @@ alone = middle[:, 0]
 per_byte, L = np.polyfit(sizes, alone, 1, w=1 / alone)
 worst = np.abs((L + sizes * per_byte) / alone - 1).max()
 print(f"L = {L * 1e6:.0f} µs, B = {1e-9 / per_byte:.1f} GB/s, off by up to {worst:.0%}")
+print(f"alone, 64 MB take {alone[-1] / alone[0]:,.0f} times as long as 4 KB")
 
 # %% tags=["measured"]
 from helpers.plotting import GREEN, figure
@@ -478,9 +481,10 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: waited for
               "fitted curve.")
 
 # %% [markdown]
-# If the ranges of the first two lines don't overlap, waiting costs something: waking threads, we
-# guess, and cores that went idle. So $L$ is not the latency of a link: simulated devices have
-# none. Nor need it be the same while other programs run (exercise 3).
+# At 4 KB, *queued* was hardly above *call* in our run: Python needs that long to ask for a copy.
+# *Alone* also waits; the time it adds is waking threads, we guess, and idle cores. So $L$ is mostly
+# call plus wait; simulated devices have no link. It may change while other programs run (exercise
+# 3).
 #
 # **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the
 # GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
@@ -508,9 +512,9 @@ times = np.array([[seconds(lengths, 2 * turn + way) for way, lengths in enumerat
                   for turn in range(30)])
 for (name, lengths), column in zip(ways.items(), times.T):
     expected = sum(L + 4 * n * per_byte for n in lengths)
-    low, mid, high = 1e6 * np.percentile(column, (10, 50, 90))
+    least, mid, most = 1e6 * np.percentile(column, (10, 50, 90))
     print(f"{name:12} predicted {expected * 1e6:3.0f} µs, "
-          f"measured {mid:3.0f} µs ({low:.0f} to {high:.0f})")
+          f"measured {mid:3.0f} µs ({least:.0f} to {most:.0f})")
 
 # %% [markdown]
 # Where the measured range doesn't include the prediction, the model has missed: $L$ is not

@@ -30,7 +30,7 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 
 # %% [markdown]
-# Whether a cut is *right* doesn't depend on how many cores or GPUs there are, so we name three
+# Whether a cut is *right* doesn't depend on cores or GPUs, so we name three
 # simulated devices ourselves. The batch has six examples with two features each, and every number
 # in it is different: a row that turns up in the wrong place, or twice, or not at all, can be seen.
 
@@ -42,8 +42,7 @@ for shard in shards:
     print(shard.context, shard[:, 0].asnumpy())
 
 # %% [markdown]
-# Slicing picks the rows, and the slice is where the batch is; `as_in_context` then moves it. The
-# first column is 0, 2, 4 on one device and 6, 8, 10 on the other.
+# Slicing picks the rows, and the slice is where the batch is; `as_in_context` then moves it.
 #
 # ## Where to cut
 #
@@ -145,26 +144,36 @@ def outcome(split, n, k, **even):
 
 
 # %% [markdown]
-# **Predict:** which cases with `even=False` will be refused?
+# **Predict:** with `even=False`, what should happen to 2 examples on 3 devices?
 
 # %%
 cases = [(n, k, even) for n in range(1, 25) for k in range(1, 5) for even in (True, False)]
 ours = [outcome(split_and_load, n, k, even=even) for n, k, even in cases]
 theirs = [outcome(gluon.utils.split_and_load, n, k, even_split=even) for n, k, even in cases]
 assert ours == theirs, "ours differs from Gluon's"
-print(f"the same outcome in {len(cases)} cases; refused in {theirs.count('refused')} of them,")
+print(f"the same outcome in {len(cases)} cases, {theirs.count('refused')} of them refused;")
+refused = [(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even]
+print("of these with even=False, (n, k):", refused)
 there = nd.arange(4, ctx=three[2]).reshape((2, 2))
 for empty in (split_and_load(there, three, even=False),
               gluon.utils.split_and_load(there, three, even_split=False)):
     assert [len(s) for s in empty] == [1, 1, 0], "an empty shard, and no error"
-print("also for", [(n, k) for (n, k, even), b in zip(cases, theirs) if b == "refused" and not even])
 
 # %% [markdown]
 # Both refuse a batch with fewer examples than devices, but only by accident: `mx.nd` can make an
 # empty slice and can't *copy* it. If it belongs on the device where the batch already is, both
-# return it without an error. In MXNet's NumPy mode, which chapter 08 uses, empty arrays can be
-# copied, and none of these six is refused.
-#
+# return it without an error. In MXNet's NumPy mode (chapter 08) neither refuses any of these:
+
+# %%
+for n, k in refused:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        few, places = mx.np.arange(n), [mx.cpu(i) for i in range(k)]
+        both = [split_and_load(few, places, even=False),
+                gluon.utils.split_and_load(few, places, even_split=False)]
+        lengths = [[len(shard) for shard in shards] for shards in both]
+    assert lengths == 2 * [n * [1] + (k - n) * [0]], "one each for the first, then empty shards"
+
+# %% [markdown]
 # ## A device without data
 #
 # What is wrong with a device that gets nothing? Take the model $y = wx$ with the output as its
@@ -188,8 +197,7 @@ assert [replica.grad.asscalar() for replica in w] == [1, 2, 11], "11 = 5 + 6, fr
 # %% [markdown]
 # `backward` overwrote the first two. The third device still has 11, the gradient of the *previous*
 # step. The sum over the devices is 14 where the batch's gradient is 3, and nothing raises. An
-# *empty* shard in NumPy mode is no cure. What becomes of the gradient then depends on the
-# operator:
+# *empty* shard in NumPy mode is no cure:
 
 # %%
 def gradient_of_nothing(loss_of):
@@ -207,6 +215,10 @@ assert gradient_of_nothing(lambda w, x: (w * x).sum()) == 6, "the old gradient h
 assert gradient_of_nothing(lambda w, x: (x.sum() * w).sum()) == 0, "the right one"
 
 # %% [markdown]
+# In the first, `w` meets an empty array, and MXNet 1.9.1 skips that product's backward pass
+# (`BinaryBroadcastBackwardUseIn` in `elemwise_binary_broadcast_op.h`). In the second, `x.sum()` is
+# a number already, 0, and the gradient is written.
+#
 # `helpers.split_and_load` is the function that you wrote, with its arguments checked. Every device
 # gets at least one example, or you get an error that says why not:
 
@@ -335,8 +347,8 @@ show(fig, alt="Two rows of eight handwritten digits, one row for each device, ea
 # %% [markdown]
 # ### Answer 1
 #
-# Move every shard to the device, then join along the first axis. (A join before the move passes
-# here too: chapter 01.)
+# Move every shard to the device, then join along the first axis. (Joining before the move
+# works here too; two GPUs may crash: chapter 01.)
 
 # %% tags=["solution"]
 def gather(shards, device):

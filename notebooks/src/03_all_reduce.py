@@ -68,7 +68,7 @@ print("held:  ", [g.asnumpy().tolist() for g in held])
 #
 # ## A judge
 #
-# What else should a test notice? Let device $r$ hold $3^r$ times the numbers 2001.5, 2002.5, …,
+# Let device $r$ hold $3^r$ times the numbers 2001.5, 2002.5, …,
 # 2012.5. In base 3 each device is one digit, so if none is counted more than twice, no wrong
 # combination gives the sum. No two entries are alike, so a shifted chunk shows. 2001.5 has more
 # digits than float16 keeps, and a fraction that an integer loses. A second case is a matrix in
@@ -104,7 +104,7 @@ def wrong_devices(all_reduce, k):
 print("rebinding:", wrong_devices(rebinding, 4))
 
 # %% [markdown]
-# A test is only as good as the mistakes that it has caught. Here are some more.
+# Here are some more mistakes.
 
 # %%
 def no_broadcast(arrays):
@@ -312,7 +312,8 @@ def halving_doubling(k):  # k a power of two
 # %% [markdown]
 # ### Two trees
 #
-# A tree is quick to start, a ring sends few bytes; two trees do fairly well at both, for any $k$.
+# A tree takes few rounds, a ring sends few bytes. Two trees send little more than a ring, in a
+# number of rounds that grows with $\log k$ and the number of chunks.
 # Each gets half of the chunks, and the leaves of one, which send only once, are (for odd $k$ all
 # but one) inner nodes of the other. With several chunks, one can leave a device while another
 # arrives (Sanders, Speck and Träff, 2009). `edges` builds a binary tree over the places 1 to $k$,
@@ -330,9 +331,9 @@ def edges(first, last, parent=None):
 print("tree 1 (child, parent):", edges(1, 7))
 
 # %% [markdown]
-# `in_rounds` takes a list of messages and puts each into the first round that is free for it. In a
-# round a device sends to at most `ports` others and receives from as many, and it passes on a
-# chunk only when everything that comes for it earlier in the list has arrived.
+# `in_rounds` puts each message into the first round that is free for it. In a round a device sends
+# to at most `ports` others and receives from as many. `due` holds the (device, chunk) pairs that an
+# earlier message in the list still has to reach; such a chunk can't be sent on yet.
 
 # %%
 from collections import Counter
@@ -418,7 +419,7 @@ print("right on 1 to 8 devices, halving on powers of two")
 # %% [markdown]
 # ## Who sends what, and when
 #
-# The figure has a line for each round. Solid blue: the receiver adds; dashed orange: it
+# Solid blue: the receiver adds; dashed orange: it
 # overwrites. An arrow's width is the size of its message.
 
 # %%
@@ -459,7 +460,7 @@ for name, (rounds, parts) in schedules(8).items():
         name, *counted(rounds, parts, 8)))
 
 # %% [markdown]
-# In general:
+# In general, and for the double tree in all cases tried:
 #
 # | | rounds | busiest device sends |
 # | --- | --- | --- |
@@ -583,6 +584,10 @@ for (size, network), rows in table.items():
     best = [" = ".join(sorted(name for name in row if row[name] < 1.0001 * min(row.values())))
             for row in rows]
     print(f"{size / 1e3:6,.0f} KB, {network.__name__:12} best for k = 8: {best[2]}; 64: {best[5]}")
+for size in (4e3, 16e6):
+    times = table[size, one_switch][-1]
+    print(f"{size / 1e3:6,.0f} KB, 64 devices, one switch: the tree takes "
+          f"{times['tree'] / times['ring']:.2f} times as long as the ring")
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(7, 3.4), sharey=True, layout="constrained")
@@ -604,14 +609,20 @@ show(fig, alt="Predicted time against the number of devices for six schemes on t
 
 # %% [markdown]
 # Small arrays pay for rounds: at 4 KB behind switches, the tree and halving take a tenth of the
-# ring's time on 64 devices. Large ones pay for bytes: at 16 MB on one switch, the tree takes 2.6
-# to 5.8 times as long as halving from 4 devices on. Between two switches, more than half of
-# *direct*'s messages (17 ms on 64 devices, not 1.7) and all of halving's two middle rounds share
-# one link, while the ring sends over it once in each direction and round; it leads from 4 to 32
-# devices. On all-to-all links, one ring uses one of a device's links. The double tree doesn't lead
-# where $k$ is a power of two; on 48 devices on one switch it takes 0.6 of the ring's time for 2
-# MB. On the right, star, ring and halving nearly coincide from 8 devices on. The model leaves out
-# the time to add, and any overlap with computation.
+# ring's time on 64 devices. Large ones pay for bytes:
+#
+# *One switch*: the tree takes 2.6 to 5.8 times as long as halving from 4 devices on.
+#
+# *Two switches*: more than half of *direct*'s messages (17 ms on 64 devices, not 1.7) and all of
+# halving's two middle rounds share one link; the ring sends over it once in each direction and
+# round, and leads from 4 to 32 devices.
+#
+# *All-to-all*: one ring uses one of a device's links; several could use more, in $2(k-1)$ rounds
+# where *direct* takes 2. Star, ring and halving nearly coincide from 8 devices on.
+#
+# On 4 to 64 devices, powers of two, the double tree never leads at these two sizes; on 48, on one
+# switch, it takes 0.6 of the ring's time for 2 MB. The model leaves out the time to add, and any
+# overlap with computation.
 
 # %%
 def leads(name, network, size=16e6, ks=MANY[1:]):
@@ -701,8 +712,7 @@ def fastest(n):
 
 for f, row in zip(schemes, middle):
     print(f"{f.__name__:22} 4 KB {row[0] * 1e6:4.0f} µs    16 MB {row[-1] * 1e3:5.2f} ms")
-print("fastest, or not slower than it beyond the noise:")
-print(f"4 KB: {fastest(0)}\n16 MB: {fastest(-1)}")
+print(f"fastest, or not beyond the noise slower:\n4 KB: {fastest(0)}\n16 MB: {fastest(-1)}")
 
 # %% tags=["measured"]
 kind = "GPUs" if two[0].device_type == "gpu" else "simulated devices"

@@ -206,8 +206,7 @@ def accuracy(replicas, devices, dataset, size=500):
     right = 0
     for start in range(0, len(dataset[1]), size):
         batch = (split_and_load(a[start : start + size], devices, even=False) for a in dataset)
-        shards = list(zip(*batch, replicas))
-        hits = [(lenet(x, p).argmax(axis=1) == y).sum() for x, y, p in shards]
+        hits = [(lenet(x, p).argmax(axis=1) == y).sum() for x, y, p in zip(*batch, replicas)]
         right += sum(hit.asscalar() for hit in hits)
     return right / len(dataset[1])
 
@@ -436,11 +435,10 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
               "seeds in float32, two in float64.")
 
 # %% [markdown]
-# It differs from seed to seed: in our run one grew only four times, the others more than 100,000
-# times, and not steadily. The difference stays near $10^{-7}$ for a while, then jumps, at a step
-# that depends on the seed. We don't know what makes it jump. So
-# *equality* is a claim for float64, or for one step. In float32 the claim is that the network
-# learns as well: after an epoch of MNIST, it did for each of five seeds (above).
+# In our run the difference stayed near $10^{-7}$ for one seed; for the others it jumped, at
+# different steps, and ended above $10^{-2}$. We don't know what makes it jump. So *equality* is a
+# claim for float64, or for one step. In float32 the claim is that the network learns as well: after
+# an epoch of MNIST, it did for each of five seeds (above).
 
 # %% [markdown]
 # ## The speed-up
@@ -457,7 +455,7 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
 # - *stock MXNet*, one context, without this course's settings: its operators use all cores by
 #   themselves;
 # - *never communicate*: two trainings in one process, each on half of the batch, with no
-#   all-reduce. What two devices fall short of it is the price of communicating;
+#   all-reduce;
 # - *two processes* that share nothing: no common Python, engine or memory allocator.
 #
 # First, what each of them measures, without reading or shuffling data:
@@ -481,8 +479,9 @@ def contestants(groups, kind, total, steps=6):
     return steps * sum(len(training[0]) for training in trainings) / (time.perf_counter() - start)
 
 # %% [markdown]
-# Settings count only before MXNet is loaded, so each contestant is a process of its own, with this
-# chapter's functions, taken from their source.
+# Settings count only before MXNet is loaded, so each worker is a Python process of its own, with
+# this chapter's functions. It reads lines such as `([[0, 1]], 'cpu', 256)` from its standard input,
+# calls `contestants` with them, and prints images/s.
 
 # %%
 import inspect
@@ -517,7 +516,7 @@ def start(settings):
 from helpers.timing import Others
 
 
-def read_rate(process):
+def read_throughput(process):
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"a contestant ended: {process.stderr.read()}")
@@ -529,7 +528,7 @@ def measure(team):
         groups = [[two[r].device_id for r in group] for group in groups]
         job = groups, two[0].device_type, 256 // len(team)
         print(job, file=process.stdin, flush=True)
-    return sum(read_rate(process) for process, _ in team)
+    return sum(read_throughput(process) for process, _ in team)
 
 # %%
 def contest(rows, rounds=9):
@@ -555,12 +554,12 @@ def contest(rows, rounds=9):
 baselines = {"one device": (ALL, [[[0]]]), "two devices": (ALL, [[[0, 1]]]),
              "never communicate": (ALL, [[[0], [1]]]), "two processes": (ALL, [[[0]], [[1]]]),
              "stock MXNet": ({}, [[[0]]])}
-rates = contest(baselines)
-ratios = rates / rates[:, :1]
-for name, rate, ratio in zip(baselines, rates.T, ratios.T):
-    print(f"{name:18} {np.median(rate):6,.0f} images/s, times one device: {np.median(ratio):.2f} "
+speeds = contest(baselines)
+ratios = speeds / speeds[:, :1]
+for name, column, ratio in zip(baselines, speeds.T, ratios.T):
+    print(f"{name:18} {np.median(column):6,.0f} images/s, times one device: {np.median(ratio):.2f} "
           f"({ratio.min():.2f} to {ratio.max():.2f})")
-lead = rates[:, 2] / rates[:, 1]
+lead = speeds[:, 2] / speeds[:, 1]
 print(f"never communicate, times two devices: {np.median(lead):.2f} "
       f"({lead.min():.2f} to {lead.max():.2f})")
 
@@ -568,22 +567,23 @@ print(f"never communicate, times two devices: {np.median(lead):.2f} "
 speedup = np.median(ratios[:, 1])
 fig, ax = figure(f"Two devices train {speedup:.2f} times as fast as one (median)",
                  "", "images per second")
-for i, (column, color) in enumerate(zip(rates.T, (GREY, BLUE, GREEN, GREEN, ORANGE))):
+for i, (column, color) in enumerate(zip(speeds.T, (GREY, BLUE, GREEN, GREEN, ORANGE))):
     ax.plot(i + np.linspace(-0.15, 0.15, len(column)), column, "o", color=color, alpha=0.6)
     ax.plot([i - 0.25, i + 0.25], [np.median(column)] * 2, color=color, lw=3)
-ax.axhline(2 * np.median(rates[:, 0]), color="black", lw=1, ls="--")
-ax.text(-0.4, 2.03 * np.median(rates[:, 0]), "twice one device", va="bottom", fontsize=9)
+ax.axhline(2 * np.median(speeds[:, 0]), color="black", lw=1, ls="--")
+ax.text(-0.4, 2.03 * np.median(speeds[:, 0]), "twice one device", va="bottom", fontsize=9)
 ax.set_xticks(range(5), [name.replace(" ", "\n", 1) for name in baselines])
-ax.set(ylim=(0, 1.1 * max(rates.max(), 2 * np.median(rates[:, 0]))), xlim=(-0.5, 4.5))
+ax.set(ylim=(0, 1.1 * max(speeds.max(), 2 * np.median(speeds[:, 0]))), xlim=(-0.5, 4.5))
 show(fig, alt="Images per second of each round for one device, two devices, two trainings that "
               "never communicate, two processes and stock MXNet, with medians and a line at twice "
               "one device.")
 
 # %% [markdown]
-# *Two devices* against one is the speed-up. *Never communicate* is ahead of it by what the
-# all-reduce and the waiting cost; if the range of the last line includes 1, that can't be told
-# from noise. *Two processes* share only the machine. *Stock MXNet* has all cores for its one
-# device; in our run, on two, it was slower than one core with this course's settings.
+# *Two devices* against one is the speed-up. The difference between *never communicate* and *two
+# devices* is the cost of the all-reduce, with the waiting that it causes; if the range of the last
+# line includes 1, that can't be told from noise. *Two processes* share only the machine. *Stock
+# MXNet* has all cores for its one device; in our run, on two, it was slower than one core with this
+# course's settings.
 #
 # **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. The settings for
 # scratch space and allocator don't matter there: each GPU has scratch space and a pool of memory
@@ -654,22 +654,32 @@ show(fig, alt="Loss against images seen for four combinations of batch and rate,
               "five seeds with a band from the lowest to the highest.")
 
 # %% [markdown]
-# All of these use two devices. Batch 256 at the same rate takes half as many steps, and after one
-# epoch it is behind batch 128 for each of the five seeds. With the rate doubled as well, four of
-# five seeds keep up for one epoch (within 0.2 points), and after three it is behind for each seed,
-# by 0.1 to 1.1 points. So the rule of Goyal et al. (2017), which doubles both, is no law; they
-# also warm the rate up over the first epochs. Chapter 11 maps batch against rate.
+# All of these use two devices. How many points is each seed ahead of its run at (128, 0.2)?
 
 # %%
-first = {setting: np.array([run[0]["accuracies"][0] for run in runs])
-         for setting, runs in grid.items()}
-assert (first[256, 0.2] < first[128, 0.2]).all(), "behind for each seed"
-assert (abs(first[256, 0.4] - first[128, 0.2]) < 0.002).sum() == 4, "keep up for an epoch"
+gaps = {}
+for epoch in (0, 2):
+    for name in ("one-device", "256-0.2", "256-0.4"):
+        runs = zip(stored["runs"][f"lenet-{name}"], grid[128, 0.2])
+        gap = [100 * (a[epoch]["accuracies"][0] - b[epoch]["accuracies"][0]) for a, b in runs]
+        gaps[name, epoch] = np.sort(gap)
+        print(f"epoch {epoch + 1}, {name:10}", *(f"{points:+.2f}" for points in gap))
+
+# %% [markdown]
+# Batch 256 at the same rate takes half as many steps, and after one epoch it is behind for each
+# seed. With the rate doubled as well, four seeds are within 0.2 points after one epoch, the fifth
+# 1.5 behind; after three, three are 0.5 to 1.1 behind, and two by less than rounding alone can
+# make (one device against two: 0.3). So doubling both (Goyal et al., 2017, who also warm the rate
+# up) didn't always give the same accuracy here. Chapter 11 maps batch against rate.
+
+# %%
+assert gaps["256-0.2", 0].max() < 0, "behind for each seed"
+once, thrice = gaps["256-0.4", 0], gaps["256-0.4", 2]
+assert round(once[0], 1) == -1.5 and abs(once[1:]).max() < 0.2, "four of five within 0.2 points"
+assert (thrice[:3].round(1) == [-1.1, -1.1, -0.5]).all(), "three are behind"
+noise = abs(gaps["one-device", 2]).max()
+assert round(noise, 1) == 0.3 and abs(thrice[3:]).max() < noise, "two by less than rounding"
 assert all((medians[256, 0.2][5:] >= other[5:]).all() for other in medians.values()), "title"
-third = {setting: np.array([run[2]["accuracies"][0] for run in runs])
-         for setting, runs in grid.items()}
-lag = 100 * (third[128, 0.2] - third[256, 0.4])
-assert (round(lag.min(), 1), round(lag.max(), 1)) == (0.1, 1.1), "behind after three"
 original = np.array([[epoch["accuracies"][0] for epoch in run]
                      for run in stored["runs"]["lenet-original"]])
 assert (original[:, 0] < 0.12).all() and (original[:, -1] > 0.96).all(), "guessing, then learned"
@@ -677,11 +687,11 @@ print("normal numbers times 0.01, after each epoch:",
       *(f"{100 * np.median(column):.1f} %" for column in original.T))
 
 # %% [markdown]
-# > **What the original page says.** The text of a copy of *The Straight Dope*'s "Training with
-# > multiple GPUs from scratch" speaks of batch size 64 and of MNIST; its code trains with batch
-# > size 256 on Fashion-MNIST (`train(1, 256, 0.3)`, `load_data_fashion_mnist`). The page starts
-# > its weights as normal numbers times 0.01. From that start, at batch 256 and rate 0.3 on MNIST,
-# > all of our five seeds still guess after one epoch (11.3 %), and reach 96 % to 98 % after five.
+# > **A changed copy.** A copy of *The Straight Dope*'s page, titled in Chinese, still says batch
+# > size 64 and MNIST, but trains with batch size 256 on Fashion-MNIST (`train(1, 256, 0.3)`,
+# > `load_data_fashion_mnist`), from normal numbers times 0.01. From that start, at batch 256 and
+# > rate 0.3 on MNIST, our five seeds still guess after one epoch (11.3 %), and reach 96 % to 98 %
+# > after five.
 
 # %% [markdown]
 # ## Summary
@@ -689,7 +699,7 @@ print("normal numbers times 0.01, after each epoch:",
 # - A data-parallel step: split, gradient of the *sum* on each device, all-reduce, update with the
 #   sum over $n$.
 # - In float64, twenty steps on 1 to 4 devices agree with the plain loop to $10^{-12}$. In float32
-#   differences grow, in jumps; there the claim is that it learns as well.
+#   differences grew for some seeds, in jumps; there the claim is that it learns as well.
 # - Compare weights with one device's, on all replicas. Replicas that agree with each other prove
 #   little, and so does accuracy.
 # - Measure speed in turns, warmed up, waited for, several times, and beside honest baselines.
@@ -715,20 +725,21 @@ print("normal numbers times 0.01, after each epoch:",
 # %% [markdown]
 # ### Answer 1
 #
-# The message names the step whose batch has image 300 in seed 0's order. Training stops two steps
-# later, when `train` looks at that loss. Without `check` the accuracy would be the share of zeros
-# among the labels, about 10 %, since `argmax` of NaN is 0.
+# The message names the step whose batch has image 300 in seed 0's order: step 15 of 0 to 19.
+# `train` stops two steps later, when it looks at that loss. Without `check` the accuracy would be
+# the share of zeros among the labels, about 10 %, since `argmax` of NaN is 0.
 
 # %% tags=["solution", "trains"]
 spoilt = small[0].copy()
 spoilt[300, 0, 14, 14] = np.nan
-order = np.random.default_rng(0).permutation(len(spoilt))
+order, stream = np.random.default_rng(0).permutation(1275), batches((spoilt, small[1]), 64)
 try:
-    train([get_params(init_params(), two[0])], two[:1], batches((spoilt, small[1]), 64), lr=0.2)
+    train([get_params(init_params(), two[0])], two[:1], stream, lr=0.2)
     message = ""
 except FloatingPointError as error:
     message = str(error)
-assert f"at step {int(np.flatnonzero(order == 300)[0]) // 64}:" in message, message
+assert np.flatnonzero(order == 300) // 64 == 15 and "at step 15:" in message, message
+assert len(list(stream)) == 2, "of 20 batches, the last two were not asked for: stopped in step 17"
 
 # %% [markdown]
 # ### Answer 2
@@ -736,16 +747,24 @@ assert f"at step {int(np.flatnonzero(order == 300)[0]) // 64}:" in message, mess
 # With equal shards the mean of the $k$ means is the mean of the batch. With uneven ones, such as 5
 # and 4, each example of the smaller shard weighs more.
 
-# %% tags=["solution"]
-def mean_of_means(n):
-    x, y, p = small[0][:n], small[1][:n], get_params(init_params(), two[0])
-    shards = zip(split_and_load(x, two, False), split_and_load(y, two, False))
-    means = [loss_sum(*(a.as_in_context(two[0]) for a in shard), p) / len(shard[0])
-             for shard in shards]
-    return abs(sum(means) / 2 - loss_sum(x.as_in_context(two[0]), y, p) / n).asscalar()
+# %% tags=["solution", "trains"]
+def one_step_of_means(n):
+    xs, ys = (split_and_load(a[:n], two, even=False) for a in small)
+    replicas = [get_params(init_params(), d) for d in two]
+    with autograd.record():
+        losses = [loss_sum(*shard) / len(shard[0]) for shard in zip(xs, ys, replicas)]
+    for loss in losses:
+        loss.backward()
+    for same in zip(*replicas):
+        allreduce([p.grad for p in same])
+        for p in same:
+            p -= 0.2 / 2 * p.grad
+    alone = get_params(init_params(), two[0])
+    train_batch(small[0][:n], small[1][:n], [alone], two[:1], 0.2)
+    return apart(replicas, alone)
 
 
-assert mean_of_means(8) < 1e-6 < mean_of_means(9), "equal only for equal shards"
+assert one_step_of_means(8) < 1e-6 and one_step_of_means(9) > 1e-5, "only for equal shards"
 
 # %% [markdown]
 # ### Answer 3

@@ -2,8 +2,8 @@
 # # 08 · ResNet-18
 #
 # *Dive into Deep Learning* (d2l) trains ResNet-18 on one GPU with batches of 256 and on two with
-# batches of 512. This chapter builds that network and trains it for real. Then it asks what the
-# second device brings: in time, in accuracy, and what it costs in memory.
+# batches of 512. This chapter asks what the second device brings in time and in accuracy, and what
+# it costs in memory.
 #
 # ## What you'll do
 #
@@ -156,8 +156,7 @@ def copy_parameters(source, target):
 
 
 # %% [markdown]
-# Eight images, in two halves as d2l's `split_batch` makes them (Gluon's `split_and_load`, called
-# for images and labels):
+# Eight images, in two halves as d2l's `split_batch` makes them:
 
 # %%
 net, theirs = resnet18(10), d2l.resnet18(10)
@@ -194,7 +193,7 @@ for i, (a, c) in enumerate(zip(widths, widths[1:]), 1):
 formula["dense"] = 512 * 10 + 10
 
 # %% [markdown]
-# And count what is there. Only what is trained counts; BatchNorm's running statistics are not.
+# Now count what is trained; BatchNorm's running statistics are not.
 
 # %%
 def count(block, trained=True):
@@ -242,11 +241,11 @@ assert onp.abs(halves - scores).max() < 1e-5 * onp.abs(scores).max(), "two devic
 # `hybridize` records the operators once as a graph, and then hands over the graph. For one graph of
 # the whole network every block must be a `HybridBlock`. In a `Sequential`, a plain `Block` such as
 # `d2l.Residual` raises no error, and each of its layers becomes a graph by itself; a
-# `HybridSequential` refuses it. So here is ours. Operators come from `F`, which is `mx.nd` when run
-# as is and `mx.sym` when recorded; `F.np` and `F.npx` have those that follow NumPy. The kind of
-# norm is an argument, since chapter 09 will want others. And relu is `npx.activation`, not d2l's
-# `npx.relu`: same values, but on a CPU it takes arrays in the layout in which oneDNN's convolutions
-# leave them (`src/operator/nn/activation.cc`).
+# `HybridSequential` refuses it. Operators come from `F`, which is `mx.nd` when run as is and
+# `mx.sym` when recorded; `F.np` and `F.npx` have those that follow NumPy. The kind of norm is an
+# argument, since chapter 09 will want others. And relu is `npx.activation`, not d2l's `npx.relu`:
+# same values, but on a CPU it takes arrays in the layout in which oneDNN's convolutions leave them
+# (`src/operator/nn/activation.cc`).
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -336,7 +335,8 @@ def apart(net, reference):
 
 # %% [markdown]
 # The oracle is the network of d2l's blocks, on two devices, after three steps. The options allocate
-# all memory once (`static_alloc`) and keep the plan while shapes stay the same (`static_shape`).
+# all memory once (`static_alloc`) and keep the plan, with the addresses of weights and gradients,
+# while shapes stay the same (`static_shape`).
 
 # %%
 mx.random.seed(8), onp.random.seed(8)
@@ -350,9 +350,10 @@ for each in (plain, hybrid):
 
 # %% [markdown]
 # They must have moved, and both to the same place. Without the `waitall` the *running statistics*
-# of the two sometimes differed: a Trainer's first step copies them to all devices, perhaps before
-# the backward pass has written them (with `static_shape`, `CreateEngineOp` in
-# `src/imperative/imperative_utils.h` tells the engine that inputs are only read).
+# of the two sometimes differed: a Trainer's first step copies them to all devices. They are
+# *inputs* of BatchNorm's backward pass, which changes them. With `static_shape` the engine is told
+# that inputs are only read (`CreateEngineOp` in `src/imperative/imperative_utils.h`), so the copy
+# may come first.
 
 # %%
 assert apart(plain, origin) > 1e-3, "three steps must move the weights, or this shows nothing"
@@ -403,7 +404,7 @@ assert evaluate(net, even, pair) == d2l.evaluate_accuracy_gpus(net, even) == 33 
 #
 # ## d2l's training loop, checked
 #
-# Three things in the published loop deserve a look; the first needs a change. **One: the tail.**
+# Three things deserve a look; the first needs a change. **One: the tail.**
 # `split_batch` wants shards of equal size. A batch that doesn't divide raises an error, in the last
 # step of an epoch.
 
@@ -418,10 +419,10 @@ assert [len(shard) for shard in lonely] == [1, 0], "in np mode a device may get 
 # **Two: the size of the last batch.** The published loop calls `trainer.step(batch_size)`, with the
 # nominal size (chapter 06). 60,000 images leave a last batch of 96, for 256 and for 512 alike.
 # Divided by its actual size, that step is a mean of 96 gradients, at the full learning rate. Does
-# it matter? Stored are 27 runs of a network with a quarter of the channels: two devices, 10,000
-# images in batches of 64, so that the last one has 16. Nine seeds each stepped it by its actual
-# size, by the nominal size, or dropped it. **Predict:** after which of the first two is the network
-# more accurate?
+# it matter? Stored are 27 runs of a network with a quarter of the channels: two devices, learning
+# rate 0.1, 10,000 images in batches of 64, so that the last one has 16. Nine seeds each stepped it
+# by its actual size, by the nominal size, or dropped it. **Predict:** after which of the first two
+# is the network more accurate?
 
 # %%
 import json
@@ -459,10 +460,12 @@ assert abs(change["nominal"]).max() < 6, "with the nominal size no run changes b
 # Both have the same noisy gradient of 16 images; with the nominal size the step along it is a
 # quarter as long. At the end of the first epoch that made the difference. After three epochs five
 # of the nine runs with the actual size lie within the nominal runs' range; nominal and dropped
-# can't be told apart. So we keep the nominal size here.
+# can't be told apart. So we keep the nominal size here. (We haven't tried a last batch of 96 on the
+# full network.)
 #
 # **Three: counting in the labels' type.** `d2l.accuracy` adds up right answers in the type of the
-# labels. MNIST's files hold labels as `uint8`. **Predict** the count for 300 answers, all right:
+# labels. The published loop is safe: Gluon's datasets give `int32`, and so does `load_data`. But
+# MNIST's files hold `uint8`. **Predict** the count for 300 answers, all right:
 
 # %%
 scores = np.zeros((300, 2))
@@ -472,14 +475,13 @@ print("right answers of 300: {:.0f} with int32 labels, {:.0f} with uint8".format
 assert counts == [300, 300 % 256], "a uint8 goes back to 0 after 255"
 
 # %% [markdown]
-# `load_data` hands out `int32`.
-#
-# So this is the loop. `# NEW:` marks what differs in a step, besides one `backward` for all losses.
-# (d2l also initialises anew: exercise 3.) A batch with fewer images than devices is refused;
-# `helpers.training.fit` takes that too.
+# In the loop `# NEW:` marks what differs in a step, besides one `backward` for all losses.
+# (d2l also initialises anew: exercise 3.) It has no `waitall` before `step`: running statistics
+# copied too early are forgotten after some dozens of steps. A batch with fewer images than devices
+# is refused; `helpers.training.fit` takes that too.
 #
 # **On GPUs** the first epoch contains cuDNN's search for the fastest algorithms
-# (`MXNET_CUDNN_AUTOTUNE_DEFAULT`), so don't average over it, as d2l's `timer.avg()` does.
+# (`MXNET_CUDNN_AUTOTUNE_DEFAULT`). d2l's `timer.avg()` averages over it; leave it out.
 
 # %% tags=["trains"]
 import sys
@@ -502,7 +504,8 @@ def train(net, batches, test, devices, lr, epochs):
                 [part.wait_to_read() for part in losses[-3]]
         npx.waitall()
         timer.stop()
-        print(f"epoch {epoch}: {timer.times[-1]:.1f} s, {evaluate(net, test, devices):.2%} right")
+        print(f"rate {lr}, epoch {epoch}: {timer.times[-1]:.1f} s,",
+              f"{evaluate(net, test, devices):.2%} right")
     return [onp.concatenate([a.asnumpy() for a in each]).mean() for each in losses]
 
 
@@ -510,8 +513,8 @@ def train(net, batches, test, devices, lr, epochs):
 # ### A narrow one, live
 #
 # With a quarter of the channels, the network trains while you wait: 12,800 images, then 6,400 again
-# with a fifth of the learning rate. It begins as published, from normal numbers of size 0.01. (In
-# chapter 04 that start sat on a plateau for epochs: exercise 2.)
+# with a fifth of the learning rate. It begins as published, from a normal distribution with
+# standard deviation 0.01. (In chapter 04 that start sat on a plateau for epochs: exercise 2.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -524,9 +527,8 @@ half = Batches(*(a[:6400] for a in train_set), 64)
 losses += train(narrow, half, test, two, lr=0.01, epochs=1)
 
 # %% [markdown]
-# The replicas must be
-# equal, to the bit (`assert_same_parameters` leaves out BatchNorm's running
-# statistics), and unseen images must be told apart far better than by guessing.
+# The replicas must be equal, to the bit (`assert_same_parameters` leaves out BatchNorm's running
+# statistics), and unseen images told apart far better than by guessing.
 
 # %%
 assert_same_parameters(narrow)
@@ -538,8 +540,8 @@ assert onp.mean(losses[-10:]) < 0.5 * onp.mean(losses[:10]), "the loss should fa
 #
 # d2l trains on one GPU with batch 256 and learning rate 0.1, and on two with batch 512 and 0.2. Two
 # epochs of each on CPU cores take most of an hour, so these runs are stored: on MNIST (d2l has
-# Fashion-MNIST), from a normal distribution of standard deviation 0.01, the last batch by its
-# nominal size. `make reproduce ARGS="--only resnet18 --store"` makes them again.
+# Fashion-MNIST), from the same start, the last batch by its nominal size.
+# `make reproduce ARGS="--only resnet18 --store"` makes them again.
 
 # %%
 full = load_results("resnet18")
@@ -585,8 +587,8 @@ for percent in (90, 95, 96, 97, 98):
           f"two after {second[0]:7,.0f} and {second[1]:4.1f} min")
 
 # %% [markdown]
-# Both are those of the first check at which the level was reached. Against time, up to where the
-# two devices had done two epochs:
+# Images and minutes are those of the first check that showed the level, every 1.8 minutes for one
+# device and every minute for two. Against time, until two devices had done two epochs:
 
 # %%
 fig, ax = figure("One run each: one device with batch 256 reaches 90 to 98 % first",
@@ -602,8 +604,7 @@ show(fig, alt="Wrong test images against minutes on a logarithmic axis: one devi
      "they are close.")
 
 # %% [markdown]
-# And the training loss against images, as means of 1,536 images (the last batch of each epoch, of
-# 96, is left out):
+# And the training loss against images (means of 1,536; last batches left out):
 
 # %%
 curves = {name: [epoch["losses"][:39] for epoch in epochs] for name, (epochs,) in full.items()}
@@ -622,16 +623,16 @@ show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near t
 
 # %% [markdown]
 # Two devices get through the images 1.8 times as fast, and yet one device was first at each level.
-# Nor had they caught up after two epochs: 98.39 % of all test images after 15.7 minutes, when one
-# device had 98.77 % after 14.2. At batch 512 and learning rate 0.2 the loss first rises above that
-# of guessing, $\ln 10 = 2.3$, and stays near it for 18,000 images; by then the other run's is below
-# 0.1. It is one run each, with one seed, so it only shows that this *can* happen. Batch and
-# learning rate changed along with the devices; we have not run two devices with batch 256.
-# Throughput says nothing about how well a run learns.
+# (It fell below 98 % again.) From minute 12 on the curves cross. On all 10,000 images one device
+# had 98.77 % after 14.2 minutes and 98.61 % after 28.4, two 98.39 % after 15.7: one run each,
+# no winner. At batch 512 and learning rate 0.2 the loss first rises above that of guessing,
+# $\ln 10 = 2.3$, and stays near it for 18,000 images; by then the other run's is below 0.1. One
+# seed shows only that this *can* happen. Batch and learning rate changed along with the devices; we
+# have not run two devices with batch 256.
 #
 # ## Strong and weak scaling
 #
-# There are two questions about a second device, and they have different answers.
+# A second device can be used in two ways:
 #
 # - **Strong scaling:** the batch stays, and each device gets half. The averaged gradient is the
 #   same, except that each BatchNorm sees half a batch (chapter 09).
@@ -730,14 +731,15 @@ show(fig, alt="Speed-up of two devices over one in each round, d2l's blocks and 
 
 # %% [markdown]
 # In our runs weak scaling was above strong in most rounds. A guess: all-reduce and update take as
-# long for twice the images. In quiet runs our hybridised network gains more than d2l's blocks (its
-# relu differs, too).
+# long for twice the images. In quiet runs our hybridised network (its relu differs, too) gained
+# more than d2l's blocks from weak scaling; for strong scaling the ranges sometimes overlap. A ratio
+# above 2 is noise: each number is a single step.
 #
-# ## Where the rest goes
+# ## Why the speed-up falls short of 2
 #
 # d2l's early edition expects more from ResNet-18 than from LeNet: it computes more, so
 # communication would be the smaller part. Is it? The profiler adds up what each operator took, on
-# all devices. (`aggregate_stats` makes it a table; chapter 10 looks at the single events.)
+# all devices.
 
 # %%
 import tempfile
@@ -787,6 +789,7 @@ def lenet(classes):
 
 
 # %% tags=["measured"]
+took = []
 print(f"{'':24} {'compute':>9} {'communication':>14} {'update':>7} {'waiting':>8}   speed-up")
 for make, n, steps in ((lenet, 32, 40), (lenet, 256, 6), (hybrid_resnet18, 32, 1)):
     free_memory()
@@ -802,26 +805,27 @@ for make, n, steps in ((lenet, 32, 40), (lenet, 256, 6), (hybrid_resnet18, 32, 1
           f"{both['waiting'] / total:8.1%} {2 * alone / total:10.2f}")
     print(f"    one device: {alone / n:.2f} ms an image, {one['waiting'] / alone:.1%} waiting; "
           f"on two compute takes {both['compute'] / one['compute']:.2f} times as long")
+    took.append(onp.array([alone, total, both["communication"]]))
+print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one device, "
+      "{:.0f} on two, communication {:.0f}".format(*took[2] / took[0]))
 
 # %% [markdown]
-# At batch 32 compute takes longer on two devices than on one: chapter 10 asks why. What comes on
-# top differs.
+# At batch 32 compute takes longer on two devices than on one: chapter 10 asks why.
 #
 # - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it.
-#   ResNet-18, hybridised, hardly waits: it loses to compute and communication.
+#   ResNet-18, hybridised, waits less. What costs it most differs from run to run.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
-#   LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes, and takes nearly as many
-#   times as long for an image. What counts is how much a network computes *for each parameter*.
-#   That explains a share like LeNet's, not a larger one: each byte took longer, and we don't know
-#   why.
+#   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
+#   than 87 times as long: that makes its share larger. In most runs each byte took longer, too; we
+#   don't know why.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
 # ## Where the memory goes
 #
 # To see memory account by account takes a process in which nothing else has happened. `loky` runs
-# a function in one. The function asks the C library after each stage how much is allocated: once
-# the network is initialised, after the first backward pass, after the first step, and in the end.
+# a function in one. The function asks the C library how much is allocated: once the network is
+# initialised, after the first backward pass, after the first step, and in the end.
 
 # %%
 def allocated():  # bytes, by glibc's mallinfo2 (2.33 or newer), over all threads
@@ -863,8 +867,9 @@ def stages(shard, steps):  # MB that each stage has added, on two devices
 # %% [markdown]
 # It runs with one scratch space for shards of 8 and of 16 images, and with the 64 spaces that
 # `helpers` sets (chapter 04): the difference is scratch space. By chapter 07's count, weights and
-# gradients on $k$ devices should take $2k$ times the weights' 45 MB. A `device` store has buffers
-# of $k$ times that, and with the update in the store a copy of the weights in host memory: $k + 1$.
+# gradients on $k$ devices should take $2k$ times the weights' 45 MB. The store needs a buffer for
+# each device's gradient ($k$ times) and, as it makes the update, its own copy of the weights:
+# $k + 1$ times.
 
 # %% tags=["measured"]
 from joblib.externals.loky import get_reusable_executor
@@ -901,11 +906,10 @@ assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the 
 # - `npx.set_np()` first; after it, `mx.np` arrays only. `d2l.try_gpu(i)` gives `cpu(0)` for every
 #   *i* that doesn't exist, so a list of two may be one device twice.
 # - d2l's loop is right in its core: shards, backward, step, `waitall` before the clock is read.
-#   Mind the last batch and its size, the type that the counter uses, and the first epoch.
+#   Mind the last batch and its size, the first epoch, and the type of labels you read yourself.
 # - One graph of a network needs `HybridBlock`s from top to bottom. Compare it with the original.
 # - Strong scaling divides one batch. Weak scaling doubles the batch: it looked better by images a
-#   second, and is a different training run. In the two stored runs it was the later one at each
-#   level of accuracy.
+#   second, and is a different training run. In the two stored runs it reached each level later.
 # - At batch 32 on our two cores ResNet-18 spends a larger share on communication than LeNet does.
 # - Memory: weights and gradients on each device, the store, what the two passes allocate, and
 #   scratch space, here the largest.
@@ -913,17 +917,17 @@ assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the 
 # Next, chapter 09: the layer that makes two devices differ from one, and what to do about it.
 #
 # **Further reading.** K. He et al., *Deep residual learning* (2015), arXiv:1512.03385; P. Goyal et
-# al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677, for batch, rate and warm-up; *Dive
-# into Deep Learning*, Concise Implementation for Multiple GPUs, and its early edition, Gluon
-# Implementation for Multi-GPU Computation.
+# al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677; *Dive into Deep Learning*, Concise
+# Implementation for Multiple GPUs; early edition, Gluon Implementation for Multi-GPU Computation.
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
 #    stage are most, and how far are the stages apart?
-# 2. **Is it BatchNorm?** Train the narrow network for 32 steps of 64 images from normal numbers of
-#    size 0.01, with BatchNorm and without any norm. What lets the published start work?
+# 2. **Is it BatchNorm?** Train the narrow network for 32 steps of 64 images at learning rate 0.1
+#    from the published start, with BatchNorm and without any norm (`norm` then needs a block that
+#    passes its input through). What lets this start work?
 # 3. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`, so that it can
 #    be called twice. Hybridise a small layer with both options, compute a gradient, start anew and
 #    compute it again. What is in it? What remedies are there?
@@ -952,8 +956,6 @@ assert stages_of[3] == max(stages_of) and 1.3 < max(stages_of) / min(stages_of) 
 
 # %% [markdown]
 # ### Answer 2
-#
-# A norm that does nothing takes BatchNorm's place.
 
 # %% tags=["solution", "trains", "measured"]
 def last_losses(norm, steps=32):
@@ -974,8 +976,8 @@ for norm in (nn.BatchNorm, identity):
     print(f"{norm.__name__:10} {last_losses(norm):.2f}")
 
 # %% [markdown]
-# In these two runs, yes: without a norm the loss stays where guessing has it, and with it the
-# network learns. (That is one seed.)
+# In these two runs (one seed), yes: without a norm the loss stays where guessing has it, and with
+# it the network learns.
 
 # %% [markdown]
 # ### Answer 3
