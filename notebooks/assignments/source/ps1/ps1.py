@@ -10,8 +10,9 @@
 # **You may use** anything in `mx.nd` and NumPy, but not `gluon.utils.split_and_load` or
 # `split_data`: they are what you are asked to write.
 #
-# **In all exercises** a shard keeps its examples' type of number and their exact values. Whatever
-# you are given stays as it is: arrays, and lists too. Devices come in any order and number.
+# **In all exercises** a shard keeps its examples' type of number and their exact values. It is an
+# array of its own: whoever writes into a shard changes neither the batch nor another shard.
+# Whatever you are given stays as it is: arrays, and lists too. Devices come in any order and number.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -41,10 +42,9 @@ print(images.asnumpy().T)
 # Cut `batch` along its first axis into as many shards of one size as there are devices: the
 # first shard on the first device, and so on, in the batch's order.
 #
-# Each shard must be an array of its own: whoever writes into a shard must not change the batch.
-# (On one machine `as_in_context` hands back the same array where there is nothing to move, and
-# a slice is a window onto the batch. `copyto` always copies.) Raise `ValueError` where the
-# examples can't be shared out evenly.
+# On one machine `as_in_context` hands back the same array where there is nothing to move, and a
+# slice is a window onto the batch; `copyto` always copies. Raise `ValueError` where the examples
+# can't be shared out evenly.
 #
 # About six lines.
 
@@ -73,6 +73,12 @@ batch = mx.nd.arange(12).reshape((6, 2))
 shard = split_even(batch, [mx.cpu(0), mx.cpu(1)])[0]
 shard[:] = -1
 assert batch[0, 0].asscalar() == 0, "writing into a shard changed the batch"
+try:
+    split_even(mx.nd.arange(5), [mx.cpu(0), mx.cpu(1)])
+except ValueError as error:
+    print("As it should be, ValueError:", error)
+else:
+    raise AssertionError("five examples for two devices: no ValueError")
 
 # %% [markdown]
 # ## 2. Uneven shards (3 points)
@@ -115,14 +121,14 @@ else:
 # Training takes the examples in a new order each epoch. Given images, labels and an `order` (a
 # NumPy array of example numbers), hand each device its pair of shards: example `order[0]` comes
 # first on the first device. A pair is a tuple or a list of two, in a list of all pairs.
-# `order` may leave examples out, and it may name one twice; the
-# shards are as long as in exercise 2, and the caller's arrays stay as they are.
+# `order` may leave examples out, and it may name one twice, but it names at least one for each
+# device. The shards are as long as in exercise 2. (`take` wants an `mx.nd` array of whole numbers.)
 #
 # Shuffle the images one way and the labels another, and the network still trains, on noise, and
 # nothing says so.
 #
-# About five lines. You may call your `split_uneven` if you copy it into this cell too: each cell
-# is read alone.
+# About five lines. **Each cell is read alone**: if you call your `split_uneven`, copy it into this
+# cell too, or the call will fail when it is marked.
 
 
 # %% nbgrader={"grade_id": "pairs", "solution": true}
@@ -142,6 +148,7 @@ images = mx.nd.stack(10 * labels, 10 * labels + 1, axis=1)
 order = np.array([3, 1, 4, 0, 5, 9, 2])
 pairs = split_pairs(images, labels, order, [mx.cpu(0), mx.cpu(1)])
 np.testing.assert_array_equal(pairs[0][1].asnumpy(), [3, 1, 4, 0])
+assert len(pairs[1]) == 2 and pairs[1][1].shape == (3,), "no pairs of images and their labels"
 for x, y in pairs:
     assert (x.asnumpy()[:, 0] == 10 * y.asnumpy()).all(), "labels beside other images"
 

@@ -8,8 +8,8 @@
 # words.
 #
 # **You may use** anything in `mx.nd` and NumPy, but no KVStore. Whatever crosses from one device
-# to another goes through the function `send` that you are given, and through nothing else:
-# simulated devices could read each other's memory, and GPUs can't.
+# to another goes through the function `send` that you are given, and through nothing else (use what it
+# returns, or has filled): simulated devices could read each other's memory, and GPUs can't.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -188,8 +188,8 @@ assert rounds(messages, 4) <= 4, f"{rounds(messages, 4)} rounds on four devices:
 #
 # The same by a ring. Cut each array, whatever its shape, into $k$ chunks of entries, whose lengths
 # differ by one at most. In each step every device sends one chunk to the next device in the list,
-# and the last device to the first. For $k - 1$ steps the receiver adds what comes to its own chunk
-# of that number; for $k - 1$ more steps finished chunks go round, and the receiver overwrites.
+# and the last device to the first. For $k - 1$ steps the receiver adds what arrives to its own copy
+# of the same chunk; for $k - 1$ more steps finished chunks go round, and overwrite the receiver's.
 #
 # It must work for every $k$ and every size. Where there are fewer entries than devices some chunks
 # are empty: then nothing is sent. For $k = 1$ nothing is sent at all. (`array.reshape(-1)` is a
@@ -219,7 +219,8 @@ def ring_allreduce(arrays, send):
 # %% nbgrader={"grade_id": "ring-values", "points": 2}
 for k in (1, 2, 3, 4):
     summed(run_ring, replicas(k))
-summed(run_ring, replicas(3, n=10))  # 10 doesn't divide by 3
+summed(run_ring, replicas(3, n=2))   # fewer entries than devices
+summed(run_ring, replicas(3, n=10))  # 10 is not a multiple of 3
 
 # %% nbgrader={"grade_id": "ring-bytes", "points": 2}
 messages = sent(run_ring, replicas(4))  # 12 entries of 4 bytes
@@ -232,14 +233,14 @@ assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes
 # How many bytes does the device that sends most send in one all-reduce? Count what is *sent*, not
 # what is received, in both halves together: summing and handing on. `scheme` is one of these:
 #
-# - `"first"`: every other device sends its array to device 0, which adds them up and sends the sum
+# - `"first"`, the chapter's star: every other device sends its array to device 0, which adds them up and sends the sum
 #   to each of the others, one after the other;
 # - `"tree"`: the tree of chapter 03. In round 1 device 1 sends to 0, 3 to 2, 5 to 4 and so on; in
 #   each round up, senders are twice as far from receivers as in the round before; whoever has no
 #   partner rests. The sum comes down by the same pairs in reverse;
 # - `"ring"`: that of exercise 2.
 #
-# `size` is how many bytes *one* array has. It divides by $k$, so all chunks have the same
+# `size` is how many bytes *one* array has. It is a multiple of $k$, so all chunks have the same
 # length. $k$ is 1 or more, and need not be a power of two. Return an `int`. Raise
 # `ValueError` for any other scheme.
 #

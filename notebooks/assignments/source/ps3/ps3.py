@@ -9,7 +9,7 @@
 # are for words.
 #
 # **You may use** anything in `mx.nd`, `mx.autograd` and NumPy, with one exception that exercise 1
-# names. Gluon and `kvstore` are for later chapters.
+# names, but neither Gluon nor a `kvstore`.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is judged alone, so none needs the solution of another. Each is tested in
@@ -42,7 +42,7 @@ from mxnet import autograd, nd
 # any size must give the right loss. Subtracting one number from all scores of an example leaves
 # its loss as it is.
 #
-# Write it with `exp`, `log`, sums and the like; don't call `softmax`, `log_softmax` or a finished
+# Write it with `exp`, `log`, `max`, `sum`, `pick` and the like; don't call `softmax`, `log_softmax` or a finished
 # loss. About two lines.
 
 
@@ -135,12 +135,13 @@ def replica_gradients(params, devices):
 
 # %% nbgrader={"grade_id": "replicas-values", "points": 1}
 params = [nd.array([[1, 2], [3, 4]]), nd.array([5, 6])]
-replicas = make_replicas(params, devices(2))
+two = devices(2)
+replicas = make_replicas(params, two)
 assert len(replicas) == 2 and len(replicas[1]) == 2, "not two replicas of two parameters each"
-assert replicas[1][0].context == mx.cpu(1), "replica 1 is not on its device"
-assert (replicas[1][0] == params[0].copyto(mx.cpu(1))).asnumpy().all(), (
+assert replicas[1][0].context == two[1], "replica 1 is not on its device"
+assert (replicas[1][0] == params[0].copyto(two[1])).asnumpy().all(), (
     "replica 1 has other values")
-gradients = replica_gradients(params, devices(2))
+gradients = replica_gradients(params, two)
 assert gradients[1][1] is not None, "a copy has no place for its gradient"
 assert (gradients[1][1].asnumpy() == [10, 12]).all(), (
     f"after the second backward pass it is {gradients[1][1].asnumpy()}, not that pass's (10, 12)")
@@ -190,9 +191,9 @@ def start(seed, inputs=4, hidden=6, outputs=2):
 #
 # Shards may have any sizes: 5, 2 and 1, say. There may also be fewer shards than replicas, as in
 # the last batch of an epoch. Replicas without a shard take part in the update like all others, but
-# what their gradients hold is left from an earlier step. The test in the open tries neither; a
-# test of your own might. The shards stay as they are. Equal means to $10^{-12}$ of the largest
-# weight. (`nd.sgd_update` won't do: it takes its rate in float32.)
+# what their gradients hold is left from an earlier step and must not be added. The test in the
+# open tries neither, nor does it compare one device with the formula; a test of your own might.
+# The shards stay as they are. "Equal" means: apart by at most $10^{-12}$ of the largest weight. (`nd.sgd_update` won't do: it takes its rate in float32.)
 #
 # About twelve lines.
 
@@ -260,7 +261,7 @@ assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one devic
 #
 # Hand each batch to `step(images, labels, n)`, which is given to you, with `mx.nd` arrays. It
 # updates the network with the gradient of the *sum* of the losses, divided by `n`,
-# and returns the sum of the losses. Say the right `n` for each batch, so that each makes a step
+# and returns the sum of the losses, a Python number. Say the right `n` for each batch, so that each makes a step
 # with the mean of its own gradients. Return the mean loss over all examples of the epoch. Types of
 # numbers and the caller's arrays stay as they are.
 #
@@ -313,7 +314,8 @@ for x, y, _ in seen:
 # %% nbgrader={"grade_id": "epoch-care", "points": 1}
 images, labels = nd.array([[1], [1], [1]]), nd.array([0, 0, 2])
 mean, weight, _ = run_epoch(images, labels, np.arange(3), 2, np.zeros(1), 0.5)
-assert weight == [1], f"the weight is {weight[0]}: 0.5 x 2 is the step of the last batch, of one"
+assert weight == [1], \
+    f"the weight is {weight[0]}, not 1: the last batch has one example, so its n is 1"
 assert abs(mean - 2 / 3) < 1e-6, f"losses of 0, 0 and 2, and a mean of {mean}"
 
 # %% [markdown]

@@ -16,7 +16,7 @@
 # on other values, other sizes, other networks and other numbers of devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. The imports, `network`, `squared` and `flat` are there.
 
 # %% tags=["given"]
 import mxnet as mx
@@ -64,8 +64,9 @@ print([p.grad().asnumpy().tolist() for p in net.collect_params().values()])
 #
 # Cut the batch `x`, `y` into a shard for each device, in the order of `devices`; lengths differ by
 # at most one, and the longer shards come first. (`gluon.utils.split_and_load` does that with
-# `even_split=False`, if there is an example for each device.) Run forward and backward on each
-# device, and return its gradients of the *sum* of the losses in its shard: a list with an entry
+# `even_split=False`, if there is an example for each device; with fewer it ends in an error about
+# shapes.) Run forward and backward on each
+# device, and return its gradients of the *sum* of the losses (`squared`) in its shard: a list with an entry
 # for each parameter, in the order of `net.collect_params()`; the entry is the list of its
 # gradients on each device, in the order of `devices`.
 #
@@ -125,8 +126,10 @@ assert len(gradients[0]) == 2, f"{len(gradients[0])} gradients of the weight for
 assert all(isinstance(g, nd.NDArray) for replicas in gradients for g in replicas), "not NDArrays"
 where = [g.context for g in gradients[0]]
 assert where == [mx.cpu(0), mx.cpu(1)], f"the weight's gradients are on {where}"
-assert gradients[0][0].asnumpy().tolist() == [[8, 16]], "device 0 has the first two examples"
-assert gradients[0][1].asnumpy().tolist() == [[1, 1]], "device 1 has the last example"
+assert gradients[0][0].asnumpy().tolist() == [[8, 16]], (
+    f"device 0: {gradients[0][0].asnumpy()}, not [[8, 16]], the sum of its two examples")
+assert gradients[0][1].asnumpy().tolist() == [[1, 1]], (
+    f"device 1: {gradients[0][1].asnumpy()}, not [[1, 1]], its one example's")
 assert [g.asscalar() for g in gradients[1]] == [2, 1], "the bias's: examples in each shard"
 
 # %% nbgrader={"grade_id": "gradients-care", "points": 2}
@@ -135,7 +138,8 @@ y = -nd.ones(3, dtype="float64")
 batches = [(x, y), (x[2:], y[2:])]
 (first, second), held, _ = batch_by_batch(flat, batches, [mx.cpu(0), mx.cpu(1)])
 assert first[0][0].asnumpy().tolist() == [[8, 16]], (
-    "device 0's first gradient is another in the end: has the second call changed it?")
+    f"device 0's gradient of the first batch is {first[0][0].asnumpy()}, not [[8, 16]]; if it was "
+    "right above, the second call has changed it")
 assert second[0][1].asnumpy().tolist() == [[0, 0]], "device 1 had no example the second time"
 assert held[0][1].asnumpy().tolist() == [[0, 0]], "the network still has an old gradient"
 
@@ -151,7 +155,7 @@ assert held[0][1].asnumpy().tolist() == [[0, 0]], "the network still has an old 
 # where $\|\cdot\|^2$ is the sum of the squares of all entries. Gradients on two devices point in
 # different ways, and partly cancel: so the sum over devices comes *before* the squares.
 #
-# Return a number, not an array, and leave the gradients as they are. Work in float64 from the first
+# Return a float, not an array, and leave the gradients as they are. Work in float64 from the first
 # sum on, whatever the gradients are in: a float32 of $10^{25}$ is fine, but its square is not.
 #
 # About two lines.
@@ -171,7 +175,7 @@ def mean_norm(gradients, n):
 gradients = [[nd.array([[12, -16]], mx.cpu(0)), nd.array([[-4, 32]], mx.cpu(1))],
              [nd.array([1], mx.cpu(0)), nd.array([1], mx.cpu(1))]]
 norm = mean_norm(gradients, 2)
-assert isinstance(norm, float), f"a {type(norm).__name__}, not a number"
+assert isinstance(norm, float), f"a {type(norm).__name__}, not a float"
 assert abs(norm - 9) < 1e-12, f"{norm}, not 9"
 
 # %% nbgrader={"grade_id": "norm-care", "points": 1}
@@ -262,8 +266,8 @@ assert w == [[-1, -2]], f"below the limit: weights {w}, not [[-1, -2]]"
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A colleague saves a line: each device clips its own gradient to the limit right after its
-# backward, and then `trainer.step(n)` sums. Why is that something else? Say what may change, and
+# A colleague saves a line: each device clips its own gradient, a sum, to $n$ times the limit right
+# after its backward, and then `trainer.step(n)` sums. Why is that something else? Say what may change, and
 # name two cases in which both agree. A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}

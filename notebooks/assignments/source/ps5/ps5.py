@@ -150,7 +150,7 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
 # is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Each of your two numbers may be off
-# by $10^{-8}$ of itself.
+# by $10^{-8}$ of itself, so solve the linear problem: an iterative fit stops too early.
 #
 # The measurements come in any order, and a size may be there more than once: then each of its times
 # counts. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
@@ -182,9 +182,14 @@ assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at
 
 # %% nbgrader={"grade_id": "line-care", "points": 1}
 sizes, seconds = np.array([4000, 1000, 2000]), np.array([5.0, 2.0, 3.0])
-fit_line(sizes, seconds)
+alpha, bandwidth = fit_line(sizes, seconds)
+assert np.allclose([alpha, bandwidth], [1, 1000]), f"{alpha}, {bandwidth}, not 1 s, 1000 bytes/s"
 assert list(sizes) == [4000, 1000, 2000], "the caller's sizes were changed"
 assert list(seconds) == [5, 2, 3], "the caller's times were changed"
+# The line through 2.4 s, where residuals of -1/5 and 3/5 cancel by their weights, and 3.4 s.
+alpha, bandwidth = fit_line(np.array([1000, 1000, 2000]), np.array([2.0, 6.0, 3.4]))
+assert np.allclose([alpha, bandwidth], [1.4, 1000]), (
+    f"{alpha}, {bandwidth}: of relative residuals 2 and 6 have the mean 2.4, not 4")
 
 # %% [markdown]
 # ## 3. What more devices would bring (3 points)

@@ -48,7 +48,7 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 # very little may get nothing. No test depends on a
 # floating-point number's last digits.
 #
-# The sizes are integers, Python's or NumPy's. Raise `ValueError` where there are fewer examples
+# Return a list; the sizes in it are integers, Python's or NumPy's. Raise `ValueError` where there are fewer examples
 # than devices, and where a speed is not a positive, finite number. The list that you are given
 # stays as it is.
 #
@@ -82,12 +82,14 @@ for n, speeds, expected in (
         (10, [3, 1, 1, 1], [5, 2, 2, 1]),  # due 5, 1.67, 1.67 and 1.67; two are left over
         (100, [0.2, 0.3, 0.4], [22, 33, 45])):  # due 22.2, 33.3 and 44.4; one is left over
     sizes = cut(n, speeds)
+    assert isinstance(sizes, list), f"a {type(sizes).__name__}, not a list"
     assert sum(sizes) == n, f"{n} examples, but {sizes} add up to {sum(sizes)}"
     assert sizes == expected, f"{n} examples, speeds {speeds}: {sizes}, not {expected}"
 
 # %% nbgrader={"grade_id": "cut-few", "points": 1}
 for n, speeds, expected in (
         (3, [90, 5, 5], [1, 1, 1]),
+        (4, [1, 4, 4], [1, 2, 1]),   # one for the first; the others share three, due 1.5 each
         (11, [3, 74, 40], [1, 6, 4])):  # one for the first; the others share ten as 74 to 40
     sizes = cut(n, speeds)
     assert min(sizes) > 0, f"{n} examples, speeds {speeds}: {sizes}, so a device has nothing"
@@ -115,8 +117,9 @@ for n, speeds in ((2, [1, 1, 1]), (8, [1, 0])):
 # from earlier, which may be NaN, and that must not count; but the device receives $\bar g$ like
 # the others. At least one size is above 0.
 #
-# Raise `ValueError`, and write nothing, where there isn't one size for each gradient. `sizes` stays
-# as it is, and float64 gradients are to be exact to float64. The function returns nothing.
+# The course's `allreduce` isn't in this folder: copy to one device, add, and copy back. Raise
+# `ValueError`, and write nothing, where there isn't one size for each gradient.
+# `sizes` stays as it is, and float64 gradients are to be exact to float64. The function returns nothing.
 #
 # About five lines.
 
@@ -164,14 +167,15 @@ else:
 #
 # `step_seconds(n, speeds, cost)` returns a tuple or list of three numbers for a batch of $n$: the
 # seconds of a step on the fastest device alone, on all devices with equal shares, and on all
-# devices with shares in proportion to `speeds`. `cost` is what the all-reduce takes, in seconds.
+# devices with shares in proportion to `speeds`. `cost` is what the all-reduce takes, in seconds. With
+# one entry in `speeds` all three are the same.
 #
 # `whom(n, speeds, costs)` decides which devices should train, with shares in proportion. Now the
 # time of the all-reduce was measured for each number of devices: among $k$ it takes `costs[k-1]`
 # seconds, and `costs[0]` is 0. Expect nothing else of these: they may grow with $k$, stay the same,
 # or go up and down. Return two things, in a tuple or list: the numbers of the chosen devices, as an
 # ascending list of integers, and the seconds that their step takes. If several choices are equally
-# fast, take the one with the fewest devices; if some of these devices are equally fast, those with
+# fast, take the one with the fewest devices; of devices of one speed, take those with
 # the lower numbers. Both functions leave their lists as they are.
 #
 # About four lines each.
@@ -207,9 +211,11 @@ alone, equal, proportional = step_seconds(240, [1600, 400, 400], 0.01)
 assert np.isclose(alone, 0.15), f"240 examples at 1600 a second take 0.15 s, not {alone:.3g}"
 assert np.isclose(equal, 0.21), f"80 at 400 a second, and the all-reduce: 0.21 s, not {equal:.3g}"
 assert np.isclose(proportional, 0.11), f"160 and twice 40: 0.11 s, all-reduce too, not {proportional:.3g}"
+assert np.allclose(step_seconds(240, [1600], 0.01), 0.15), "a device alone has no all-reduce"
 
 # %% nbgrader={"grade_id": "time-whom", "points": 2}
 chosen, seconds = whom(256, [1600, 400], [0, 0.01])
+assert isinstance(chosen, list), f"the numbers are in a {type(chosen).__name__}, not a list"
 assert chosen == [0, 1], f"device 0 alone takes 0.160 s, both 0.128 + 0.010 s: not {chosen}"
 assert np.isclose(seconds, 0.138), f"both take 0.138 s, not {seconds:.3g}"
 chosen, seconds = whom(256, [400, 1600], [0, 0.05])
@@ -220,8 +226,9 @@ assert np.isclose(seconds, 0.160), f"alone it takes 0.160 s, not {seconds:.3g}"
 # ## 4. In your words (2 points)
 #
 # A GPU does 3,000 images a second, the CPU beside it 100; the batch is 256, and the all-reduce
-# takes 2 ms. What does your formula say about the CPU? Would you use it? Say when a slow device is
-# better left out, and name at least two things that the formula doesn't know.
+# takes 2 ms. What does `step_seconds` say: how many ms alone, and how many together? Would you use
+# the CPU? Say when a slow device is better left out, and name at least two things that the formula
+# doesn't know.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the formula: alone 85.3 ms, together 82.6 + 2 = 84.6 ms. The CPU pays, by less than
