@@ -197,6 +197,7 @@ def train_epoch(model, optimizer, loader, device):
 
 @torch.no_grad()
 def test_accuracy(model, images, labels, device):
+    # Each image once: DistributedSampler would repeat some to make the shares equal.
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     counts = torch.zeros(2, device=device)  # right answers, answers
     for x, y in zip(images[mine].split(500), labels[mine].split(500)):
@@ -211,6 +212,7 @@ def main(data, epochs):
     torch.manual_seed(dist.get_rank())
     train, test = load(data)
     sampler = torch.utils.data.DistributedSampler(train)
+    # 64 images on each rank: with more ranks, a step has more images.
     loader = torch.utils.data.DataLoader(train, batch_size=64, sampler=sampler)
     model = DDP(lenet().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

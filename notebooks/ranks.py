@@ -15,7 +15,8 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_L
 
 
 def on_rank(rank, world, folder, seconds, part, given):
-    import_module("torch.distributed.nn")  # later, its defaults would keep the group for ever
+    # Imported now: its functions take the current group as a default, and would keep it alive.
+    import_module("torch.distributed.nn")
     signal.alarm(seconds + 5)
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
@@ -35,9 +36,10 @@ def ranks(part, *given, world=2, seconds=60):
         tasks = [pool.submit(on_rank, r, world, folder, seconds, part, given) for r in range(world)]
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            if any(task.exception() for task in done):  # perhaps only what another's caused
+            # One rank's error makes the others' connections fail: prefer the first cause.
+            if any(task.exception() for task in done):
                 errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
-                raise min(errors, key=lambda error: "Connection closed" in str(error))
+                raise min(errors, key=lambda error: "Connection" in str(error))
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:

@@ -100,7 +100,7 @@ start = []
 for shape, gain in zip(shapes[::2], (1.0, 1.5, 1.5, 0.5)):
     inputs = shape[0] if len(shape) == 2 else np.prod(shape[1:])
     start.append(gain * np.sqrt(2 / inputs) * rng.standard_normal(shape))
-    start.append(np.zeros(shape[len(shape) == 2]))
+    start.append(np.zeros(shape[1] if len(shape) == 2 else shape[0]))  # a bias for each output
 
 # %% [markdown]
 # `set_data` gives a value to a parameter on all of its devices. One thing to know: Gluon's `Dense`
@@ -242,7 +242,7 @@ def attempt(what):
     try:
         print("no error:", what())
     except Exception as error:
-        said = re.sub(r"(conv|dense)\d+", r"\1#", str(error)).split(". ")[0].rstrip(".")
+        said = re.sub(r"(conv|dense)\d+(?=_)", r"\1#", str(error)).split(". ")[0].rstrip(".")
         print(f"{type(error).__name__}: {said}")
 
 
@@ -255,11 +255,10 @@ attempt(lambda: weight.data(four[3]))
 attempt(lambda: (weight.shape, weight.list_ctx()))
 
 # %% [markdown]
-# All but the last. Before `initialize` it is a `RuntimeError`; afterwards a
-# `DeferredInitializationError`, for every device, whether it is one of the two or not. The second
-# is a kind of the first. *Dive into Deep Learning* catches `RuntimeError` and prints "not
-# initialized on cpu". After a forward pass that is right; before one, the same lines would print
-# it for a deferred parameter.
+# All but the last. Before `initialize` it is a `RuntimeError`; afterwards, for any device, a
+# `DeferredInitializationError`. The second is a kind of the first. *Dive into Deep Learning*
+# catches `RuntimeError` and prints "not initialized on cpu". After a forward pass that is right;
+# before one, the same lines would print it for a deferred parameter.
 #
 # The same page says that parameters are created on the devices that data passes through.
 # **Predict:** we send images through device 1 only. Is there a weight on device 0?
@@ -280,10 +279,10 @@ attempt(lambda: weight.data(four[3]))
 attempt(lambda: net(nd.ones((4, 1, 28, 28), ctx=four[3])))
 
 # %% [markdown]
-# **On GPUs:** the same. Deferral and the choice of a replica are decided in Python, in
-# `gluon/parameter.py`, and each layer's shapes from its symbol (`HybridBlock._infer_attrs` in
-# `gluon/block.py`); the initial value is computed once, on the CPU, and copied to each device
-# (`Parameter._finish_deferred_init` and `_init_impl`, MXNet 1.9.1).
+# **On GPUs:** the same. Python decides when to initialise and which replica to use
+# (`gluon/parameter.py`); it infers each layer's shapes from the layer's symbol
+# (`HybridBlock._infer_attrs` in `gluon/block.py`). The initial value is computed once, on the CPU,
+# and copied to each device (`Parameter._finish_deferred_init` and `_init_impl`, MXNet 1.9.1).
 #
 # ## What remains your job
 #
@@ -334,10 +333,10 @@ assert apart(stale, added) < 1e-12, "one device's weights, with cpu(1)'s old gra
 print("no error, and the old gradient was added once more")
 
 # %% [markdown]
-# The old gradient of `cpu(1)` was summed again, as in chapter 02. On several devices the default
-# Trainer lets the store update, and then never resets the mark by which it knows a fresh gradient
-# (`Trainer._update` in `gluon/trainer.py`). With `update_on_kvstore=False` it does, and complains
-# *before* it changes a weight:
+# The old gradient of `cpu(1)` was summed again, as in chapter 02. `backward` gives each replica the
+# mark "has a fresh gradient". Where the devices update, `step` clears it; where the store updates,
+# the default on several devices, nothing does (`Trainer._update` in `gluon/trainer.py`). So
+# `update_on_kvstore=False` complains, and *before* it changes a weight:
 
 # %% tags=["trains"]
 net, first = ready(two), ready(two[:1])
@@ -349,7 +348,7 @@ assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged 
 
 # %% [markdown]
 # Either way, every device needs data in every step. (A last batch with fewer images than devices
-# already fails in `split_and_load`.)
+# fails in `split_and_load` here, but by accident: chapter 02.)
 #
 # ### One device, named twice
 #
@@ -360,14 +359,14 @@ assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged 
 # -\frac12$ in both entries.
 
 # %% tags=["trains"]
-def tiny(devices, **options):
+def tiny(devices, together=False, **options):
     net = nn.Dense(1, use_bias=False, in_units=2)
     net.initialize(mx.init.Zero(), ctx=devices)
     shards = gluon.utils.split_and_load(nd.array([[1, 0], [0, 1]]), devices)
     with autograd.record():
         losses = [net(shard).sum() for shard in shards]
-    for loss in losses:
-        loss.backward()
+    for some in [losses] if together else losses:
+        autograd.backward(some)
     print([g.asnumpy().tolist() for g in net.weight.list_grad()])
     gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}).step(2, **options)
     return net
@@ -387,11 +386,13 @@ assert (net.weight.data().asnumpy() == [[0, -0.5]]).all(), "the first image has 
 
 # %% [markdown]
 # Two replicas on one device. But a shard finds its replica by its device, so both used the same
-# one, and the second gradient overwrote the first. The tutorial's loop calls `step` with
-# `ignore_stale_grad=True`, which takes the error away. With real images the loss falls all the
-# same:
+# one. Each loss had its own `backward`, and the second gradient overwrote the first; one
+# `autograd.backward(losses)` writes their sum. The tutorial's loop calls `step` with
+# `ignore_stale_grad=True`, which hides the error. With real images the loss falls all the same:
 
 # %% tags=["trains"]
+net = tiny([mx.cpu(), mx.cpu()], together=True, ignore_stale_grad=True)
+assert (net.weight.data().asnumpy() == -0.5).all(), "one backward for both losses: their sum"
 twice = ready([mx.cpu(), mx.cpu()])
 losses = train(twice, [mx.cpu(), mx.cpu()], ignore_stale_grad=True)
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss falls"
@@ -480,7 +481,8 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 # - On several devices, the default Trainer notices only a device that has *never* computed a
 #   gradient, and raises after the update. Later, a device without data adds its old gradient in
 #   silence.
-# - A device named twice keeps only the last of its shards; `ignore_stale_grad=True` hides it.
+# - A device named twice uses one replica only; with a `backward` for each loss, only its last shard
+#   counts. `ignore_stale_grad=True` hides it.
 #
 # **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *The Straight
 # Dope*, "Training on multiple GPUs with gluon"; *Dive into Deep Learning*, "Concise Implementation
@@ -493,8 +495,8 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 #    say, and does a step on two devices still work?
 # 2. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it
 #    cure the device named twice? Try it with `tiny`'s numbers, for two steps.
-# 3. **A check of your own (open).** Write a function that you call before `trainer.step` and that
-#    notices a device without data in *this* step. What must it not mistake for a fault?
+# 3. **A check of your own.** Write two functions, one called before the backward pass and one
+#    before `step`, that notice a device without data in *this* step. What is no fault?
 
 # %% [markdown]
 # ### Answer 1
@@ -535,8 +537,50 @@ for weights in ([[-0.5, -0.5]], [[-1.5, -1.5]]):  # right would be -0.5, then -1
 # %% [markdown]
 # ### Answer 3
 #
-# A good answer tries its check on five cases. A device without data, and a branch of the network
+# Clear the marks before, look at them after. A device without data, and a branch of the network
 # that this batch didn't take, keep an old gradient, which the default Trainer adds again: both are
 # faults. An uneven shard, a frozen parameter, which has no gradient, and an embedding's unreached
-# rows, which are written as zeros, are not. One way is to fill gradients with NaN before the
-# backward pass; it spoils `grad_req="add"`.
+# rows, which are written as zeros, are not.
+
+# %% tags=["solution"]
+def marked(net):  # the replicas that get a gradient
+    return [a for p in net.collect_params().values() if p.grad_req != "null" for a in p.list_data()]
+
+
+def forget(net):
+    for a in marked(net):
+        a._fresh_grad = False
+
+
+def check(net):
+    assert all(a._fresh_grad for a in marked(net)), "a replica without a new gradient"
+
+# %% tags=["solution"]
+class Branches(nn.Block):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 2)
+        self.left, self.right = (nn.Dense(1, in_units=2) for _ in range(2))
+
+    def forward(self, x, both):
+        return self.left(self.words(x)) + (self.right(self.words(x)) if both else 0)
+
+
+def is_noticed(sizes, both=True):  # images for each device, all of them word 0
+    forget(net)
+    with autograd.record():
+        losses = [net(nd.zeros(n, ctx=d), both).sum() for n, d in zip(sizes, two)]
+    autograd.backward(losses)
+    try:
+        check(net)
+    except AssertionError:
+        return True
+    return False
+
+
+net = Branches()
+net.initialize(ctx=two)
+assert not is_noticed((2, 1)), "an uneven shard, and rows that weren't reached"
+assert is_noticed((2,)) and is_noticed((2, 2), both=False), "no data; a branch not taken"
+net.left.collect_params().setattr("grad_req", "null")
+assert not is_noticed((2, 2)), "a frozen parameter"

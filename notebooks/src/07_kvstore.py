@@ -8,7 +8,7 @@
 # ## What you'll do
 #
 # Push and pull by hand, let a store train, watch what `Trainer` leaves to it, find out which device
-# owns which parameter, and count the bytes. An appendix clips and compresses gradients.
+# owns which parameter, and count the bytes.
 #
 # ## What you'll learn
 #
@@ -91,9 +91,9 @@ for kind in ("local", "device"):
 print("local and device: the exact sum in every array, 1 to 4 devices, twice")
 
 # %% [markdown]
-# Each $k$ got a store of its own. Never push a key from more devices than in its first push from
-# several: the store has allocated buffers for that many only (`CommDevice::Reduce`,
-# `src/kvstore/comm.h`), and MXNet 1.9.1 may end the process instead of raising an error.
+# Each $k$ got a store of its own. A key's first push from several devices fixes how many buffers it
+# has (`CommDevice::Reduce`, `src/kvstore/comm.h`). A later push from more devices runs past them,
+# and may end the process without an error.
 #
 # ## A store that trains
 #
@@ -169,8 +169,8 @@ for options in ({"update_on_kvstore": True}, {"update_on_kvstore": False}, {"kvs
 # place? With a momentum of 0.5, the second step should subtract $1.5 \cdot (6, 8)$.
 
 # %% tags=["trains"]
-def second_step(choice, write):
-    w, trainer = tiny(momentum=0.5, update_on_kvstore=choice)
+def second_step(choice, write, **options):
+    w, trainer = tiny(momentum=0.5, update_on_kvstore=choice, **options)
     trainer.step(1)
     write(w)
     differentiate(w)
@@ -191,8 +191,9 @@ for choice in (True, False):
 # %% [markdown]
 # With `False` both are right: (91, 88). With the update in the store, the weights are the store's,
 # and the next step overwrites what you wrote: it ends at $-2.5 \cdot (6, 8)$, as if nothing had
-# been written. `set_data` makes the Trainer set up a new store (`gluon/parameter.py`), so the
-# weights arrive, and the optimizer's state, for *all* parameters, is lost: (94, 92).
+# been written. `set_data` makes the Trainer set up its store again (`gluon/parameter.py`). Given by
+# name, that is a new one: the weights arrive, and the optimizer's state, for *all* parameters, is
+# lost: (94, 92). With a store *object* the next step raises, since its keys exist.
 
 # %% tags=["trains"]
 def set_to_100(w):
@@ -202,11 +203,20 @@ def set_to_100(w):
 assert second_step(False, in_place) == second_step(False, set_to_100) == [[91, 88]] * 2
 assert second_step(True, in_place) == [[-15, -20]] * 2, "what was written is lost"
 assert second_step(True, set_to_100) == [[94, 92]] * 2, "the momentum is lost"
-#
+try:
+    second_step(True, set_to_100, kvstore=mx.kvstore.create("device"))
+except mx.MXNetError as error:
+    assert "duplicate init" in str(error), "its keys exist"
+else:
+    raise AssertionError("a store object can't be set up twice")
+
+# %% [markdown]
 # ### What is chosen for you
 #
 # The default is `kvstore="device"`, and `update_on_kvstore=None` means "you choose". Since
-# `allreduce_grads` refuses where the store updates, we can ask.
+# `allreduce_grads` refuses where the store updates, we can ask. Embeddings can have *sparse*
+# gradients, which list only the rows that were used; in `SparseEmbedding` the weights are sparse
+# too.
 
 # %%
 def updates_in_store(parameters, **options):
@@ -218,18 +228,13 @@ def updates_in_store(parameters, **options):
     nd.waitall()  # a local store must not be deleted with a sum pending (CommCPU::Reduce, comm.h)
     return False
 
-# %% [markdown]
-# Embeddings can have *sparse*
-# gradients, which list only the rows that were used; in `SparseEmbedding` the weights are sparse
-# too.
-
 # %%
 def dense(entries, places=pair):
     parameter = gluon.Parameter("p", shape=(entries,), init="zeros", dtype="float16")
     parameter.initialize(ctx=places)
     return [parameter]
 
-# %%
+
 def table(layer):
     layer.initialize(ctx=pair)
     return layer.collect_params()
@@ -258,9 +263,9 @@ assert [*found.values()] == [False, True, True, False, True, False, True], "as M
 # The rules, in `_init_kvstore` (`gluon/trainer.py`) and `_create_kvstore` (`model.py`), for a store
 # given by its name: on one device and with dense weights, none is made. With the name `local`, one
 # parameter of more than $2^{24}$ entries leaves *all* updates to the devices. With dense weights
-# and sparse gradients the devices update, because that is usually faster. Sparse weights are always
-# updated in a store. For dense weights and gradients on any number of devices, leave the option at
-# `None` or say `False`: `True` on one device ends in an `AttributeError`.
+# and sparse gradients the devices update. Sparse weights are always updated in a store. With dense
+# weights and gradients `True` on *one* device ends in an `AttributeError`: say `True` only if there
+# are several.
 #
 # ### The weights don't depend on it
 #
@@ -379,7 +384,7 @@ print("local: ", *sorted({str(place) for place in owners(sizes, 4, "local")}))
 print("devise:", *sorted({str(place) for place in owners(sizes, 4, "devise")}))
 
 # %% [markdown]
-# With `local` the host sums; `cpu_pinned` is host memory that GPUs can copy from at full speed. The
+# With `local` the host sums; `cpu_pinned` is host memory, page-locked for copies to GPUs. The
 # misspelt `devise` is a `local` store too, with no error: MXNet looks for `device`, `dist` and
 # `nccl` in the name, and takes everything else as local (`src/kvstore/kvstore.cc`).
 #
@@ -398,7 +403,7 @@ def largest_first(sizes, k):
 # %% [markdown]
 # Between keys of equal size, and between devices with equal loads, the source leaves the order
 # open. That changes who owns what, but not how large the loads are. So we compare those, in 40
-# random cases with up to eight devices, and with sizes that repeat.
+# random cases with up to eight devices.
 
 # %%
 def loads(owner, sizes, k):  # entries of each device, sorted
@@ -435,15 +440,15 @@ print("stored weights:", *{str(place) for place, _ in where.values()})
 #
 # The `nccl` store sums with NVIDIA's library, and its owner is always the first device
 # (`KVStoreNCCL::InitMergeBuffer`, `src/kvstore/kvstore_nccl.h`). So there the first GPU holds all
-# stored weights and optimizer state, if the store updates. It takes neither sparse arrays nor
-# compression, and MXNet's build for CPUs doesn't have it: `create("nccl")` raises.
+# stored weights and optimizer state, if the store updates. MXNet's build for CPUs doesn't have it:
+# `create("nccl")` raises.
 #
 # ## What it costs in memory
 #
 # A `device` store first copies all devices' arrays to the owner, and adds them there. It holds a
-# buffer for the sum and $k - 1$ for the copies (`CommDevice::Reduce`; the `nccl` store only has
-# the first). MXNet's profiler counts bytes, for as many devices as there are cores. To have more
-# than two arrays, we name devices twice.
+# buffer for the sum and $k - 1$ for the copies (`CommDevice::Reduce`; the `nccl` store only has the
+# first). MXNet's profiler counts each device's bytes, with one CPU counter for each core. So we
+# stay on two devices, and name them twice for more arrays.
 
 # %%
 import json
@@ -526,7 +531,8 @@ fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what the last d
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
 ax.bar(range(4), buffers, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")
-ax.axhline(replica + buffers.mean(), color=BLUE, ls="--", label="in all, if buffers were even")
+ax.axhline(replica + buffers.mean(), color=BLUE, ls="--",
+           label="total per device, if buffers were even")
 ax.set_xticks(range(4))
 ax.legend()
 show(fig, alt="Bars for four devices: weights and gradients are equal, buffers are almost all on "
@@ -546,15 +552,15 @@ print(f"buffers of the owner: {4 * sizes[0] * MB:.1f} MB with four devices, "
 # the store, the owner also holds the stored weights, and the optimizer's state. The tutorial warns
 # of a first GPU with 90 % of its memory in use where the others use 50 %. Shards are equal, so the
 # fullest device limits the batch for all. If you can't make the batch smaller, `kvstore="local"`
-# moves the buffers to the host: gradients travel there, and weights back. Above $2^{24}$ entries
-# add `update_on_kvstore=True`, or all optimizer state is on each device. Exercise 1 has another
-# way. (Simulated devices share the host's memory; on them `local` saves nothing.)
+# moves the buffers to the host: gradients travel there, and weights back. (For a parameter above
+# $2^{24}$ entries add `update_on_kvstore=True`, or each device updates, and holds all optimizer
+# state.) Exercise 1 has another way. (Simulated devices share the host's memory; on them `local`
+# saves nothing.)
 #
 # ## `local` against `device`, in seconds
 #
 # Both, and chapter 03's all-reduce. That one makes two copies and a sum; the stores make four
-# copies and a sum, from each device to a buffer and from the sum back to each. One is slower, we
-# say, if the middle halves of the times don't overlap.
+# copies and a sum. One is slower, we say, if the middle halves of the times don't overlap.
 
 # %% tags=["measured"]
 def through(kind):
@@ -608,8 +614,8 @@ for size, names in zip(entries, fastest):
 
 # %% [markdown]
 # In our run chapter 03 is slower for small arrays. We guess that calls from Python count there, of
-# which a `pushpull` needs one. For the largest it makes up for that, perhaps with fewer copies. All
-# of it goes through the same host memory, so this says nothing about GPUs.
+# which a `pushpull` needs one. All of it goes through the same host memory, so this says nothing
+# about GPUs.
 
 # %% [markdown]
 # ## Appendix: between the sum and the update
@@ -620,7 +626,7 @@ for size, names in zip(entries, fastest):
 # \text{norm}$. What has to be clipped is the gradient of the whole batch, and that exists only
 # after the sum. `allreduce_grads` and `update` are the two halves of `step`, for
 # `update_on_kvstore=False`. The sum of `tiny`, $(6, 8)$, has length 10; clipped to 5, it should
-# give the weights $(-3, -4)$. A gradient shorter than the limit stays.
+# give the weights $(-3, -4)$.
 
 # %% tags=["trains"]
 def clip(grads, most):
@@ -651,9 +657,11 @@ trainer.step(1)
 print("clipped before the sum:", w.data(pair[1]).asnumpy().tolist())
 
 # %% [markdown]
-# Too long, and in another direction; one device would have got $(-3, -4)$. For a network, each
-# device clips its own copy of *all* sums by one factor. (With all devices' copies in one list, the
-# norm comes out $\sqrt k$ times too large.) The oracle is Gluon's `clip_global_norm` on one device:
+# Too long, and in another direction; one device would have got $(-3, -4)$. What is clipped is a
+# *sum* over images, which `update(n)` then divides by n: for a limit c on the mean's gradient, clip
+# at c·n. For a network, each device clips its own copy of *all* sums by one factor. (With all
+# devices' copies in one list, the norm comes out $\sqrt k$ times too large.) The oracle is Gluon's
+# `clip_global_norm` on one device:
 
 # %% tags=["trains"]
 def clipped(net, trainer):
@@ -702,11 +710,6 @@ for _ in range(8):
     store.pushpull(0, [nd.array(g, ctx=d) for g, d in zip(grads, pair)], out=pulled)
     results.append(sum(two_bits(g, res, 0.5) for g, res in zip(grads, residual)))
     assert_all(pulled, results[-1], "three values for each device, and a residual")
-
-# %% [markdown]
-# Eight results of each entry, beside the true sum:
-
-# %%
 for i, row in enumerate(np.transpose(results)):
     print(f"true {grads[:, i].sum():6.3f}: got {row.tolist()}, mean {row.mean():.3f}")
 missing = 8 * grads.sum(axis=0) - np.sum(results, axis=0)
