@@ -496,14 +496,14 @@ def compare(make, size, rounds, **options):
                      for j in range(2))
     totals = np.array([[[sum(each) for each in way] for way in row] for row in rows])
     low, high = np.percentile(totals, [25, 75], axis=0)
-    quiet = others.share <= 0.02 and ((high - low) <= 0.06 * np.median(totals, axis=0)).all()
+    quiet = others.share <= 0.02 and ((high - low) <= 0.04 * np.median(totals, axis=0)).all()
     lost = np.percentile([row[1][1] - row[0][1] / 2 for row in rows], [25, 50, 75], axis=0)
     return clocks[:, 0], parts, lost, quiet  # ms; what each part loses: quartiles over the rounds
 
 
 # %% [markdown]
 # The sum is only checked where the machine was quiet: other programs took at most 2 % of the
-# processor, and the middle half of all times is no wider than 6 %. Otherwise "disturbed" is
+# processor, and the middle half of all times is no wider than 4 %. Otherwise "disturbed" is
 # printed.
 
 # %%
