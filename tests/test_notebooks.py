@@ -195,6 +195,12 @@ def prose_between(notebook):
     return ["more than two code cells in a row"] * ("c" * (MOST_CODE_IN_A_ROW + 1) in runs)
 
 
+def prose_in_markdown(notebook):
+    """No code cell holds a section: the mark that begins a markdown cell was forgotten there."""
+    return [f"cell {number} is code with a heading" for number, cell in enumerate(notebook.cells)
+            if cell.cell_type == "code" and re.search(r"^# #+ ", cell.source, re.MULTILINE)]
+
+
 def mostly_compared(notebook):
     """Few cells are exempt from having their output compared."""
     exempt = [cell for cell in code_cells(notebook)
@@ -242,8 +248,8 @@ def alternative_texts(notebook):
 
 
 CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_title, ending,
-          short_cells, prose_between, mostly_compared, training_tagged, no_machine_paths,
-          alternative_texts]
+          short_cells, prose_between, prose_in_markdown, mostly_compared, training_tagged,
+          no_machine_paths, alternative_texts]
 
 
 # --- the chapters keep them -----------------------------------------------------------------
@@ -444,6 +450,7 @@ FAULTS = [
     (short_cells, lengthen(3, lines=31, first="class A:")),
     (short_cells, lengthen(1, 3, 5, lines=8)),
     (prose_between, lambda notebook: [notebook.cells.pop(number) for number in (5, 3)]),
+    (prose_in_markdown, replace(3, "2 + 2", "2 + 2\n\n# ## Sums\n# These are sums.")),
     (mostly_compared, change(5, metadata={"tags": ["measured", "nbval-ignore-output"]})),
     (mostly_compared, change(5, metadata={"tags": ["nbval-ignore-output"]})),
     (training_tagged, replace(1, "1 + 1", "with autograd.record():\n    f(x)\ntrainer.step(1)")),

@@ -593,8 +593,7 @@ class Residual(nn.HybridBlock):
 # %%
 def resnet18(classes=10, channels=(64, 128, 256, 512)):
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1), nn.BatchNorm(),
-            nn.Activation("relu"))
+    net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
     for width, stride in zip(channels, (1, 2, 2, 2)):
         net.add(Residual(width, stride, project=stride > 1), Residual(width))
     net.add(nn.GlobalAvgPool2D(), nn.Dense(classes))
