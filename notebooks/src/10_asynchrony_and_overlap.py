@@ -660,9 +660,8 @@ show(fig, alt="Three panels with lanes for Python and two devices. In the first 
      "has long updates, while the second has nothing to do.")
 
 # %% [markdown]
-# The engine finds the overlap by itself. (On `cpu/0` copies and updates got in before the last
-# backward operators, so the backward pass itself ends later.) Is it worth anything? We race with
-# and without, in turns, and divide within each round.
+# The engine finds the overlap by itself. Is it worth anything? We race with and without, in turns,
+# and divide within each round.
 
 # %%
 def rounds(ways, count=7):
@@ -703,8 +702,7 @@ report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": re
 # %% [markdown]
 # In our runs overlap saved up to about a tenth for the wide network, part of which may be Python's,
 # and little or nothing for ResNet-18. On a CPU device a copy is work for the very core that
-# computes, so overlap only moves it to another moment. It can fill idle gaps, but `cpu/1` idles
-# while `cpu/0` updates.
+# computes, so overlap only moves it to another moment.
 #
 # ## A link of its own
 #
