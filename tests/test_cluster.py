@@ -250,7 +250,7 @@ def parent(write):
 
 def test_ctrl_c_ends_all_once_and_is_passed_on(parent, tmp_path):
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal and Jupyter do, to the whole group
-    assert parent.communicate(timeout=10)[0] == "interrupted\n"
+    assert parent.communicate(timeout=60)[0] == "interrupted\n"  # busy machines take a while
     assert not marked(os.getpid())
     assert not list(tmp_path.glob("interrupt*")), "the workers got the Ctrl-C as well"
 
