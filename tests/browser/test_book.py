@@ -44,7 +44,8 @@ def opened(page, book):
     page.on("pageerror", lambda error: page.troubles.append(str(error)))
     page.on("console", lambda message: message.type in ("error", "warning")
             and page.troubles.append(message.text))
-    page.on("requestfailed", lambda request: page.troubles.append(request.url))
+    page.on("requestfailed", lambda request: request.failure == "net::ERR_ABORTED"  # page was left
+            or page.troubles.append(f"{request.url}: {request.failure}"))
     page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:"))
             or page.troubles.append(f"from the network: {request.url}"))
 
