@@ -125,10 +125,10 @@ class ShardedOptimizer:
         pieces = [torch.zeros(p.shape) if p.grad is None else p.grad for p in self.params]
         whole = torch.cat([piece.double().ravel() for piece in pieces] + [self.extra])
         self.own.grad = self.own.clone()
-        dist.reduce_scatter_single(self.own.grad, whole)
+        dist.reduce_scatter_single(input=whole, output=self.own.grad)
         self.own.grad *= 1 / self.world
         self.inner.step()
-        dist.all_gather_single(whole, self.own)
+        dist.all_gather_single(input_tensor=self.own, output_tensor=whole)
         vector_to_parameters(whole[:len(whole) - len(self.extra)], self.params)
 
     def zero_grad(self):
