@@ -39,7 +39,7 @@ def ranks(part, *given, world=2, seconds=60):
             # One rank's error makes the others' connections fail: prefer the first cause.
             if any(task.exception() for task in done):
                 errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
-                raise min(errors, key=lambda error: "Connection" in str(error))
+                raise min(errors, key=lambda error: "gloo/transport" in str(error))
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:

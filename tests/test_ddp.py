@@ -130,7 +130,7 @@ from ranks import ranks
 
 def part():
     if torch.distributed.get_rank() == 1:
-        raise KeyError("the cause")
+        raise ConnectionError("Connection refused: the cause")
     torch.distributed.all_reduce(torch.ones(1))
 
 if __name__ == "__main__":
@@ -138,4 +138,4 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "notebooks",
                           capture_output=True, text=True, timeout=120)
-    assert done.stderr.strip().splitlines()[-1] == "KeyError: 'the cause'", done.stderr
+    assert done.stderr.strip().splitlines()[-1] == "ConnectionError: Connection refused: the cause", done.stderr
