@@ -26,46 +26,46 @@ from torch.nn.utils import parametrize
 class Collectives:
     """The halves of an all-reduce. Each returns its result and a function that waits for it."""
 
-    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's part of the sum
-        part = whole.new_empty(len(whole) // dist.get_world_size())
-        return part, dist.reduce_scatter_single(part, whole, async_op=True).wait
+    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
+        shard = whole.new_empty(len(whole) // dist.get_world_size())
+        return shard, dist.reduce_scatter_single(shard, whole, async_op=True).wait
 
-    def all_gather(self, part):  # [n] -> [ranks * n], the parts of all ranks
-        whole = part.new_empty(len(part) * dist.get_world_size())
-        return whole, dist.all_gather_single(whole, part, async_op=True).wait
+    def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
+        whole = shard.new_empty(len(shard) * dist.get_world_size())
+        return whole, dist.all_gather_single(whole, shard, async_op=True).wait
 
 
 class Cut:
-    """A tensor of `shape`, flat, padded with zeros, and cut into equal parts, one for each rank."""
+    """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
     def __init__(self, shape):
         self.shape, self.numbers, self.ranks = shape, shape.numel(), dist.get_world_size()
-        self.size = -(-self.numbers // self.ranks)  # of a part, rounded up
+        self.size = -(-self.numbers // self.ranks)  # of a shard, rounded up
         self.begin = dist.get_rank() * self.size
 
     def mine(self, whole):
-        """This rank's part without the padding: a view, if `whole` is contiguous."""
+        """This rank's shard without the padding: a view, if `whole` is contiguous."""
         return whole.reshape(-1)[self.begin : self.begin + self.size]
 
-    def pad(self, flat, parts):
-        """`flat`, filled up to `parts` parts."""
-        missing = parts * self.size - len(flat)
+    def pad(self, flat, count):
+        """`flat`, filled up to `count` shards."""
+        missing = count * self.size - len(flat)
         return F.pad(flat, (0, missing)) if missing else flat
 
     def join(self, flat):
-        """The tensor, from all parts one after the other: a view."""
+        """The tensor, from all shards one after the other: a view."""
         return flat[: self.numbers].view(self.shape)
 
 
 class Parts(torch.optim.Optimizer):
-    """An `optimizer_cls` for this rank's part of each parameter."""
+    """An `optimizer_cls` for this rank's shard of each parameter."""
 
     def __init__(self, params, optimizer_cls, **options):
         if optimizer_cls.__name__ in ("Adafactor", "LBFGS", "Muon"):
             raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
                              "one that is elementwise, such as Adam")
-        self.cuts, self.parts = {}, {}  # for each parameter
-        self.make, self.local = lambda parts: optimizer_cls(parts, **options), None
+        self.cuts, self.shards = {}, {}  # for each parameter
+        self.make, self.local = lambda shards: optimizer_cls(shards, **options), None
         super().__init__(params, options)
 
     def add_param_group(self, group):
@@ -76,13 +76,13 @@ class Parts(torch.optim.Optimizer):
                 raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous")
             dist.broadcast(p.detach(), src=0)
             self.cuts[p] = Cut(p.shape)
-            self.parts[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
-        parts = {**group, "params": [self.parts[p] for p in group["params"]]}
+            self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
+        own = {**group, "params": [self.shards[p] for p in group["params"]]}
         if self.local is None:
-            self.local = self.make([parts])
+            self.local = self.make([own])
             self.defaults = self.local.defaults
         else:
-            self.local.add_param_group(parts)
+            self.local.add_param_group(own)
         copy_options(self.local.param_groups[-1], group)
 
 
@@ -105,26 +105,26 @@ class ShardedStep(Parts):
     collectives = Collectives()
 
     def reduce(self, p):
-        """Adds this rank's part of the mean gradient of `p` to what it has."""
-        cut, part = self.cuts[p], self.parts[p]
+        """Adds this rank's shard of the mean gradient of `p` to what it has."""
+        cut, shard = self.cuts[p], self.shards[p]
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         total, wait = self.collectives.reduce_scatter(cut.pad(gradient.reshape(-1), cut.ranks))
         wait()
-        mean = total[: len(part)] / cut.ranks
-        part.grad = mean if part.grad is None else part.grad + mean
+        mean = total[: len(shard)] / cut.ranks
+        shard.grad = mean if shard.grad is None else shard.grad + mean
 
     def reduce_all(self):
         """As `reduce`, from zero, for each parameter that has a gradient on any rank."""
-        device = next(iter(self.parts)).device
-        users = torch.tensor([p.grad is not None for p in self.parts], dtype=int, device=device)
+        device = next(iter(self.shards)).device
+        users = torch.tensor([p.grad is not None for p in self.shards], dtype=int, device=device)
         dist.all_reduce(users)
-        for p, count in zip(self.parts, users.tolist()):
-            self.parts[p].grad = None
+        for p, count in zip(self.shards, users.tolist()):
+            self.shards[p].grad = None
             if count > 0:
                 self.reduce(p)
 
-    def gather(self, p, part):
-        whole, wait = self.collectives.all_gather(self.cuts[p].pad(part, 1))
+    def gather(self, p, shard):
+        whole, wait = self.collectives.all_gather(self.cuts[p].pad(shard, 1))
         wait()
         return self.cuts[p].join(whole)
 
@@ -138,31 +138,31 @@ class ShardedUpdate(ShardedStep):
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for p, part in self.parts.items():
-            part.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
+        for p, shard in self.shards.items():
+            shard.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
         self.reduce_all()
         for group, local in zip(self.param_groups, self.local.param_groups):
             copy_options(group, local)  # a schedule may have changed them
         self.local.step()
-        for p, part in self.parts.items():
-            if part.grad is not None:
-                p.copy_(self.gather(p, part))
-                part.grad = None
+        for p, shard in self.shards.items():
+            if shard.grad is not None:
+                p.copy_(self.gather(p, shard))
+                shard.grad = None
         return loss
 
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none)
-        for part in self.parts.values():
-            part.grad = None
+        for shard in self.shards.values():
+            shard.grad = None
 
 
 SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
 
 
 class ShardedOptimizer(ShardedUpdate):
-    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's part of the parameters.
+    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
 
-    `step` takes the mean of all ranks' gradients, updates this rank's part and gathers the rest.
+    `step` takes the mean of all ranks' gradients, updates this rank's shard and gathers the rest.
     `optimizer_cls` must be elementwise, as SGD and Adam are. `p.grad` is this rank's gradient only:
     don't clip or unscale it. For frozen parameters and buffers call copy_from_rank_0(module) first.
     """
@@ -213,41 +213,41 @@ class ShardedGradients(ShardedOptimizer):
         p.grad = None
 
     def reduce_all(self):  # is done
-        if any(p.grad is not None for p in self.parts):
+        if any(p.grad is not None for p in self.shards):
             raise RuntimeError("a parameter was frozen when this optimizer was made")
 
 
 class Unshard(nn.Module):
-    """Between a parameter's part, which is stored, and the whole, which is read."""
+    """Between a parameter's shard, which is stored, and the whole, which is read."""
 
     def __init__(self, cut, fsdp):
         super().__init__()
         self.given = cut, fsdp  # a tuple, since `fsdp` is no child of this module
 
-    def forward(self, part):
-        return Gather.apply(part, *self.given)
+    def forward(self, shard):
+        return Gather.apply(shard, *self.given)
 
-    def right_inverse(self, part):
-        return part
+    def right_inverse(self, shard):
+        return shard
 
 
 class Gather(torch.autograd.Function):
-    """A whole tensor from parts; backwards, the whole gradient to parts of the mean."""
+    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
 
     @staticmethod
-    def forward(ctx, part, cut, fsdp):
-        ctx.given = part, cut, fsdp
-        return fsdp.lend(part, cut)
+    def forward(ctx, shard, cut, fsdp):
+        ctx.given = shard, cut, fsdp
+        return fsdp.lend(shard, cut)
 
     @staticmethod
     def backward(ctx, gradient):
-        part, cut, fsdp = ctx.given
-        fsdp.send(part, cut, gradient)
+        shard, cut, fsdp = ctx.given
+        fsdp.send(shard, cut, gradient)
         return None, None, None
 
 
 class ShardedModule(nn.Module):
-    """Keeps this rank's part of the parameters of `module`, and gathers them when they are read."""
+    """Keeps this rank's shard of each parameter of `module`, and gathers it when it is read."""
 
     collectives = Collectives()
 
@@ -278,17 +278,17 @@ class ShardedModule(nn.Module):
 
 
 class Lending(ShardedModule):
-    def start(self, part, cut):
-        return self.collectives.all_gather(self.cast(part.detach()))
+    def start(self, shard, cut):
+        return self.collectives.all_gather(self.cast(shard.detach()))
 
-    def fetch(self, part, cut):
-        whole, wait = self.start(part, cut)
+    def fetch(self, shard, cut):
+        whole, wait = self.start(shard, cut)
         wait()
         return cut.join(whole)
 
-    def lend(self, part, cut):
-        whole = self.fetch(part, cut)
-        note = weakref.ref(whole.untyped_storage()), whole.dtype, part, cut, part._version
+    def lend(self, shard, cut):
+        whole = self.fetch(shard, cut)
+        note = weakref.ref(whole.untyped_storage()), whole.dtype, shard, cut, shard._version
         self.lent[whole.data_ptr()] = note
         return whole
 
@@ -301,10 +301,10 @@ class Lending(ShardedModule):
     def unpack(self, saved):  # called when the backward pass needs it
         if torch.is_tensor(saved):
             return saved
-        part, cut, version, *view = saved
-        if part._version != version:
+        shard, cut, version, *view = saved
+        if shard._version != version:
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
-        return self.fetch(part, cut).as_strided(*view)
+        return self.fetch(shard, cut).as_strided(*view)
 
 
 UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
@@ -319,17 +319,17 @@ class Reducing(Lending):
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             return self.module(*inputs, **options)
 
-    def send(self, part, cut, gradient):
+    def send(self, shard, cut, gradient):
         self.receive(most=1)
         flat = cut.pad(gradient.reshape(-1), cut.ranks)
-        self.sent.append((part, *self.collectives.reduce_scatter(flat)))
+        self.sent.append((shard, *self.collectives.reduce_scatter(flat)))
 
     def receive(self, most=0):
         while len(self.sent) > most:
-            part, total, wait = self.sent.pop(0)
+            shard, total, wait = self.sent.pop(0)
             wait()
-            mean = total.to(part.dtype) / dist.get_world_size()
-            part.grad = mean if part.grad is None else part.grad + mean
+            mean = total.to(shard.dtype) / dist.get_world_size()
+            shard.grad = mean if shard.grad is None else shard.grad + mean
 
     def finish_gradient_synchronization(self):
         """To be called after each backward pass, before the optimizer's step."""
@@ -338,11 +338,11 @@ class Reducing(Lending):
 
 
 class FSDP(Reducing):
-    """ZeRO's stage 3: `module` keeps this rank's part of each parameter, gradient and their state.
+    """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
     A parameter is gathered when it is read, and again where the backward pass needs it: a copy, so
     what is written into it is lost. With `compute_dtype`, parameters and tensor arguments are cast,
-    buffers aren't. The optimizer gets `parameters()`, flat parts, and must be elementwise. Their
+    buffers aren't. The optimizer gets `parameters()`, flat shards, and must be elementwise. Their
     `grad` is there after finish_gradient_synchronization(), to be called after each backward pass.
     All ranks run every pass, through the same layers in the same order.
     """

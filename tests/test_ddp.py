@@ -138,4 +138,5 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "notebooks",
                           capture_output=True, text=True, timeout=120)
-    assert done.stderr.strip().splitlines()[-1] == "ConnectionError: Connection refused: the cause", done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "ConnectionError: Connection refused: the cause", done.stderr

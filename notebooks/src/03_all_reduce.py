@@ -313,11 +313,11 @@ def halving_doubling(k):  # k a power of two
 # ### Two trees
 #
 # A tree takes few rounds, a ring sends few bytes. Two trees send little more than a ring, in a
-# number of rounds that grows with $\log k$ and the number of chunks.
-# Each gets half of the chunks, and the leaves of one, which send only once, are (for odd $k$ all
-# but one) inner nodes of the other. With several chunks, one can leave a device while another
-# arrives (Sanders, Speck and Träff, 2009). `edges` builds a binary tree over the places 1 to $k$,
-# with inner nodes at even places only; the second tree is the same, moved by one place.
+# number of rounds that grows with $\log k$ and the number of chunks. Each tree gets half of the
+# chunks, and the leaves of one, which send only once, are (for odd $k$ all but one) inner nodes of
+# the other. With several chunks, one can leave a device while another arrives (Sanders, Speck and
+# Träff, 2009). `edges` builds a binary tree over the places 1 to $k$, with inner nodes at even
+# places only; the second tree is the same, moved by one place.
 
 # %%
 def edges(first, last, parent=None):
@@ -395,7 +395,7 @@ def independent(rounds, ports=1):
         pairs = {m[:2] for m in messages}
         busy = Counter(end for a, b in pairs for end in (("from", a), ("to", b)))
         twice = any(written[b, c] > 1 for _, b, c, what in messages if what == COPY)
-        if read & set(written) or twice or max(busy.values()) > ports:
+        if read & set(written) or twice or max(busy.values(), default=0) > ports:
             return False
     return True
 
@@ -448,7 +448,7 @@ show(fig, alt="Arrows between four ranks, one line a round, solid where the rece
 # send in a star, a tree and a ring?
 
 # %%
-def counted(rounds, parts, k, entries=840):  # 840 divides by all numbers up to 8
+def counted(rounds, parts, k, entries=840):  # a multiple of 1 to 8
     log.clear()
     run(rounds, [nd.ones(entries, ctx=d) for d in eight[:k]], parts)
     sent = [sum(size for a, _, size in log if a == r) / (4 * entries) for r in range(k)]
@@ -808,10 +808,11 @@ def mean_allreduce(arrays):
         a /= len(arrays)
 
 
-arrays = replicas(4)
-mean_allreduce(arrays)
-assert all((4 * a.asnumpy() == 40 * replicas(1)[0].asnumpy()).all() for a in arrays), "the mean"
 for k in range(2, 9):
+    held = replicas(k)
+    mean_allreduce(list(held))  # a copy of the list: rebinding its entries must not pass
+    total = (3**k - 1) // 2 * replicas(1)[0].asnumpy()
+    assert all(np.allclose(k * a.asnumpy(), total) for a in held), "the mean"
     assert wrong_devices(mean_allreduce, k) == list(range(k)), "a mean is not a sum"
 
 # %% [markdown]
@@ -840,7 +841,7 @@ for _ in range(8):
     ring_allreduce([nd.ones(2, ctx=d) for d in eight[:2]])
 assert len(log) == 32, "eight rings of four messages"
 log.clear()
-fused_allreduce(groups)
+fused_allreduce([list(group) for group in groups])  # copies, as above
 assert all((a.asnumpy() == w).all() for group in groups for a, w in zip(group, wanted)), "1 + 2"
 assert len(log) == 4, "one ring of four messages instead of eight"
 

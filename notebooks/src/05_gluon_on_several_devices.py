@@ -563,13 +563,13 @@ class Branches(nn.Block):
         self.left, self.right = (nn.Dense(1, in_units=2) for _ in range(2))
 
     def forward(self, x, both):
-        return self.left(self.words(x)) + (self.right(self.words(x)) if both else 0)
+        return self.right(self.words(x)) + (self.left(self.words(x)) if both else 0)
 
 
 def is_noticed(sizes, both=True):  # images for each device, all of them word 0
     forget(net)
     with autograd.record():
-        losses = [net(nd.zeros(n, ctx=d), both).sum() for n, d in zip(sizes, two)]
+        losses = [net(nd.zeros(n, ctx=d), both).sum() for n, d in zip(sizes, two) if n]
     autograd.backward(losses)
     try:
         check(net)
@@ -581,6 +581,7 @@ def is_noticed(sizes, both=True):  # images for each device, all of them word 0
 net = Branches()
 net.initialize(ctx=two)
 assert not is_noticed((2, 1)), "an uneven shard, and rows that weren't reached"
-assert is_noticed((2,)) and is_noticed((2, 2), both=False), "no data; a branch not taken"
+assert is_noticed((2, 0)) and is_noticed((0, 2)), "no data"
+assert is_noticed((2, 2), both=False), "a branch not taken"
 net.left.collect_params().setattr("grad_req", "null")
 assert not is_noticed((2, 2)), "a frozen parameter"

@@ -478,11 +478,11 @@ def kilobytes(sizes, kind, k=2, prepare=lambda store: None):
     return [found.get(f"Memory: {d.device_type}/{d.device_id}", {"Max": 0})["Max"] for d in pair]
 
 # %% [markdown]
-# **Predict:** keys of 1,000, 5,000 and 2,000 entries of 4 bytes on two devices. How many kilobytes
+# **Predict:** keys of 1,000, 2,000 and 5,000 entries of 4 bytes on two devices. How many kilobytes
 # does the store take on each?
 
 # %%
-three = [1000, 5000, 2000]
+three = [1000, 2000, 5000]
 print("predicted:", [2 * 4 * entries // 1000 for entries in largest_first(three, 2)[1]], "kB")
 if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
     for k in (2, 3, 4):
@@ -613,9 +613,9 @@ for size, names in zip(entries, fastest):
     print(f"{size * MB:7.3f} MB: fastest, or not slower beyond the noise: {', '.join(names)}")
 
 # %% [markdown]
-# In our run chapter 03 is slower for small arrays. We guess that calls from Python count there, of
-# which a `pushpull` needs one. All of it goes through the same host memory, so this says nothing
-# about GPUs.
+# In our run chapter 03 is slower for small arrays. For the smallest we guess that calls from Python
+# count, of which a `pushpull` needs one. All of it goes through the same host memory, so this says
+# nothing about GPUs.
 
 # %% [markdown]
 # ## Appendix: between the sum and the update

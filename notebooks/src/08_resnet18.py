@@ -143,8 +143,8 @@ def resnet18(num_classes, channels=(64, 128, 256, 512)):
 
 # %% [markdown]
 # The oracle is d2l's own function of that name. With equal weights, both must give the same scores,
-# in training mode too, where BatchNorm normalises. Weights are copied in the order in which the
-# layers were added.
+# in training mode too, where BatchNorm takes the batch's statistics. Weights are copied in the
+# order in which the layers were added.
 
 # %%
 def copy_parameters(source, target):
@@ -279,7 +279,7 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
 # %% [markdown]
 # Is it the same network? Equal weights must give equal training. To see equality we want float64,
 # and a *thin* network of 4 to 8 channels is enough: it has every kind of layer. It is initialised
-# in float32 and cast afterwards, since in `np` mode random initializers refuse float64.
+# in float32 and cast afterwards, since Xavier's initializer refuses float64.
 
 # %%
 thin_channels = (4, 4, 8, 8)
@@ -384,7 +384,7 @@ def evaluate(net, batches, devices):
 # %% [markdown]
 # An untrained network may give all images one class, and then any evaluation would do. So we
 # subtract the mean scores from the last layer's bias, and take the network's own answers as labels,
-# every third one made wrong. Batches of 25 are uneven, and the last one has a single image:
+# the first 17 made wrong. Batches of 25 are uneven, and the last one has a single image:
 
 # %%
 some = test_set[0][:51]
@@ -392,7 +392,7 @@ bias = net(np.array(some)).asnumpy().mean(axis=0)
 net[-1].bias.set_data(net[-1].bias.data(pair[0]) - np.array(bias))  # no favourite class
 labels = net(np.array(some)).asnumpy().argmax(axis=1).astype("int32")
 assert len(set(labels)) > 4, "several classes, or this shows nothing"
-labels[::3] += 1  # 17 of 51 are wrong now
+labels[:17] += 1  # the first 17 of 51 are wrong now
 odd, even = Batches(some, labels, 25, shuffle=False), Batches(some[:50], labels[:50], 10)
 assert evaluate(net, odd, pair[:1]) == evaluate(net, odd, pair[1:]) == 34 / 51
 assert evaluate(net, odd, pair) == accuracy(net, odd, pair) == 34 / 51
@@ -421,8 +421,8 @@ assert [len(shard) for shard in lonely] == [1, 0], "in np mode a device may get 
 # Divided by its actual size, that step is a mean of 96 gradients, at the full learning rate. Does
 # it matter? Stored are 27 runs of a network with a quarter of the channels: two devices, learning
 # rate 0.1, 10,000 images in batches of 64, so that the last one has 16. Nine seeds each stepped it
-# by its actual size, by the nominal size, or dropped it. **Predict:** after which of the first two
-# is the network more accurate?
+# by its actual size, by the nominal size, or left out 16 images. **Predict:** after which of the
+# first two is the network more accurate?
 
 # %%
 import json
@@ -514,7 +514,7 @@ def train(net, batches, test, devices, lr, epochs):
 #
 # With a quarter of the channels, the network trains while you wait: 12,800 images, then 6,400 again
 # with a fifth of the learning rate. It begins as published, from a normal distribution with
-# standard deviation 0.01. (In chapter 04 that start sat on a plateau for epochs: exercise 2.)
+# standard deviation 0.01. (In chapter 04 that start sat on a plateau for an epoch: exercise 2.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -732,8 +732,8 @@ show(fig, alt="Speed-up of two devices over one in each round, d2l's blocks and 
 # %% [markdown]
 # In our runs weak scaling was above strong in most rounds. A guess: all-reduce and update take as
 # long for twice the images. In quiet runs our hybridised network (its relu differs, too) gained
-# more than d2l's blocks from weak scaling; for strong scaling the ranges sometimes overlap. A ratio
-# above 2 is noise: each number is a single step.
+# more than d2l's blocks from weak scaling; for strong scaling the ranges sometimes overlap. We take
+# a ratio above 2 for noise: each number is a single step.
 #
 # ## Why the speed-up falls short of 2
 #
@@ -816,16 +816,15 @@ print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one de
 #   ResNet-18, hybridised, waits less. What costs it most differs from run to run.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
-#   than 87 times as long: that makes its share larger. In most runs each byte took longer, too; we
-#   don't know why.
+#   than 87 times as long: that makes its share larger.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
 # ## Where the memory goes
 #
-# To see memory account by account takes a process in which nothing else has happened. `loky` runs
-# a function in one. The function asks the C library how much is allocated: once the network is
-# initialised, after the first backward pass, after the first step, and in the end.
+# To see memory account by account takes a process in which nothing else has happened. `loky` runs a
+# function in one. The function asks the C library how much is allocated: before and after the
+# network is initialised, after the first backward pass, after the first step, and in the end.
 
 # %%
 def allocated():  # bytes, by glibc's mallinfo2 (2.33 or newer), over all threads

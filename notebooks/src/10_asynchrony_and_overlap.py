@@ -254,8 +254,8 @@ def made(phase, ts, pid, name):
 names = [{"name": "", "ph": "M", "args": {"name": f"cpu/{r}"}, "pid": r} for r in range(2)]
 by_hand = read(json.dumps({"traceEvents": [
     *names, made("B", 2000, 1, "dot"), made("B", 1000, 0, "dot"), made("E", 1500, 0, "dot"),
-    made("B", 1500, 0, "ElementwiseSum"), made("E", 4000, 0, "ElementwiseSum"),
-    made("E", 5000, 1, "dot")]}))
+    made("B", 1500, 0, "ElementwiseSum"), made("E", 5000, 1, "dot"),
+    made("E", 4000, 0, "ElementwiseSum")]}))
 assert by_hand == [("cpu/0", 70, "dot", 1.0, 0.5), ("cpu/0", 70, "ElementwiseSum", 1.5, 2.5),
                    ("cpu/1", 71, "dot", 2.0, 3.0)], "in the order in which they began, in ms"
 
@@ -466,8 +466,8 @@ assert np.allclose(budget(Recording(kinds, 0, 1.75, 5)), expected), "lane by lan
 # %% [markdown]
 # Within a recording the parts fill the step by construction. Do they add up to a step that isn't
 # recorded, too? We take turns: a step with the clock only, then one recorded, on one device and on
-# two. Of each we take the mean of the middle third by length, so that single disturbances don't
-# count.
+# two. Of each we take the mean of about the middle third by length, so that single disturbances
+# don't count.
 
 # %%
 def middle(rows):
@@ -570,7 +570,7 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # - *LeNet* lacks some ms, partly in Python and waiting. What compute adds varies from run to run.
 # - *ResNet-18* loses to compute (exercise 2 tries to separate two causes), to communication and to
 #   waiting.
-# - *The wide network* is no faster on two devices. It communicates for more than half as long as
+# - *The wide network* is no faster on two devices. It communicates for about half as long as
 #   one device computes. Its updates are not divided: each step updates every weight, here on one
 #   lane; the mean over lanes counts half of that time. Meanwhile the other lane waits. (One device
 #   has no store, and updates several arrays at a time.)
@@ -739,7 +739,7 @@ class Link:
 
 
 # %% [markdown]
-# Four messages at once: the first goes at once, the others by priority.
+# Four messages, 20 ms apart: the first goes at once, the others by priority.
 
 # %%
 slow = Link(rate=1e3)
@@ -754,8 +754,8 @@ assert [priority for *_, priority, _ in slow.log] == [9, 1, 2, 3]
 assert slow.log[0][1] >= 300, "3e5 bytes take 300 ms"
 
 # %% [markdown]
-# At 50 MB/s, 0.4 of what Gigabit Ethernet can carry, each device sends its gradients through the
-# link by an operator of ours. It waits in a thread of its own, not in a lane.
+# Each device sends its gradients through a link of 50 MB/s by an operator of ours. It waits in a
+# thread of its own, not in a lane.
 
 # %%
 link = Link(rate=50e3)
@@ -817,7 +817,8 @@ for by_layer in (False, True):
 
 # %% [markdown]
 # A loop that bounds how far Python runs ahead, and the first of three ways: backward pass,
-# all-reduce and next step strictly one after the other.
+# all-reduce and next step strictly one after the other. On any machine the link shall take a bit
+# longer than the computing: we set its rate by that.
 
 # %%
 def loop(training, steps, one=step, lag=1):
@@ -843,8 +844,9 @@ def in_sequence(training):
 far = prepare(lenet, 128, **apart)
 alone = np.mean([sum(e.duration for e in lane if kind(e) == "compute")
                  for lane in lanes(seen.events).values()])
-print(f"a step needs {alone:.1f} ms of compute on each device and "
-      f"{k * sum(sizes) / link.rate:.1f} ms of the link")
+link.rate = k * sum(sizes) / (1.4 * alone)
+print(f"a step needs {alone:.1f} ms of compute on each device and {1.4 * alone:.1f} ms of the "
+      f"link, which carries {link.rate / 1e3:.0f} MB/s")
 
 # %% [markdown]
 # The second way overlaps the messages with the backward pass, in the order of arrival. The third
@@ -877,7 +879,7 @@ def with_link(one):
 
 # %% tags=["measured"]
 recorded = [[with_link(one) for one in WAYS.values()] for _ in range(7)]
-found = {name: sorted(each, key=lambda one: one[0])[3] for name, each in zip(WAYS, zip(*recorded))}
+found = {name: sorted(each, key=lambda one: one[1])[3] for name, each in zip(WAYS, zip(*recorded))}
 for name, (_, _, panel) in found.items():
     print(name, ", ".join(f"{lane} {sum(ms for _, ms, _ in spans) / 2:.0f} ms a step"
                           for lane, spans in panel.items()))
@@ -1021,10 +1023,10 @@ for c in ((20, 50), (16, 48)):
 
 # %% [markdown]
 # On this machine, with AVX-512, those with 16 and 48 channels got a kernel of their own,
-# `jit:avx512_common`, and those with 20 and 50 a general matrix product, `gemm:jit`. The network
-# with 16 and 48 channels is more than twice as fast on one device: faster than the other on two. In
-# most of our runs its speed-up was smaller, in some by less than the noise. *A better speed-up is
-# not a faster program*, so look at images per second too.
+# `jit:avx512_common`, and those with 20 and 50 a general matrix product, `x64:gemm:jit`. The
+# network with 16 and 48 channels is more than twice as fast on one device: faster than the other on
+# two. In most of our runs its speed-up was smaller, in some by less than the noise. *A better
+# speed-up is not a faster program*, so look at images per second too.
 #
 # ## Summary
 #
@@ -1034,8 +1036,8 @@ for c in ((20, 50), (16, 48)):
 #   copies, $P$ sums and $P$ updates for $P$ parameters with gradients.
 # - A step is compute, communication, update, Python and waiting.
 # - A bulk's gradients are ready when all of it has ended. With smaller or more bulks the all-reduce
-#   overlaps with the backward pass. On our imitated link, which needs no core, that saved a fifth
-#   to a third of the time.
+#   overlaps with the backward pass. On our imitated link, which needs no core, in our runs that
+#   saved a fifth to a third of the time.
 # - If the first layer's gradients go first, the next step can begin earlier, with no stale weights.
 # - Sizes that fit the library's kernels can matter more than a second device.
 #
@@ -1127,5 +1129,5 @@ for name, training in ways.items():
     print(name, ", ".join(f"{part} {ms:.1f} ms" for part, ms in zip(PARTS, row)))
 
 # %% [markdown]
-# In our runs it doesn't: the lanes wait less, but twice as many updates run, and take more than
-# twice as long. The parts are of other steps than the times, and needn't add up to them.
+# In our runs it doesn't: the lanes wait less, but each weight is updated twice, which takes more
+# than twice as long. The parts are of other steps than the times, and needn't add up to them.

@@ -78,27 +78,21 @@ def efficiency(throughput, of_one, k):
 assert efficiency(throughput=1500, of_one=1000, k=2) == 0.75
 
 # %% [markdown]
-# *The Straight Dope*, "Training on multiple GPUs with gluon", has two versions of September 2017,
-# at commits 72a83ca and 7f5cd9b. Both print the seconds of five epochs of MNIST, for
-# `run(1, 64, .3)`, then for `run(2, 128, .6)`: devices, batch size, learning rate. **Predict:** is
-# that strong or weak scaling? Does a *step* take longer on two GPUs?
+# *The Straight Dope*, "Training on multiple GPUs with gluon" (September 2017, commit 72a83ca),
+# prints the seconds of five epochs of MNIST, for `run(1, 64, .3)`, then for `run(2, 128, .6)`:
+# devices, batch size, learning rate. **Predict:** is that strong or weak scaling? Does a *step*
+# take longer on two GPUs?
 
 # %%
-pages = {"72a83ca": ([4.9, 4.7, 4.6, 4.7, 4.7], [2.8, 2.8, 2.8, 2.8, 2.9]),
-         "7f5cd9b": ([10.3, 10.1, 10.1, 10.1, 10.1], [8.4, 8.3, 8.3, 8.3, 8.3])}
-steps = {}  # seconds of a step on one GPU and on two
-for commit, epochs in pages.items():
-    one, two = np.median(epochs, axis=1)
-    steps[commit] = one / -(-60_000 // 64), two / -(-60_000 // 128)
-    print(f"{commit}: speed-up {one / two:.2f}, efficiency "
-          f"{efficiency(60_000 / two, 60_000 / one, 2):.0%}; a step:",
-          "{:.2f} ms, then {:.2f} ms".format(*(1e3 * s for s in steps[commit])))
+one, two = np.median([[4.9, 4.7, 4.6, 4.7, 4.7], [2.8, 2.8, 2.8, 2.8, 2.9]], axis=1)
+on_one, on_two = one / -(-60_000 // 64), two / -(-60_000 // 128)  # seconds of a step
+print(f"speed-up {one / two:.2f}, efficiency {efficiency(60_000 / two, 60_000 / one, 2):.0%}; "
+      f"a step: {1e3 * on_one:.2f} ms, then {1e3 * on_two:.2f} ms")
 
 # %% [markdown]
 # Each GPU has 64 images in both runs, so it is weak scaling. There are half as many steps, and each
-# takes a fifth longer; at the second commit, two thirds. (Its installation differs, and both
-# trainings fail: on one GPU in the last epoch, on two from the first.) We return to the first's
-# 84 %.
+# takes a fifth longer. (The next commit's page prints other times, but there "one GPU" already sums
+# over two: chapter 06.) We return to the 84 %.
 #
 # ## Measuring
 #
@@ -350,6 +344,7 @@ truth = planned @ known
 found, residuals = fit_law(planned, truth)
 assert np.allclose(found, known, rtol=1e-6, atol=0) and np.abs(residuals).max() < 1e-9, "exact data"
 assert terms(2048, 64, 4, 2)[2:] == [1, 32, 64, 8 * sizes[2048]], "a row by hand"
+assert terms(128, 64, 1, 1) == [1, 64, 0, 0, 0, 0], "and one device copies nothing"
 (slope,), low = fit_law(np.array([[1.0], [1.0]]), np.array([1.0, 2.0]))
 assert np.isclose(slope, 1.2) and np.allclose(low, [0.2, -0.4]), "below zero: slower than the law"
 
@@ -466,8 +461,8 @@ print("updates of the wide network, ms:", ", ".join(
 # With no all-reduce at all, two devices at once take longer than one. So a good part of what the
 # law charges for copies needn't be communication. Python hands out work on the same cores, and the
 # cores share a memory; which of these it is stays unexplained. The wide network's updates take
-# several milliseconds longer on four devices than on one: the law has no column for that, so α and
-# β carry it. **On GPUs:** Python and the devices don't share cores, and each GPU has its own memory
+# several milliseconds longer on four devices than on one: the law has no column for that, so β can
+# carry it. **On GPUs:** Python and the devices don't share cores, and each GPU has its own memory
 # (chapter 01).
 #
 # ## All-reduce by itself
@@ -519,12 +514,12 @@ for name in befores:
 print(f"after 16 MB, one takes {found['16 MB', 1] / found['itself', 1]:.1f} times as long")
 
 # %% [markdown]
-# In our quiet runs the same call takes more than three times as long after a large array, and
+# In our quiet runs the same call takes more than twice as long after a large array, and
 # longer after a pause too, in which threads may fall asleep. So it depends on the surroundings, and
 # a constant should be measured as it will be used. We come closer with lists of arrays, $t = \tau +
 # a A + S/B$, numbers and sizes varied independently. In the same rounds, and not in the fit:
 # `trainer.allreduce_grads()` (chapter 07) of our two networks, after itself and after a backward
-# pass has finished. (In a step it begins before that, chapter 10.)
+# pass has finished. (In a step one device's begins before the other's has ended, chapter 10.)
 
 # %%
 lists = [(A, n) for A in (1, 4, 16, 64) for n in (2**8, 2**12, 2**15, 2**17)]
@@ -719,7 +714,7 @@ Published = {  # bytes, those of the largest array, images for each GPU, {GPUs: 
     "ResNet-152": (240e6, 4 * 9 * 512 * 512, vision.resnet152_v2(), 32,
                    {1: 20.08, 2: 38.76, 4: 77.01, 8: 153.07, 16: 298.03}),
     "LeNet": (traffic["LeNet"], 4 * 800 * 128, both["LeNet"], 64,
-              {1: 64 / steps["72a83ca"][0], 2: 128 / steps["72a83ca"][1]})}
+              {1: 64 / on_one, 2: 128 / on_two})}
 published = {name: (size, top, len(gradients(net)), n, throughput)
              for name, (size, top, net, n, throughput) in Published.items()}
 
@@ -765,18 +760,16 @@ for label, change in (("as assumed", {}), ("B / 4", {"bandwidth": 15.75e9 / 4}),
 
 # %%
 size, _, count, *_ = published["LeNet"]
-for commit, (on_one, on_two) in steps.items():
-    extra = on_two - on_one
-    print(f"{commit}: {1e3 * extra:.2f} ms longer. Per array that needs "
-          f"α = {1e6 * (extra - size / 15.75e9) / 2 / count:.0f} µs, "
-          f"or B = {1e-9 * size / (extra - 2 * count * 5.7e-6):.2f} GB/s; "
-          f"one GPU does {64 * work['LeNet'] / on_one / 1e9:.0f} GFLOP/s")
+extra = on_two - on_one
+print(f"{1e3 * extra:.2f} ms longer. Per array that needs "
+      f"α = {1e6 * (extra - size / 15.75e9) / 2 / count:.0f} µs, "
+      f"or B = {1e-9 * size / (extra - 2 * count * 5.7e-6):.2f} GB/s; "
+      f"one GPU does {64 * work['LeNet'] / on_one / 1e9:.0f} GFLOP/s")
 
 # %% [markdown]
-# Either α is ten times ours, or $B$ 4 % of the link's; no single α or $B$ explains both commits.
-# 172 GFLOP/s would be 1 % of a V100's peak of 15.7 TFLOP/s in float32 (NVIDIA, *Tesla V100 GPU
-# Architecture*, 2017). The page doesn't name its GPU; a sister page (`multiple-gpus-scratch`) shows
-# Tesla M60s.
+# Either α is ten times ours, or $B$ 4 % of the link's. 172 GFLOP/s would be 1 % of a V100's peak of
+# 15.7 TFLOP/s in float32 (NVIDIA, *Tesla V100 GPU Architecture*, 2017). The page doesn't name its
+# GPU; a sister page (`multiple-gpus-scratch`) shows Tesla M60s.
 #
 # For the K80s we can *fit* one constant, the effective bandwidth, to one published point,
 # ResNet-152 on two GPUs, without latency and overlap, and predict the other eleven: by a ring, and
@@ -818,9 +811,9 @@ show(fig, alt="AlexNet's published efficiency on 2 to 16 GPUs as points, falling
      "predicted line falls with them, by a ring it stays above 90 %.")
 
 # %% [markdown]
-# For the two deep networks the baseline is off by about twice as much, but by less than 5 points.
-# AlexNet tells the laws apart: half of its bytes are in one array, which a ring would cut and
-# MXNet's store doesn't. By key comes much closer, with no new constant. But it leaves out that
+# For the two deep networks the baseline is off by about twice as much as by key, but by less than 5
+# points. AlexNet tells the laws apart: half of its bytes are in one array, which a ring would cut
+# and MXNet's store doesn't. By key comes much closer, with no new constant. But it leaves out that
 # `dist_device_sync` also goes through a server, and a limit of the machine, such as reading images,
 # isn't excluded. Networks with wide dense layers can scale badly with a ring too: on 512 GPUs
 # Horovod, which uses rings (arXiv:1802.05799), reports 68 % for VGG-16 against 90 % for Inception
@@ -847,8 +840,8 @@ for label, change in changes.items():
     print(f"{label:17}", *(f"{way} {value:5.2f}  " for way, value in speedups(**change).items()))
 
 # %% [markdown]
-# As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's other
-# rows move it by four to six. At equal shares of the peak LeNet gains less, which is d2l's claim.
+# As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's rows
+# span a factor of four to six. At equal shares of the peak LeNet gains less, which is d2l's claim.
 # If LeNet reaches only 1 % of the peak, it computes for longer, and communicates as before. Then
 # its speed-up is above ResNet-18's in three structures and equal in the fourth. Which scales better
 # depends on shares that we haven't measured. Buckets *and* overlap, as in DDP, are chapter 14's.

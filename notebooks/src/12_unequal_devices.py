@@ -508,13 +508,13 @@ looks = (GREY, "-"), (ORANGE, ":"), (BLUE, "--")
 for (name, (losses, clock)), (color, line) in zip(runs.items(), looks):
     ax.plot(clock, losses, line, color=color, lw=2, label=name)
 fig.legend(loc="outside lower center", ncols=3, fontsize=8)
-show(fig, alt="Loss against time for three ways to train. The curves have the same shape; with "
-     "equal shards the curve is stretched most, in proportion least.")
+show(fig, alt="Loss against time for three ways to train. The curves have the same shape; "
+     "how far each is stretched is its time, which the title gives.")
 
 # %% [markdown]
-# Equal shards are slower than the fast device by itself, proportional ones faster, in our quiet
-# runs mostly by less than the third that the formula promised (each way timed once). It leaves out
-# what a second device costs, and its speeds were measured with the other device idle.
+# In our quiet runs equal shards were slower than the fast device by itself, and proportional ones
+# faster, mostly by less than the third that the formula promised (each way timed once). It leaves
+# out what a second device costs, and its speeds were measured with the other device idle.
 #
 # ## When does a slower device pay?
 #
@@ -639,7 +639,7 @@ show(fig, alt="Throughput with a helper over that of the fast device alone, for 
      "dotted one below 1 what two devices on one core would reach.")
 
 # %% [markdown]
-# At each corner rounding gives the helper one image more or less. On a quiet machine no helper in
+# At each jump rounding takes one image from the helper. On a quiet machine no helper in
 # our runs paid beyond its limit; of those within it some or all did. $c$ isn't one number: it
 # differed between batch sizes, and from run to run by more than a factor of two. So measure it
 # where you train. We haven't taken it apart: all-reduce, the second device's operators, competition

@@ -68,7 +68,7 @@ def apart(found, truth):
 
 
 right = [np.array([1.0, 2.0]), np.array([8.0])]
-assert apart(right, right) == 0 and apart([right[0], np.array([6.0])], right) == 0.25
+assert apart(right, right) == 0 and apart([np.array([1.0, 2.5]), right[1]], right) == 0.25
 assert np.isnan(apart([right[0], np.array([np.nan])], right)), "NaN must not pass"
 
 # %% [markdown]
@@ -593,7 +593,7 @@ class DataParallel(nn.DataParallel):
 
 # %% [markdown]
 # It must give the scores and gradients of the network itself. The loss is taken once, of all
-# gathered scores, so no shard has to be weighted. Ten images, so shards are unequal:
+# gathered scores, so no shard has to be weighted. Ten images, so three or four shards are unequal:
 
 # %%
 net = lenet().double()
@@ -1061,7 +1061,7 @@ print(len(means), "running means and", len(variances), "running variances agree 
 # | `ctx=mx.cpu(1)` | `device="cpu:1"` | PyTorch's CPU is one device |
 # | `as_in_context` | `to` | |
 # | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
-# | `even_split=False` | `tensor_split` | |
+# | `even_split=False` | `tensor_split` | fewer examples than devices: an error, or empty shards |
 # | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
 # | `record()` switches to training by default | `train()`, `eval()` | `no_grad` doesn't switch |
 # | loss per example, `step(n)` | mean loss, `step()` | who divides |
@@ -1177,6 +1177,7 @@ with Timer() as timer:
 assert timer.seconds >= 0.01
 log = []
 with (mock.patch("torch.accelerator.device_count", lambda: 2),
-      mock.patch("torch.accelerator.synchronize", log.append), Timer()):
+      mock.patch("torch.accelerator.synchronize", log.append),
+      mock.patch("time.perf_counter", lambda: log.append("clock") or 0.0), Timer()):
     log.append("work")
-assert log == [0, 1, "work", 0, 1]
+assert log == [0, 1, "clock", "work", 0, 1, "clock"], "first wait, then read the clock"

@@ -200,8 +200,8 @@ print(f"bytes a parameter: {rest:.1f} between steps, {gradients:.1f} of gradient
 #
 # ## Two halves of an all-reduce
 #
-# A *reduce-scatter* gives rank $r$ part $r$ of the sum, its *shard*. An *all-gather* takes a part
-# from each rank and gives all parts to all. One after the other they are an all-reduce, as in
+# A *reduce-scatter* gives rank $r$ part $r$ of the sum, its *shard*. An *all-gather* takes a shard
+# from each rank and gives all shards to all. One after the other they are an all-reduce, as in
 # chapter 03's ring. `torch.distributed` has both. They go into a class, so that we can replace them
 # later.
 
@@ -210,13 +210,13 @@ print(f"bytes a parameter: {rest:.1f} between steps, {gradients:.1f} of gradient
 class Collectives:
     """The halves of an all-reduce. Each returns its result and a function that waits for it."""
 
-    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's part of the sum
-        part = whole.new_empty(len(whole) // dist.get_world_size())
-        return part, dist.reduce_scatter_single(part, whole, async_op=True).wait
+    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
+        shard = whole.new_empty(len(whole) // dist.get_world_size())
+        return shard, dist.reduce_scatter_single(shard, whole, async_op=True).wait
 
-    def all_gather(self, part):  # [n] -> [ranks * n], the parts of all ranks
-        whole = part.new_empty(len(part) * dist.get_world_size())
-        return whole, dist.all_gather_single(whole, part, async_op=True).wait
+    def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
+        whole = shard.new_empty(len(shard) * dist.get_world_size())
+        return whole, dist.all_gather_single(whole, shard, async_op=True).wait
 
 
 # %% [markdown]
@@ -228,26 +228,26 @@ class Ring:
     def __init__(self):
         self.bytes, self.rank, self.world = 0, dist.get_rank(), dist.get_world_size()
 
-    def pass_on(self, part):  # to the next rank; returns what the one before has sent
-        received = torch.empty_like(part)
-        sending = dist.isend(part.contiguous(), (self.rank + 1) % self.world)
+    def pass_on(self, piece):  # to the next rank; returns what the one before has sent
+        received = torch.empty_like(piece)
+        sending = dist.isend(piece.contiguous(), (self.rank + 1) % self.world)
         dist.recv(received, (self.rank - 1) % self.world)
         sending.wait()
-        self.bytes += part.nbytes
+        self.bytes += piece.nbytes
         return received
 
     def reduce_scatter(self, whole):
-        parts = whole.chunk(self.world)
-        total = parts[self.rank - 1]
+        shards = whole.chunk(self.world)
+        total = shards[self.rank - 1]
         for hop in range(2, self.world + 1):
-            total = self.pass_on(total) + parts[(self.rank - hop) % self.world]
+            total = self.pass_on(total) + shards[(self.rank - hop) % self.world]
         return total, lambda: None
 
-    def all_gather(self, part):
-        parts = {self.rank: part}
+    def all_gather(self, shard):
+        shards = {self.rank: shard}
         for hop in range(1, self.world):
-            part = parts[(self.rank - hop) % self.world] = self.pass_on(part)
-        return torch.cat([parts[rank] for rank in range(self.world)]), lambda: None
+            shard = shards[(self.rank - hop) % self.world] = self.pass_on(shard)
+        return torch.cat([shards[rank] for rank in range(self.world)]), lambda: None
 
 
 # %% [markdown]
@@ -258,14 +258,14 @@ class Ring:
 def halves(kind):
     rank, world = dist.get_rank(), dist.get_world_size()
     way, whole = kind(), torch.arange(12.0 * world) * (rank + 1)
-    part, wait = way.reduce_scatter(whole)
+    shard, wait = way.reduce_scatter(whole)
     wait()
     half = getattr(way, "bytes", 0)
     total = torch.arange(12.0 * world) * sum(range(world + 1))
-    assert torch.equal(part, total[12 * rank :][:12]), "this rank's part of the sum"
-    found, wait = way.all_gather(part)
+    assert torch.equal(shard, total[12 * rank :][:12]), "this rank's shard of the sum"
+    found, wait = way.all_gather(shard)
     wait()
-    assert torch.equal(found, total), "all parts, in order"
+    assert torch.equal(found, total), "all shards, in order"
     return half / whole.nbytes, getattr(way, "bytes", 0) / whole.nbytes
 
 
@@ -296,14 +296,14 @@ print("all_reduce {:.2f}, reduce_scatter {:.2f}, all_gather {:.2f} of the whole 
 
 # %% [markdown]
 # By the formula it should be 1, ½ and ½. Gloo's reduce-scatter sends twice that: it is an
-# all-reduce of which each rank keeps its part (`reduce_scatter_tensor_coalesced` in PyTorch's
+# all-reduce of which each rank keeps its shard (`reduce_scatter_tensor_coalesced` in PyTorch's
 # `ProcessGroupGloo.cpp`, read in a version before 2.13; 2.13's profiler still shows an all-reduce).
 # So when we speak of bytes sent we mean a ring's, and count our own.
 #
 # ## Stage 1: the optimizer's state
 #
 # In data parallelism every device makes the same update, from the same gradient, with a state of
-# its own. It is enough that each updates its part, and that the parts are gathered. Chapter 07's
+# its own. It is enough that each updates its shard, and that the shards are gathered. Chapter 07's
 # `device` store had one owner for each parameter. With MXNet's arrays, on four simulated devices:
 
 # %%
@@ -318,7 +318,7 @@ def update(weight, gradient, momentum):  # both in place
 k, n = 4, 1000
 devices = [mx.cpu(r) for r in range(k)]
 start, gradients = nd.random.normal(shape=n), nd.random.normal(shape=(20, k, n))
-parts = [slice(r * n // k, (r + 1) * n // k) for r in range(k)]
+shards = [slice(r * n // k, (r + 1) * n // k) for r in range(k)]
 
 # %% [markdown]
 # The oracle updates everything in one place. The replicas update a quarter each:
@@ -330,9 +330,9 @@ momenta = [nd.zeros(n // k, ctx=device) for device in devices]
 for each in gradients:
     update(whole, each.mean(0), momentum)
     updated = []
-    for device, replica, part, own in zip(devices, replicas, parts, momenta):
-        total = sum(each[r, part].as_in_context(device) for r in range(k))  # reduce-scatter
-        updated.append(replica[part].copy())
+    for device, replica, shard, own in zip(devices, replicas, shards, momenta):
+        total = sum(each[r, shard].as_in_context(device) for r in range(k))  # reduce-scatter
+        updated.append(replica[shard].copy())
         update(updated[-1], total / k, own)
     for device, replica in zip(devices, replicas):  # all-gather
         replica[:] = nd.concat(*(new.as_in_context(device) for new in updated), dim=0)
@@ -347,24 +347,24 @@ print(f"after 20 steps equal to 1e-5; momenta on each device: {momenta[0].size} 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class Cut:
-    """A tensor of `shape`, flat, padded with zeros, and cut into equal parts, one for each rank."""
+    """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
     def __init__(self, shape):
         self.shape, self.numbers, self.ranks = shape, shape.numel(), dist.get_world_size()
-        self.size = -(-self.numbers // self.ranks)  # of a part, rounded up
+        self.size = -(-self.numbers // self.ranks)  # of a shard, rounded up
         self.begin = dist.get_rank() * self.size
 
     def mine(self, whole):
-        """This rank's part without the padding: a view, if `whole` is contiguous."""
+        """This rank's shard without the padding: a view, if `whole` is contiguous."""
         return whole.reshape(-1)[self.begin : self.begin + self.size]
 
-    def pad(self, flat, parts):
-        """`flat`, filled up to `parts` parts."""
-        missing = parts * self.size - len(flat)
+    def pad(self, flat, count):
+        """`flat`, filled up to `count` shards."""
+        missing = count * self.size - len(flat)
         return F.pad(flat, (0, missing)) if missing else flat
 
     def join(self, flat):
-        """The tensor, from all parts one after the other: a view."""
+        """The tensor, from all shards one after the other: a view."""
         return flat[: self.numbers].view(self.shape)
 
 
@@ -382,20 +382,20 @@ for n in (10, 2):
 
 
 # %% [markdown]
-# Our optimizer hands the parts to an ordinary one, `local`. The parts are views, so that an update
-# of a part updates the parameter. Rank 0's values of *these* parameters are broadcast.
+# Our optimizer hands the shards to an ordinary one, `local`. The shards are views, so that an
+# update of a shard updates the parameter. Rank 0's values of *these* parameters are broadcast.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class Parts(torch.optim.Optimizer):
-    """An `optimizer_cls` for this rank's part of each parameter."""
+    """An `optimizer_cls` for this rank's shard of each parameter."""
 
     def __init__(self, params, optimizer_cls, **options):
         if optimizer_cls.__name__ in ("Adafactor", "LBFGS", "Muon"):
             raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
                              "one that is elementwise, such as Adam")
-        self.cuts, self.parts = {}, {}  # for each parameter
-        self.make, self.local = lambda parts: optimizer_cls(parts, **options), None
+        self.cuts, self.shards = {}, {}  # for each parameter
+        self.make, self.local = lambda shards: optimizer_cls(shards, **options), None
         super().__init__(params, options)
 
     def add_param_group(self, group):
@@ -406,13 +406,13 @@ class Parts(torch.optim.Optimizer):
                 raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous")
             dist.broadcast(p.detach(), src=0)
             self.cuts[p] = Cut(p.shape)
-            self.parts[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
-        parts = {**group, "params": [self.parts[p] for p in group["params"]]}
+            self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
+        own = {**group, "params": [self.shards[p] for p in group["params"]]}
         if self.local is None:
-            self.local = self.make([parts])
+            self.local = self.make([own])
             self.defaults = self.local.defaults
         else:
-            self.local.add_param_group(parts)
+            self.local.add_param_group(own)
         copy_options(self.local.param_groups[-1], group)
 
 
@@ -438,8 +438,8 @@ def copy_from_rank_0(module):
 
 
 # %% [markdown]
-# A step is reduce-scatter, update, all-gather. Each rank's part of the mean gradient becomes the
-# gradient of its part. A parameter that no rank used is left alone, as in chapter 14.
+# A step is reduce-scatter, update, all-gather. Each rank's shard of the mean gradient becomes the
+# gradient of its shard. A parameter that no rank used is left alone, as in chapter 14.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -447,26 +447,26 @@ class ShardedStep(Parts):
     collectives = Collectives()
 
     def reduce(self, p):
-        """Adds this rank's part of the mean gradient of `p` to what it has."""
-        cut, part = self.cuts[p], self.parts[p]
+        """Adds this rank's shard of the mean gradient of `p` to what it has."""
+        cut, shard = self.cuts[p], self.shards[p]
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         total, wait = self.collectives.reduce_scatter(cut.pad(gradient.reshape(-1), cut.ranks))
         wait()
-        mean = total[: len(part)] / cut.ranks
-        part.grad = mean if part.grad is None else part.grad + mean
+        mean = total[: len(shard)] / cut.ranks
+        shard.grad = mean if shard.grad is None else shard.grad + mean
 
     def reduce_all(self):
         """As `reduce`, from zero, for each parameter that has a gradient on any rank."""
-        device = next(iter(self.parts)).device
-        users = torch.tensor([p.grad is not None for p in self.parts], dtype=int, device=device)
+        device = next(iter(self.shards)).device
+        users = torch.tensor([p.grad is not None for p in self.shards], dtype=int, device=device)
         dist.all_reduce(users)
-        for p, count in zip(self.parts, users.tolist()):
-            self.parts[p].grad = None
+        for p, count in zip(self.shards, users.tolist()):
+            self.shards[p].grad = None
             if count > 0:
                 self.reduce(p)
 
-    def gather(self, p, part):
-        whole, wait = self.collectives.all_gather(self.cuts[p].pad(part, 1))
+    def gather(self, p, shard):
+        whole, wait = self.collectives.all_gather(self.cuts[p].pad(shard, 1))
         wait()
         return self.cuts[p].join(whole)
 
@@ -482,28 +482,28 @@ class ShardedUpdate(ShardedStep):
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for p, part in self.parts.items():
-            part.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
+        for p, shard in self.shards.items():
+            shard.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
         self.reduce_all()
         for group, local in zip(self.param_groups, self.local.param_groups):
             copy_options(group, local)  # a schedule may have changed them
         self.local.step()
-        for p, part in self.parts.items():
-            if part.grad is not None:
-                p.copy_(self.gather(p, part))
-                part.grad = None
+        for p, shard in self.shards.items():
+            if shard.grad is not None:
+                p.copy_(self.gather(p, shard))
+                shard.grad = None
         return loss
 
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none)
-        for part in self.parts.values():
-            part.grad = None
+        for shard in self.shards.values():
+            shard.grad = None
 
 
 # %% [markdown]
 # `state_dict` gathers the state as well. So it can be loaded on any number of ranks, even by an
 # optimizer that isn't sharded (exercise 3). Every rank has the whole for a moment. Where that
-# doesn't fit, each saves its part: `torch.distributed.checkpoint` does, and cuts anew when it
+# doesn't fit, each saves its shard: `torch.distributed.checkpoint` does, and cuts anew when it
 # loads.
 
 # %% tags=["file:sharded_train.py"]
@@ -512,9 +512,9 @@ SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep bes
 
 
 class ShardedOptimizer(ShardedUpdate):
-    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's part of the parameters.
+    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
 
-    `step` takes the mean of all ranks' gradients, updates this rank's part and gathers the rest.
+    `step` takes the mean of all ranks' gradients, updates this rank's shard and gathers the rest.
     `optimizer_cls` must be elementwise, as SGD and Adam are. `p.grad` is this rank's gradient only:
     don't clip or unscale it. For frozen parameters and buffers call copy_from_rank_0(module) first.
     """
@@ -601,7 +601,8 @@ def stage1(net, kind, parameters, cls=ShardedOptimizer, **options):
 # %%
 def train(make):
     found = []
-    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):
+    ways = (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}), (torch.optim.Adam, {})
+    for kind, options in ways:
         net = Awkward()
         trained = [p for p in net.parameters() if p.requires_grad]
         groups = [{"params": trained[:3]}, {"params": trained[3:], "lr": 0.003}]
@@ -637,14 +638,14 @@ print("stage 1 on 1, 2 and 3 ranks equals one process to 1e-12, with momentum an
 
 # %%
 class NotGathered(ShardedOptimizer):
-    def gather(self, p, part):
+    def gather(self, p, shard):
         return p
 
 
 class Summed(ShardedOptimizer):
     def reduce(self, p):
         super().reduce(p)
-        self.parts[p].grad *= self.cuts[p].ranks
+        self.shards[p].grad *= self.cuts[p].ranks
 
 
 # %%
@@ -737,7 +738,7 @@ for k in (2, 4):
 #
 # ## Stage 2: gradients
 #
-# After the reduce-scatter a rank needs only its part of the gradient. Chapter 14's hook tells when
+# After the reduce-scatter a rank needs only its shard of the gradient. Chapter 14's hook tells when
 # a gradient is complete: reduce it then, and free it.
 
 # %% tags=["file:sharded_train.py"]
@@ -761,7 +762,7 @@ class ShardedGradients(ShardedOptimizer):
         p.grad = None
 
     def reduce_all(self):  # is done
-        if any(p.grad is not None for p in self.parts):
+        if any(p.grad is not None for p in self.shards):
             raise RuntimeError("a parameter was frozen when this optimizer was made")
 
 
@@ -785,12 +786,12 @@ for k in (2, 4):
 
 # %% [markdown]
 # It sends as much as stage 1, in the order in which gradients come. That must be the same on all
-# ranks. If sizes differ, a rank hangs or gets an error; if two layers have the same shape, nothing
+# ranks. If sizes differ, gloo aborts a rank; if two layers have the same shape, nothing
 # complains (trap 3).
 #
 # ## Stage 3: weights
 #
-# A layer needs its whole weight only while it computes. So each rank keeps a part of it, gathers
+# A layer needs its whole weight only while it computes. So each rank keeps a shard of it, gathers
 # the whole before the layer runs, frees it afterwards, and gathers it again for the backward pass.
 # Three pieces do that without a change to the module's *code*: a parametrization when a weight is
 # read, a hook when autograd saves it, and an autograd function for its gradient.
@@ -806,49 +807,49 @@ assert torch.all(layer.weight == 0), "the rectified weight is read, -1 is stored
 print(type(layer).__name__, "has", *layer.state_dict())
 
 # %% [markdown]
-# So the module's class and the keys of its `state_dict` do change. Ours stores the part; reading
+# So the module's class and the keys of its `state_dict` do change. Ours stores the shard; reading
 # the attribute returns the whole. In the backward pass the whole gradient comes in, and is sent to
 # be reduced.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class Unshard(nn.Module):
-    """Between a parameter's part, which is stored, and the whole, which is read."""
+    """Between a parameter's shard, which is stored, and the whole, which is read."""
 
     def __init__(self, cut, fsdp):
         super().__init__()
         self.given = cut, fsdp  # a tuple, since `fsdp` is no child of this module
 
-    def forward(self, part):
-        return Gather.apply(part, *self.given)
+    def forward(self, shard):
+        return Gather.apply(shard, *self.given)
 
-    def right_inverse(self, part):
-        return part
+    def right_inverse(self, shard):
+        return shard
 
 
 class Gather(torch.autograd.Function):
-    """A whole tensor from parts; backwards, the whole gradient to parts of the mean."""
+    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
 
     @staticmethod
-    def forward(ctx, part, cut, fsdp):
-        ctx.given = part, cut, fsdp
-        return fsdp.lend(part, cut)
+    def forward(ctx, shard, cut, fsdp):
+        ctx.given = shard, cut, fsdp
+        return fsdp.lend(shard, cut)
 
     @staticmethod
     def backward(ctx, gradient):
-        part, cut, fsdp = ctx.given
-        fsdp.send(part, cut, gradient)
+        shard, cut, fsdp = ctx.given
+        fsdp.send(shard, cut, gradient)
         return None, None, None
 
 
 # %% [markdown]
-# To wrap a module, replace each parameter's data by its part, and register an `Unshard` wherever
+# To wrap a module, replace each parameter's data by its shard, and register an `Unshard` wherever
 # the parameter is read. It stays the same object, so tied weights stay tied.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class ShardedModule(nn.Module):
-    """Keeps this rank's part of the parameters of `module`, and gathers them when they are read."""
+    """Keeps this rank's shard of each parameter of `module`, and gathers it when it is read."""
 
     collectives = Collectives()
 
@@ -901,23 +902,23 @@ with torch.autograd.graph.saved_tensors_hooks(show_shape, lambda saved: saved):
 
 # %% [markdown]
 # It saves its input, for the weight's gradient, and the transposed weight, for the input's. In
-# place of a gathered weight, which `pack` knows by its address, we save a *note*: its part, shape
-# and strides. From that `unpack` gathers it again. If the part has changed, that is an error.
+# place of a gathered weight, which `pack` knows by its address, we save a *note*: its shard, shape
+# and strides. From that `unpack` gathers it again. If the shard has changed, that is an error.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class Lending(ShardedModule):
-    def start(self, part, cut):
-        return self.collectives.all_gather(self.cast(part.detach()))
+    def start(self, shard, cut):
+        return self.collectives.all_gather(self.cast(shard.detach()))
 
-    def fetch(self, part, cut):
-        whole, wait = self.start(part, cut)
+    def fetch(self, shard, cut):
+        whole, wait = self.start(shard, cut)
         wait()
         return cut.join(whole)
 
-    def lend(self, part, cut):
-        whole = self.fetch(part, cut)
-        note = weakref.ref(whole.untyped_storage()), whole.dtype, part, cut, part._version
+    def lend(self, shard, cut):
+        whole = self.fetch(shard, cut)
+        note = weakref.ref(whole.untyped_storage()), whole.dtype, shard, cut, shard._version
         self.lent[whole.data_ptr()] = note
         return whole
 
@@ -930,10 +931,10 @@ class Lending(ShardedModule):
     def unpack(self, saved):  # called when the backward pass needs it
         if torch.is_tensor(saved):
             return saved
-        part, cut, version, *view = saved
-        if part._version != version:
+        shard, cut, version, *view = saved
+        if shard._version != version:
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
-        return self.fetch(part, cut).as_strided(*view)
+        return self.fetch(shard, cut).as_strided(*view)
 
 
 # %% [markdown]
@@ -954,17 +955,17 @@ class Reducing(Lending):
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             return self.module(*inputs, **options)
 
-    def send(self, part, cut, gradient):
+    def send(self, shard, cut, gradient):
         self.receive(most=1)
         flat = cut.pad(gradient.reshape(-1), cut.ranks)
-        self.sent.append((part, *self.collectives.reduce_scatter(flat)))
+        self.sent.append((shard, *self.collectives.reduce_scatter(flat)))
 
     def receive(self, most=0):
         while len(self.sent) > most:
-            part, total, wait = self.sent.pop(0)
+            shard, total, wait = self.sent.pop(0)
             wait()
-            mean = total.to(part.dtype) / dist.get_world_size()
-            part.grad = mean if part.grad is None else part.grad + mean
+            mean = total.to(shard.dtype) / dist.get_world_size()
+            shard.grad = mean if shard.grad is None else shard.grad + mean
 
     def finish_gradient_synchronization(self):
         """To be called after each backward pass, before the optimizer's step."""
@@ -975,11 +976,11 @@ class Reducing(Lending):
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
 class FSDP(Reducing):
-    """ZeRO's stage 3: `module` keeps this rank's part of each parameter, gradient and their state.
+    """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
     A parameter is gathered when it is read, and again where the backward pass needs it: a copy, so
     what is written into it is lost. With `compute_dtype`, parameters and tensor arguments are cast,
-    buffers aren't. The optimizer gets `parameters()`, flat parts, and must be elementwise. Their
+    buffers aren't. The optimizer gets `parameters()`, flat shards, and must be elementwise. Their
     `grad` is there after finish_gradient_synchronization(), to be called after each backward pass.
     All ranks run every pass, through the same layers in the same order.
     """
@@ -1002,7 +1003,7 @@ class FSDP(Reducing):
 
 
 # %% [markdown]
-# The optimizer takes the parameters that the network had, the same objects, now with a part in
+# The optimizer takes the parameters that the network had, the same objects, now with a shard in
 # them.
 
 # %%
@@ -1020,8 +1021,8 @@ print("stage 3 on 1, 2 and 3 ranks equals one process to 1e-12, with momentum an
 
 # %%
 class SummedWeights(FSDP):
-    def send(self, part, cut, gradient):
-        super().send(part, cut, gradient * cut.ranks)
+    def send(self, shard, cut, gradient):
+        super().send(shard, cut, gradient * cut.ranks)
 
 
 assert not apart(partial(stage3, cls=SummedWeights)) < 1e-3
@@ -1064,13 +1065,13 @@ show(fig, alt="Bars of memory between steps and of gradients, and a mark at the 
 # All 16 bytes are divided by $k$. The peak, with one image, adds activations, gathered weights and
 # whole gradients, or the optimizer's temporary arrays. It leaves out that each rank had built the
 # whole network: our `FSDP` can't train one that doesn't fit there. `fully_shard`, below, can: it
-# takes a network on the *meta* device (shapes, no values); then `to_empty` allocates the parts, to
+# takes a network on the *meta* device (shapes, no values); then `to_empty` allocates the shards, to
 # be filled (`_fsdp_param_group.py` in `torch/distributed/fsdp/_fully_shard`).
 #
 # ### bfloat16
 #
 # With `compute_dtype=torch.bfloat16` weights and gradients are sent and used in two bytes, while
-# each rank updates its part in float32, the master weights. Without these, small updates are lost:
+# each rank updates its shard in float32, the master weights. Without these, small updates are lost:
 
 # %%
 assert torch.tensor(1.0, dtype=torch.bfloat16) + 0.001 == 1, "rounded away"
@@ -1129,7 +1130,7 @@ for compute, most in ((None, 1e-5), (torch.bfloat16, 0.02)):
 # | state, gradients | $P_{os+g}$, stage 2 | `ShardedGradients` | (see below) |
 # | all | $P_{os+g+p}$, stage 3 | `FSDP` | `fully_shard` |
 #
-# Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`, which gathers once a step.
+# Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`, which gathers once a pass.
 #
 # ## When is it worth it?
 #
@@ -1254,16 +1255,16 @@ def made_before():
 print("nothing has changed:", *ranks(made_before))
 
 # %% [markdown]
-# ### 2. The norm of a part
+# ### 2. The norm of a shard
 #
 # Clipping needs the norm of the whole gradient. On our FSDP's parameters, `clip_grad_norm_`
-# computes the norm of the parts, so each rank would clip by its own: exercise 1 shows it and mends
+# computes the norm of the shards, so each rank would clip by its own: exercise 1 shows it and mends
 # it.
 #
 # ### 3. Layers of one shape, in another order
 #
 # Rank 0 uses layer `a`, rank 1 layer `b`. So the mean gradient of each is a half, and a step of SGD
-# with learning rate 1 should make 1 and 100 to 0.5 and 99.5.
+# with learning rate 1 should turn 1 into 0.5 and 100 into 99.5.
 
 # %%
 class Either(nn.Module):
@@ -1342,7 +1343,7 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 # %% [markdown]
 # ### Answer 1
 #
-# Each rank finds the norm of its parts.
+# Each rank finds the norm of its shards.
 
 # %% tags=["solution"]
 def gradients_of_parts():
@@ -1403,13 +1404,13 @@ class Prefetching(FSDP):
         self.trains = True
         return result
 
-    def fetch(self, part, cut):
+    def fetch(self, shard, cut):
         if not self.trains:
-            return super().fetch(part, cut)
-        whole, wait = self.ahead or self.start(part, cut)
-        self.seen = (*self.seen, (part, cut))
+            return super().fetch(shard, cut)
+        whole, wait = self.ahead or self.start(shard, cut)
+        self.seen = (*self.seen, (shard, cut))
         place = len(self.seen)
-        assert not self.order or self.order[place - 1][0] is part, "the order has changed"
+        assert not self.order or self.order[place - 1][0] is shard, "the order has changed"
         self.ahead = self.start(*self.order[place]) if place < len(self.order) else None
         wait()
         return cut.join(whole)
@@ -1446,8 +1447,8 @@ class Linked(Collectives):
     def reduce_scatter(self, whole):
         return self.deliver(whole.clone(), whole.nbytes)
 
-    def all_gather(self, part):
-        return self.deliver(part.clone(), part.nbytes)
+    def all_gather(self, shard):
+        return self.deliver(shard.clone(), shard.nbytes)
 
 
 # %% tags=["solution", "measured"]
