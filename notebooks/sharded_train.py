@@ -57,7 +57,7 @@ class Cut:
         return flat[: self.numbers].view(self.shape)
 
 
-class Parts(torch.optim.Optimizer):
+class Shards(torch.optim.Optimizer):
     """An `optimizer_cls` for this rank's shard of each parameter."""
 
     def __init__(self, params, optimizer_cls, **options):
@@ -101,7 +101,7 @@ def copy_from_rank_0(module):
         tensor.detach().copy_(whole)
 
 
-class ShardedStep(Parts):
+class ShardedStep(Shards):
     collectives = Collectives()
 
     def reduce(self, p):

@@ -356,8 +356,8 @@ def test_the_numbers_in_the_text_are_computed():
         f"{CARD / 1e9:.0f} between machines with one GPU and network card in each",
         f"in float32 ([chapter 16](16_sharded_training.ipynb)), {float32[0] / 1e9:.1f} GB each",
         f"Computing takes {computing:.1f} s, at half of an A100's {peak:.0f} TFLOP/s and "
-        f"{operations} operations per token for each weight it uses: less than "
-        f"{ {4: 'four'}[len(slow)]} of the ways send between machines.",
+        f"{operations} operations per token for each weight it uses: "
+        f"{ {4: 'four'}[len(slow)]} of the ways take longer to send between machines.",
         f"Scores, left out here, would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %.",
         "if a block has at least FLOP/s over bandwidth tokens [4, §3]: at peak "
         f"{peak_for[0]:,.0f} on NVLink, {peak_for[1]:,.0f} between machines; twice as many where a "

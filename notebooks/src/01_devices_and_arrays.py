@@ -518,8 +518,8 @@ for (name, lengths), column in zip(ways.items(), times.T):
           f"{mid / expected / 1e6:.1f} times as much")
 
 # %% [markdown]
-# Where that is far from 1, the model has missed. We don't know which of its assumptions fails: that
-# $L$ is constant is only one.
+# Where that is far from 1, the model has missed. The ratio doesn't say which of its assumptions
+# failed: that $L$ is constant is only one.
 
 # %% [markdown]
 # ## Summary

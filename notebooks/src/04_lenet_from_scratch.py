@@ -175,7 +175,7 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     for replica in replicas:
         for p in replica:
             p -= lr / len(x) * p.grad
-    return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)
+    return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)  # NEW: to one device
 
 # %% [markdown]
 # The loop around it looks at the loss of *two steps ago*. Waiting for the newest loss would keep
@@ -435,8 +435,8 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
               "seeds in float32, two in float64.")
 
 # %% [markdown]
-# In our run the difference stayed near $10^{-7}$ for one seed; for the others it jumped, at
-# different steps, and ended above $10^{-2}$. We don't know what makes it jump. So *equality* is a
+# In our runs it was near $10^{-7}$ at first; for most seeds or all it then jumped, at different
+# steps, and ended above $10^{-3}$. We don't know what makes it jump. So *equality* is a
 # claim for float64, or for one step. In float32 the claim is that the network learns as well: after
 # an epoch of MNIST, it did for each of five seeds (above).
 
@@ -655,8 +655,8 @@ show(fig, alt="Loss against images seen for four combinations of batch and rate,
               "five seeds with a band from the lowest to the highest.")
 
 # %% [markdown]
-# The grid uses two devices. How many points is each seed, and its run on one device, ahead of its
-# run at (128, 0.2)?
+# The grid uses two devices. For each seed, how many points are its runs on one device and at batch
+# 256 ahead of (128, 0.2)?
 
 # %%
 gaps = {}
@@ -701,7 +701,7 @@ print("normal numbers times 0.01, after each epoch:",
 # - A data-parallel step: split, gradient of the *sum* on each device, all-reduce, update with the
 #   sum over $n$.
 # - In float64, twenty steps on 1 to 4 devices agree with the plain loop to $10^{-12}$. In float32
-#   differences grew for some seeds, in jumps; there the claim is that it learns as well.
+#   differences can grow, in jumps; there the claim is that it learns as well.
 # - Compare weights with one device's, on all replicas. Replicas that agree with each other prove
 #   little, and so does accuracy.
 # - Measure speed in turns, warmed up, waited for, several times, and beside honest baselines.

@@ -535,7 +535,7 @@ ax.axhline(replica + buffers.mean(), color=BLUE, ls="--",
            label="total per device, if buffers were even")
 ax.set_xticks(range(4))
 ax.legend()
-show(fig, alt="Bars for four devices: weights and gradients are equal, buffers are almost all on "
+show(fig, alt="Bars for four devices: weights and gradients are equal, most of the buffers are on "
      "device 0, far above the dashed line of even shares.")
 
 # %% [markdown]

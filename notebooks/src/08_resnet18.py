@@ -279,7 +279,7 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
 # %% [markdown]
 # Is it the same network? Equal weights must give equal training. To see equality we want float64,
 # and a *thin* network of 4 to 8 channels is enough: it has every kind of layer. It is initialised
-# in float32 and cast afterwards, since Xavier's initializer refuses float64.
+# in float32 and cast afterwards, since in `np` mode Xavier's initializer refuses float64.
 
 # %%
 thin_channels = (4, 4, 8, 8)
@@ -813,10 +813,11 @@ print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one de
 # At batch 32 compute takes longer on two devices than on one: chapter 10 asks why.
 #
 # - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it.
-#   ResNet-18, hybridised, waits less. What costs it most differs from run to run.
+#   ResNet-18, hybridised, waits less. In most runs its longer compute cost it most.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
-#   than 87 times as long: that makes its share larger.
+#   than 87 times as long: that alone makes its share larger. The time a byte
+#   takes varies from run to run.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #

@@ -403,7 +403,7 @@ fig, _ = timeline(f"LeNet: a device computes for {busy:.0f} of {length(seen):.0f
                   {"the step": whole, "its end": {d: whole[d] for d in lanes(seen.events)}},
                   {"its end": (last - 0.3, length(seen) + 0.1)})
 show(fig, alt="Three lanes: Python, which hands out the work at first, and two devices, which "
-     "mostly compute. Below, the end enlarged: the loss, then short copies, sums and updates.")
+     "mostly compute. Below, the end enlarged: short copies, sums and updates, and the loss.")
 
 # %% [markdown]
 # (Python's bar is longer than its share of the loop; we don't know why.) To look at a recording
@@ -466,7 +466,7 @@ assert np.allclose(budget(Recording(kinds, 0, 1.75, 5)), expected), "lane by lan
 # %% [markdown]
 # Within a recording the parts fill the step by construction. Do they add up to a step that isn't
 # recorded, too? We take turns: a step with the clock only, then one recorded, on one device and on
-# two. Of each we take the mean of about the middle third by length, so that single disturbances
+# two. Of each we take the mean of the middle third or more by length, so that single disturbances
 # don't count.
 
 # %%
@@ -533,7 +533,7 @@ for name, found in budgets.items():
 # Of each pair of lines the first is one device, the second two. With a speed-up of 2 a step would
 # take half of one device's time; the rest is lost. What share of that is each part's mean over two
 # lanes, minus half of what it took on one device? (Below 0, it took less than half.) The median
-# over the rounds, and the middle half:
+# over the rounds, so that they needn't add up to 100 %, and the middle half:
 
 # %% tags=["measured"]
 for name, (clocks, _, lost, _) in budgets.items():
@@ -570,8 +570,8 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # - *LeNet* lacks some ms, partly in Python and waiting. What compute adds varies from run to run.
 # - *ResNet-18* loses to compute (exercise 2 tries to separate two causes), to communication and to
 #   waiting.
-# - *The wide network* is no faster on two devices. It communicates for about half as long as
-#   one device computes. Its updates are not divided: each step updates every weight, here on one
+# - *The wide network* is no faster on two devices. It communicates for half as long as one device
+#   computes, or longer. Its updates are not divided: each step updates every weight, here on one
 #   lane; the mean over lanes counts half of that time. Meanwhile the other lane waits. (One device
 #   has no store, and updates several arrays at a time.)
 #
@@ -646,7 +646,7 @@ passes = [sum(backward(e) for e in lane) for lane in lanes(free.events).values()
 assert min(passes) >= 10, "each operator on its own"
 
 # %% tags=["measured"]
-groups = typical(big, count=3)
+groups = typical(big, count=5)
 assert (head_start(groups) > 0).all(), "the first gradients don't wait for the last"
 most = 1 + max(length(free), length(held))
 names = "ResNet-18, default bulks", "wide, each operator on its own", "wide, with waitall"
@@ -700,8 +700,8 @@ report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": re
                "with default bulks": repeat(bulks, 2)}, 9), "wide without overlap")
 
 # %% [markdown]
-# In our runs overlap saved up to about a tenth for the wide network, part of which may be Python's,
-# and little or nothing for ResNet-18. On a CPU device a copy is work for the very core that
+# In our runs overlap saved nothing to a tenth for the wide network, part of which may be Python's,
+# and a few per cent or nothing for ResNet-18. On a CPU device a copy is work for the very core that
 # computes, so overlap only moves it to another moment.
 #
 # ## A link of its own
@@ -1038,7 +1038,8 @@ for c in ((20, 50), (16, 48)):
 # - A bulk's gradients are ready when all of it has ended. With smaller or more bulks the all-reduce
 #   overlaps with the backward pass. On our imitated link, which needs no core, in our runs that
 #   saved a fifth to a third of the time.
-# - If the first layer's gradients go first, the next step can begin earlier, with no stale weights.
+# - If the first layer's gradients go first, the next step can begin earlier on a slow link, with no
+#   stale weights.
 # - Sizes that fit the library's kernels can matter more than a second device.
 #
 # Next, chapter 11: how far it scales, measured and predicted.
@@ -1129,5 +1130,6 @@ for name, training in ways.items():
     print(name, ", ".join(f"{part} {ms:.1f} ms" for part, ms in zip(PARTS, row)))
 
 # %% [markdown]
-# In our runs it doesn't: the lanes wait less, but each weight is updated twice, which takes more
-# than twice as long. The parts are of other steps than the times, and needn't add up to them.
+# In our runs by a tenth at most: the lanes wait less, but each weight is updated twice, which takes
+# about twice as long or longer. The parts are of other steps than the times, and needn't add up to
+# them.

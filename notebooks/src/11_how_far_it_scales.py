@@ -514,12 +514,12 @@ for name in befores:
 print(f"after 16 MB, one takes {found['16 MB', 1] / found['itself', 1]:.1f} times as long")
 
 # %% [markdown]
-# In our quiet runs the same call takes more than twice as long after a large array, and
+# In our quiet runs the same call takes two or three times as long after a large array, and
 # longer after a pause too, in which threads may fall asleep. So it depends on the surroundings, and
 # a constant should be measured as it will be used. We come closer with lists of arrays, $t = \tau +
 # a A + S/B$, numbers and sizes varied independently. In the same rounds, and not in the fit:
 # `trainer.allreduce_grads()` (chapter 07) of our two networks, after itself and after a backward
-# pass has finished. (In a step one device's begins before the other's has ended, chapter 10.)
+# pass has finished. (In a step, one device's copies can begin while the other still computes.)
 
 # %%
 lists = [(A, n) for A in (1, 4, 16, 64) for n in (2**8, 2**12, 2**15, 2**17)]
@@ -561,7 +561,7 @@ for i, w in enumerate(widths):
 # %% [markdown]
 # In our runs it does, for the call after itself; by this law the wide network's is mostly bytes,
 # the narrow one's isn't. After a backward pass the narrow network's call takes longer; for the wide
-# one, compare the difference with the noise. And the law of the step charges several times what
+# one, compare the difference with the noise. And the law of the step charges more than twice what
 # all-reduce was seen to take: its α and β are *not* what they are named after. So measure a part by
 # itself before you believe a constant.
 #
@@ -841,7 +841,7 @@ for label, change in changes.items():
 
 # %% [markdown]
 # As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's rows
-# span a factor of four to six. At equal shares of the peak LeNet gains less, which is d2l's claim.
+# lie up to four to six apart. At equal shares of the peak LeNet gains less, which is d2l's claim.
 # If LeNet reaches only 1 % of the peak, it computes for longer, and communicates as before. Then
 # its speed-up is above ResNet-18's in three structures and equal in the fourth. Which scales better
 # depends on shares that we haven't measured. Buckets *and* overlap, as in DDP, are chapter 14's.
@@ -938,7 +938,7 @@ print(f"slope: {min(slopes):.2f} to {max(slopes):.2f} over seeds; the rule's 1 i
 # - Strong scaling keeps the batch, weak scaling the batch of each device. $k$ simulated devices on
 #   $c$ cores are $\min(k, c)$ at once.
 # - Judge a law by rank, degrees of freedom, the size of residuals against noise, and their signs.
-#   In our runs the law of the step charged several times what all-reduce takes: a fitted constant
+#   In our runs the law of the step charged more than twice what all-reduce takes: a fitted constant
 #   collects everything that grows with its column, not only what it is named after.
 # - The same all-reduce takes longer after a large one: measure a constant as it will be used.
 # - ResNet-18 has 2.3 times LeNet's operations for each byte of gradients, and 21 times for each

@@ -23,7 +23,7 @@
 #
 # Chapters 04 to 10 and 12, no GPU, and PyTorch. If the next
 # cell can't find it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes
-# {reading time} with the appendix, running less than a minute on two cores.
+# {reading time} with the appendix, running about a minute on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data

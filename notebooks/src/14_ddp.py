@@ -28,6 +28,7 @@
 # %% tags=["torch"]
 import time
 
+import psutil
 from helpers import load_data
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
@@ -156,9 +157,9 @@ def wait_for_rank_1():
     dist.all_reduce(torch.zeros(3))
 
 
-before = set(ranks(os.getpid, world=4))
+processes = ranks(os.getpid, world=4)
 print(outcome(ranks, wait_for_rank_1, seconds=1))
-assert not before & set(ranks(os.getpid, world=4)), "all were ended"
+assert not any(map(psutil.pid_exists, processes)), "all were ended"
 
 # %% [markdown]
 # ## What must come out
@@ -895,9 +896,9 @@ show(fig, alt="Step time against the limit of a bucket on a simulated link, with
 
 # %% [markdown]
 # Many small messages pay the latency each time. A single large one can't leave before the last
-# gradient is there. Which limit is best depends on the link and on the network. With all in one
-# nothing can be hidden: what the table says there is its error, so make nothing of smaller
-# differences. (The title names all limits within it.)
+# gradient is there, nor be filled or emptied while another is on its way. Which limit is best
+# depends on the link and on the network. With all in one nothing can be hidden: what the table says
+# there is its error. The title names all limits that close to the best.
 #
 # By default PyTorch puts all gradients of a type into one bucket for the first step
 # (`compute_bucket_size_limits` in `torch/nn/parallel/distributed.py`), then fills buckets in the
@@ -1140,7 +1141,7 @@ print(f"without: rank 0: {ending(rank0)}, rank 1: {ending(rank1)}")
 # Without `join` rank 0 waits until rank 1 has ended, and then gets an error. Had rank 1 gone on
 # without communicating, rank 0 would wait until a deadline, by default half an hour with gloo and
 # ten minutes with NCCL (`default_pg_timeout` and `default_pg_nccl_timeout`). Another all-reduce
-# would be paired with rank 0's: if sizes differ, gloo aborts, else we saw no error.
+# would be paired with rank 0's: if sizes differ, gloo aborts or a rank waits, else we saw no error.
 #
 # ### 7. Clipping before the all-reduce
 #

@@ -387,7 +387,7 @@ for n in (10, 2):
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
-class Parts(torch.optim.Optimizer):
+class Shards(torch.optim.Optimizer):
     """An `optimizer_cls` for this rank's shard of each parameter."""
 
     def __init__(self, params, optimizer_cls, **options):
@@ -443,7 +443,7 @@ def copy_from_rank_0(module):
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
-class ShardedStep(Parts):
+class ShardedStep(Shards):
     collectives = Collectives()
 
     def reduce(self, p):
@@ -786,7 +786,7 @@ for k in (2, 4):
 
 # %% [markdown]
 # It sends as much as stage 1, in the order in which gradients come. That must be the same on all
-# ranks. If sizes differ, gloo aborts a rank; if two layers have the same shape, nothing
+# ranks. If sizes differ, ranks hang or gloo aborts one; if two layers have the same shape, nothing
 # complains (trap 3).
 #
 # ## Stage 3: weights
@@ -1130,7 +1130,8 @@ for compute, most in ((None, 1e-5), (torch.bfloat16, 0.02)):
 # | state, gradients | $P_{os+g}$, stage 2 | `ShardedGradients` | (see below) |
 # | all | $P_{os+g+p}$, stage 3 | `FSDP` | `fully_shard` |
 #
-# Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`, which gathers once a pass.
+# Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`, which gathers once for
+# both passes.
 #
 # ## When is it worth it?
 #
@@ -1159,8 +1160,8 @@ for way, each in ranks(race, makers)[0].items():
     print(f"{way:14} {np.median(each):4.0f} ms a step ({min(each):.0f} to {max(each):.0f})")
 
 # %% [markdown]
-# Five steps say little: beside other work the order may change. Stage 3 can hide some of its
-# gathers: exercise 2.
+# Where ranges overlap, five steps say little. Here gloo's reduce-scatter sends double (above).
+# Stage 3 can hide some of its gathers: exercise 2.
 #
 # ### On many GPUs
 #
@@ -1346,14 +1347,14 @@ for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)
 # Each rank finds the norm of its shards.
 
 # %% tags=["solution"]
-def gradients_of_parts():
+def gradients_of_shards():
     model = FSDP(Awkward())
     backward(model, *map(share, batches[0]))
     return model
 
 
 def norm():
-    return nn.utils.clip_grad_norm_(gradients_of_parts().parameters(), 1e9).item()
+    return nn.utils.clip_grad_norm_(gradients_of_shards().parameters(), 1e9).item()
 
 
 # %% tags=["solution"]
@@ -1375,7 +1376,7 @@ def clip(model, largest):
 
 
 def clipped(largest):
-    model = gradients_of_parts()
+    model = gradients_of_shards()
     clip(model, largest)
     return [p.grad.square().sum().item() for p in model.parameters() if p.grad is not None]
 
