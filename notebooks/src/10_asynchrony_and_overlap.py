@@ -466,7 +466,7 @@ assert np.allclose(budget(Recording(kinds, 0, 1.75, 5)), expected), "lane by lan
 # %% [markdown]
 # Within a recording the parts fill the step by construction. Do they add up to a step that isn't
 # recorded, too? We take turns: a step with the clock only, then one recorded, on one device and on
-# two. Of each we take the mean of the middle third or more by length, so that single disturbances
+# two. Of each we take the mean of the middle third or more, by length, so that single disturbances
 # don't count.
 
 # %%
@@ -817,8 +817,8 @@ for by_layer in (False, True):
 
 # %% [markdown]
 # A loop that bounds how far Python runs ahead, and the first of three ways: backward pass,
-# all-reduce and next step strictly one after the other. On any machine the link shall take a bit
-# longer than the computing: we set its rate by that.
+# all-reduce and next step strictly one after the other. The link should take a bit longer than
+# the computing on any machine, so we set its rate by that.
 
 # %%
 def loop(training, steps, one=step, lag=1):

@@ -69,6 +69,7 @@ def apart(found, truth):
 
 right = [np.array([1.0, 2.0]), np.array([8.0])]
 assert apart(right, right) == 0 and apart([np.array([1.0, 2.5]), right[1]], right) == 0.25
+assert apart([np.array([1.0, 2.5]), np.array([4.0])], right) == 0.5, "of two pairs the worst"
 assert np.isnan(apart([right[0], np.array([np.nan])], right)), "NaN must not pass"
 
 # %% [markdown]
