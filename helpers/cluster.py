@@ -72,7 +72,10 @@ def torchrun(script, nproc=2, *, arguments=(), env=None, timeout=120, max_restar
         env = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **(env or {})}
         with _Processes({"torchrun": (command, env)}, timeout, log) as processes:
             processes.wait()
-            return ["".join(processes.printed.get(f"worker {i}", [])) for i in range(nproc)]
+        # Not the lines as they came: torchrun puts a worker's name into one that it reads half.
+        starts = sorted(Path(logs).glob("*/attempt_*"), key=lambda p: int(p.name.split("_")[1]))
+        return ["".join((start / str(i) / "stdout.log").read_text("utf-8", "replace")
+                        for start in starts) for i in range(nproc)]
 
 
 class _Processes:

@@ -540,6 +540,12 @@ def test_torchrun_starts_all_anew_and_hands_back_what_they_printed(write):
     assert not marked(os.getpid())
 
 
+def test_torchrun_hands_back_a_line_that_it_saw_half_written(write):
+    pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
+    script = write("import time; print('half', end=''); time.sleep(1); print(' a line')")
+    assert torchrun(script, 2, log=None, timeout=SLOW) == ["half a line\n"] * 2
+
+
 def test_torchruns_dead_worker_is_named(write):
     pytest.importorskip("torch", reason="PyTorch is optional: make setup TORCH=1")
     with pytest.raises(Failed, match="^worker 1 was killed by SIGKILL after") as info:
