@@ -73,9 +73,8 @@ def torchrun(script, nproc=2, *, arguments=(), env=None, timeout=120, max_restar
         with _Processes({"torchrun": (command, env)}, timeout, log) as processes:
             processes.wait()
         # Not the lines as they came: torchrun puts a worker's name into one that it reads half.
-        starts = sorted(Path(logs).glob("*/attempt_*"), key=lambda p: int(p.name.split("_")[1]))
-        return ["".join((start / str(i) / "stdout.log").read_text("utf-8", "replace")
-                        for start in starts) for i in range(nproc)]
+        return ["".join(path.read_text("utf-8", "replace") for path in sorted(
+            Path(logs).glob(f"*/*/{i}/stdout.log"), key=os.path.getmtime)) for i in range(nproc)]
 
 
 class _Processes:
