@@ -192,8 +192,7 @@ class _Processes:
         if kind == "ended":
             self._running = [other for other in self._running if other != name]
         else:
-            worker = re.match(r"\[default(\d+)\]:", value) if name == "torchrun" else None
-            if worker:
+            if name == "torchrun" and (worker := re.match(r"\[default(\d+)\]:", value)):
                 name, value = f"worker {worker[1]}", value[worker.end():]
             # torchrun ends with 1, whatever has happened; which worker, and how, it only prints.
             failed = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", value)
