@@ -1362,8 +1362,8 @@ print(torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "1"], log=None)[0
 #   pass goes on. `DDP` joins parameters to buckets and sends those in a fixed order.
 # - A parameter without a gradient needs a message too, if another rank has one.
 # - Where the computing cores carry the messages, we measured no gain from overlapping buckets
-#   beyond the noise. On a simulated link that needs no core, limits of 2 to 8 MB hid a third to
-#   over a half of the link's time: smaller buckets pay latency, larger ones leave late.
+#   beyond the noise. On a simulated link that needs no core, limits of 2 to 8 MB hid a third of
+#   the link's time or more: smaller buckets pay latency, larger ones leave late.
 # - Replicas can agree and be wrong: with a loss that has no gradient, with means of unequal shards,
 #   with gradients clipped before they are averaged. Compare with one process.
 #
