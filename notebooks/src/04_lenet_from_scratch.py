@@ -435,8 +435,8 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
               "seeds in float32, two in float64.")
 
 # %% [markdown]
-# In our runs it was near $10^{-7}$ at first; for most seeds or all it then jumped, at different
-# steps, and ended above $10^{-3}$. We don't know what makes it jump. So *equality* is a
+# In our runs the difference was near $10^{-7}$ at first; for most seeds or all it then jumped, at
+# different steps, and ended above $10^{-3}$. We don't know what makes it jump. So *equality* is a
 # claim for float64, or for one step. In float32 the claim is that the network learns as well: after
 # an epoch of MNIST, it did for each of five seeds (above).
 

@@ -613,9 +613,9 @@ for size, names in zip(entries, fastest):
     print(f"{size * MB:7.3f} MB: fastest, or not slower beyond the noise: {', '.join(names)}")
 
 # %% [markdown]
-# In our run chapter 03 is slower for small arrays. For the smallest we guess that calls from Python
-# count, of which a `pushpull` needs one. All of it goes through the same host memory, so this says
-# nothing about GPUs.
+# In our runs chapter 03 is slower than `device` for small arrays. Calls from Python may be why;
+# but `local`, with as few as `device`, can be slower too. All goes through the same host memory, so
+# this says nothing about GPUs.
 
 # %% [markdown]
 # ## Appendix: between the sum and the update

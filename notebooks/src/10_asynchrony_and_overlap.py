@@ -532,8 +532,8 @@ for name, found in budgets.items():
 # %% [markdown]
 # Of each pair of lines the first is one device, the second two. With a speed-up of 2 a step would
 # take half of one device's time; the rest is lost. What share of that is each part's mean over two
-# lanes, minus half of what it took on one device? (Below 0, it took less than half.) The median
-# over the rounds, so that they needn't add up to 100 %, and the middle half:
+# lanes, minus half of what it took on one device? (Below 0, it took less than half.) The medians
+# over the rounds, which needn't add up to 100 %, and the middle half:
 
 # %% tags=["measured"]
 for name, (clocks, _, lost, _) in budgets.items():
@@ -565,7 +565,7 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
      "the clock said.")
 
 # %% [markdown]
-# In our run:
+# In our runs:
 #
 # - *LeNet* lacks some ms, partly in Python and waiting. What compute adds varies from run to run.
 # - *ResNet-18* loses to compute (exercise 2 tries to separate two causes), to communication and to
@@ -1101,7 +1101,7 @@ for name, column in (("the shard alone", computes[:, 1]), ("beside the other", c
     print(f"{name}: {median:.2f} times half of the whole batch ({low:.2f} to {high:.2f})")
 
 # %% [markdown]
-# Both effects are small, in some runs no larger than the noise, and not stable: one run printed
+# Neither effect is stable, and in some runs each is no larger than the noise: one run printed
 # 0.98 and 1.13, another 1.05 and 1.05.
 
 # %% [markdown]

@@ -840,11 +840,12 @@ for label, change in changes.items():
     print(f"{label:17}", *(f"{way} {value:5.2f}  " for way, value in speedups(**change).items()))
 
 # %% [markdown]
-# As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's rows
-# lie up to four to six apart. At equal shares of the peak LeNet gains less, which is d2l's claim.
-# If LeNet reaches only 1 % of the peak, it computes for longer, and communicates as before. Then
-# its speed-up is above ResNet-18's in three structures and equal in the fourth. Which scales better
-# depends on shares that we haven't measured. Buckets *and* overlap, as in DDP, are chapter 14's.
+# As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's lowest
+# and highest differ by four to six. At equal shares of the peak LeNet gains less, which is d2l's
+# claim. If LeNet reaches only 1 % of the peak, it computes for longer, and communicates as before.
+# Then its speed-up is above ResNet-18's in three structures and equal in the fourth. Which scales
+# better depends on shares that we haven't measured. Buckets *and* overlap, as in DDP, are chapter
+# 14's.
 #
 # ## Batch size against learning rate
 #

@@ -763,7 +763,7 @@ print("500 layers of 8 units:", ratios(*forward(deep, [(torch.ones(4, 8),)] * 2)
 
 # %% [markdown]
 # Medians, with the middle half in brackets: if that contains 1, no gain is larger than the noise.
-# On a quiet machine LeNet gained from two threads, and the tiny layers were slower. The interpreter
+# In our runs LeNet mostly gained from two threads, and the tiny layers were slower. The interpreter
 # lock would explain that; we haven't tested it. And a whole training step?
 
 # %% tags=["measured", "trains"]
@@ -772,7 +772,7 @@ print("LeNet, batch 256:", ratios(*(lambda model=model: torch_step(model, x256, 
                                     for model in models)))
 
 # %% [markdown]
-# On the quiet machine it gained less. One reason may be what `order` printed: on a CPU both
+# In our runs it gained less. One reason may be what `order` printed: on a CPU both
 # replicas' backward passes run in the one thread that called `backward`, one after the other.
 # **On GPUs:** each device has its own thread
 # (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
