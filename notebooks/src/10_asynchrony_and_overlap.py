@@ -701,8 +701,9 @@ report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": re
 
 # %% [markdown]
 # In our runs overlap saved nothing to a tenth for the wide network, part of which may be Python's,
-# and a few per cent or nothing for ResNet-18. On a CPU device a copy is work for the very core that
-# computes, so overlap only moves it to another moment.
+# and a few per cent or nothing for ResNet-18. (The wide network's default bulks leave nothing to
+# overlap.) On a CPU device a copy is work for the very core that computes, so overlap only moves it
+# to another moment.
 #
 # ## A link of its own
 #
