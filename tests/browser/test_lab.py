@@ -106,7 +106,10 @@ class Notebook:
 
     def wait(self, minutes=10):
         """Until the kernel has nothing to do."""
-        self.page.wait_for_selector(IDLE, timeout=minutes * MINUTE)
+        until(self.page, self.idle, 60 * minutes)
+
+    def idle(self):    # a kernel that hasn't heard of its cells yet is idle, too: they have [*]
+        return self.page.locator(IDLE).count() and not any("*" in p for p in self.prompts())
 
     def choose(self, menu, command):
         self.page.click(f'.lm-MenuBar-itemLabel:text-is("{menu}")')
@@ -453,7 +456,7 @@ for epoch in range(1, 7):
     def ended():
         seen.update(page.locator(".jp-OutputArea-output").locator("svg, img").evaluate_all(
             "all => all.map(e => e.src || e.outerHTML)"))
-        return page.locator(IDLE).count()
+        return book.idle()
 
     until(page, ended)
     page.screenshot(path=PICTURES / "lab-live.png")
