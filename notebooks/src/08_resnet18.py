@@ -816,8 +816,8 @@ print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one de
 #   ResNet-18, hybridised, waits less. In most runs its longer compute cost it most.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
-#   than 87 times as long: that would be enough to make its share
-#   larger. The time a byte takes varies from run to run.
+#   than 87 times as long: that would be enough to make its share larger.
+#   The time a byte takes varies from run to run.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #

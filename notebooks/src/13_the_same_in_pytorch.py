@@ -763,8 +763,9 @@ print("500 layers of 8 units:", ratios(*forward(deep, [(torch.ones(4, 8),)] * 2)
 
 # %% [markdown]
 # Medians, with the middle half in brackets: if that contains 1, no gain is larger than the noise.
-# In our runs LeNet mostly gained from two threads, and the tiny layers were slower. The interpreter
-# lock would explain that; we haven't tested it. And a whole training step?
+# In our runs LeNet's median was above 1.4, though in most its middle half contained 1, and the tiny
+# layers were slower. The interpreter lock would explain that; we haven't tested it. And a whole
+# training step?
 
 # %% tags=["measured", "trains"]
 models = lenet(), DataParallel(lenet(), 2)
@@ -772,7 +773,7 @@ print("LeNet, batch 256:", ratios(*(lambda model=model: torch_step(model, x256, 
                                     for model in models)))
 
 # %% [markdown]
-# In our runs it gained less. One reason may be what `order` printed: on a CPU both
+# In our runs its median was nearer 1. One reason may be what `order` printed: on a CPU both
 # replicas' backward passes run in the one thread that called `backward`, one after the other.
 # **On GPUs:** each device has its own thread
 # (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
