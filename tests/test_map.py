@@ -271,7 +271,9 @@ def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
             times = 1 if way in one else 4
             assert times * held(way, False) == evaluate(activations, **values), way
     assert tuple(one) == draw_map.ONE
-    assert f"A box holds one ({', '.join(one)}) or four; a quarter is $A/k$ or $A$" in PROSE
+    assert (f"Each box shows the activations of one micro-batch ({', '.join(one)}) or of four "
+            "(the others). So a blue quarter is $A/k$ in the table where the box holds one, and "
+            "$A$ where it holds four.") in PROSE
     for ax in draw_map.draw_cuts().axes[: len(draw_map.WAYS)]:
         way, *words = (text.get_text() for text in ax.texts if text.get_text())
         of = words[words.index("activations of") + 1]
@@ -312,8 +314,8 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     uncut = size * (attention + k * mlp) + kept
     assert bytes_of_experts() == uncut
     *first, last = (way for way, there in bytes_held().items() if there > 80e9)
-    assert (f"{' and '.join(first)} parallelism don't fit into 80 GB [3, §5]; nor do {last}s, "
-            f"whose model takes {uncut / 1e9:.0f} GB uncut.") in PROSE
+    assert (f"{' and '.join(first)} parallelism don't fit into an A100's 80 GB [3, §5]; nor do "
+            f"{last}s, which with activations would take {uncut / 1e9:.0f} GB uncut.") in PROSE
 
 
 def test_activations_are_the_papers_and_recomputation_keeps_inputs():
@@ -359,7 +361,7 @@ def test_the_numbers_in_the_text_are_computed():
         f"{operations} operations per token for each weight it uses: "
         f"{ {4: 'four'}[len(slow)]} of the ways take longer to send between machines.",
         f"Scores, left out here, would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %.",
-        "if a block has at least FLOP/s over bandwidth tokens [4, §3]: at peak "
+        "hides the hop if a block has at least (FLOP/s ÷ bytes/s) tokens [4, §3]: at peak "
         f"{peak_for[0]:,.0f} on NVLink, {peak_for[1]:,.0f} between machines; twice as many where a "
         "causal mask halves attention (each device has an early and a late part, as in PyTorch). "
         f"{s // k}, as here, are too few",

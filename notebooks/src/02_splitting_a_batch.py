@@ -88,6 +88,7 @@ try:
 except AssertionError as error:
     print("refused:", error)
 print([len(shard) for shard in split_and_load(batch[:5], three[:2], even=False)])
+assert [s.context for s in split_and_load(batch, three[::-1])] == three[::-1], "in their order"
 
 # %% [markdown]
 # ## Labels stay with their images
@@ -132,13 +133,14 @@ assert wrong == 9, f"{wrong} images with another one's label"
 #
 # `gluon.utils.split_and_load` has the same job; its option is called `even_split`. We compare the
 # two on 24 batch sizes, four numbers of devices, even and uneven. An outcome holds each shard's
-# device and values, or says that the case was refused.
+# device, type and values, or says that the case was refused.
 
 # %%
 def outcome(split, n, k, **even):
     try:
-        shards = split(nd.arange(2 * n).reshape((n, 2)), [mx.cpu(i) for i in range(k)], **even)
-        return [(str(s.context), s.asnumpy().tolist()) for s in shards]
+        data = nd.arange(2 * n, dtype="int32").reshape((n, 2))
+        shards = split(data, [mx.cpu(i) for i in range(k)], **even)
+        return [(str(s.context), s.dtype, s.asnumpy().tolist()) for s in shards]
     except (AssertionError, ValueError, mx.base.MXNetError):
         return "refused"
 
@@ -160,9 +162,10 @@ for empty in (split_and_load(there, three, even=False),
     assert [len(s) for s in empty] == [1, 1, 0], "an empty shard, and no error"
 
 # %% [markdown]
-# Both refuse a batch with fewer examples than devices, but only by accident: `mx.nd` can make an
-# empty slice and can't *copy* it. If it belongs on the device where the batch already is, both
-# return it without an error. In MXNet's NumPy mode (chapter 08) neither refuses any of these:
+# With `even=False` both still refuse a batch with fewer examples than devices, but by accident:
+# `mx.nd` can make an empty slice but can't *copy* it. An empty shard that needs no copy, because
+# its device already holds the batch, comes back without an error. In MXNet's NumPy mode (chapter
+# 08) neither refuses any of these:
 
 # %%
 for n, k in refused:
@@ -177,9 +180,9 @@ for n, k in refused:
 # ## A device without data
 #
 # What is wrong with a device that gets nothing? Take the model $y = wx$ with the output as its
-# loss, so that the gradient on each device is the sum of its inputs. One step has six examples, 1
-# to 6, the next only two, 1 and 2, for two of the three devices. **Predict** the three gradients
-# after the second step.
+# loss, so that the gradient on each device is the sum of its inputs. The first step has six
+# examples, 1 to 6. The next has only two, 1 and 2, so the third device gets nothing. **Predict**
+# the three gradients after the second step.
 
 # %%
 w = [nd.ones(1, ctx=d) for d in three]
@@ -244,8 +247,9 @@ print("mean of all", nd.arange(10).mean().asscalar())
 
 # %% [markdown]
 # It isn't: the mean of four examples counts as much as that of three. Apart from rounding (chapter
-# 04), a sum doesn't depend on how the examples were divided. So the rule for the rest of the
-# course is: **sum on the devices, add the sums, divide once by the number of examples.**
+# 04), a sum doesn't depend on how the examples were divided. So the rule for our own programs and
+# for Gluon is: **sum on the devices, add the sums, divide once by the number of examples.** PyTorch
+# differs (chapters 13 and 14).
 
 # %%
 total = sum(shard.sum().asscalar() for shard in losses)
@@ -372,8 +376,8 @@ def deal_and_load(data, devices):
     return [data[i :: len(devices)].as_in_context(d) for i, d in enumerate(devices)]
 
 
-dealt = deal_and_load(labels, three)
-assert [y.context for y in dealt] == three, "each on its device"
+dealt = deal_and_load(labels, three[::-1])
+assert [y.context for y in dealt] == three[::-1], "each on its device"
 assert [y.asnumpy().tolist() for y in dealt] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]], "in turn"
 assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "both are dealt"
 
@@ -381,8 +385,8 @@ assert aligned(deal_and_load(images, three), deal_and_load(labels, three)), "bot
 # ### Answer 3
 #
 # Cut at the rounded running total of the shares. The sizes must add up to $n$; rounding the *cuts*
-# and not the sizes ensures that, since the last cut is $n$ itself. No share may be negative, and
-# none so small that a device gets nothing. Chapter 12 builds on this.
+# and not the sizes ensures that, since the last cut is $n$ itself. Every share must be positive,
+# and large enough to give its device at least one example. Chapter 12 builds on this.
 
 # %% tags=["solution"]
 def split_by_share(data, devices, shares):
@@ -393,9 +397,9 @@ def split_by_share(data, devices, shares):
     return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 
-shards = split_by_share(nd.arange(8), three[:2], [3, 1])
+shards = split_by_share(nd.arange(8), three[1:], [3, 1])
 assert [shard.asnumpy().tolist() for shard in shards] == [[0, 1, 2, 3, 4, 5], [6, 7]], "6 and 2"
-assert [shard.context for shard in shards] == three[:2], "each on its device"
+assert [shard.context for shard in shards] == three[1:], "each on its device"
 parts = split_by_share(nd.arange(100), three, [0.2, 0.3, 0.4])
 assert [len(part) for part in parts] == [22, 34, 44], "in proportion"
 assert (gather(parts, three[0]).asnumpy() == np.arange(100)).all(), "every example once, in order"

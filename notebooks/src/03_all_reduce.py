@@ -8,7 +8,7 @@
 #
 # Meet an all-reduce that a textbook printed for eleven months, and write a test that it fails.
 # Write six that pass. Count their rounds and bytes, predict their times on three networks with up
-# to 64 devices, and time four of them here.
+# to 64 devices, and time four of them and KVStore here.
 #
 # ## What you'll learn
 #
@@ -53,8 +53,8 @@ rebinding(grads)
 print("after: ", [g.asnumpy().tolist() for g in grads])
 
 # %% [markdown]
-# 1 + 2 + 3 = 6 on each device. That is what the page printed, and it looks right. **Predict:**
-# what is in the arrays that the parameters hold?
+# 1 + 2 + 3 = 6 on each device. The page, with two devices, printed 3s, and it looks right.
+# **Predict:** what is in the arrays that the parameters hold?
 
 # %%
 print("held:  ", [g.asnumpy().tolist() for g in held])
@@ -62,18 +62,17 @@ print("held:  ", [g.asnumpy().tolist() for g in held])
 # %% [markdown]
 # Only the first has changed. `arrays[r] = …` puts a *new* array into the list. The gradient that
 # `attach_grad` made, which the update will read, is still the old one. `arrays[r][:] = …` would
-# have written into it. It is easy to miss: device 0 does get the sum, and the page evaluates on
-# device 0. So ours works **in place**, and its test must look at the arrays that were there before
-# the call.
+# have written into it. It is easy to miss: device 0 gets the sum, and the page evaluates there. So
+# ours works **in place**, and its test must look at the arrays that were there before the call.
 #
 # ## A judge
 #
-# Let device $r$ hold $3^r$ times the numbers 2001.5, 2002.5, …,
-# 2012.5. In base 3 each device is one digit, so if none is counted more than twice, no wrong
-# combination gives the sum. No two entries are alike, so a shifted chunk shows. 2001.5 has more
-# digits than float16 keeps, and a fraction that an integer loses. A second case is a matrix in
-# float64 with four entries only, and digits that float32 would lose. The right answer is
-# $\frac{3^k - 1}{2}$ times device 0's array, and all of these numbers are exact in their type.
+# Let device $r$ hold $3^r$ times the numbers 2001.5, 2002.5, …, 2012.5. Each device is one digit in
+# base 3. So as long as no device is counted more than twice, only the right sum has the right
+# value. No two entries are alike, so a shifted chunk shows. 2001.5 has more digits than float16
+# keeps, and a fraction that an integer loses. A second case is a float64 matrix with four entries,
+# and digits that float32 would lose. The right answer is $\frac{3^k - 1}{2}$ times device 0's
+# array, and all of these numbers are exact in their type.
 
 # %%
 CASES = [((12,), "float32", 2000.5), ((2, 2), "float64", 2**25 + 0.5)]
@@ -104,7 +103,7 @@ def wrong_devices(all_reduce, k):
 print("rebinding:", wrong_devices(rebinding, 4))
 
 # %% [markdown]
-# Here are some more mistakes.
+# More mistakes:
 
 # %%
 def no_broadcast(arrays):
@@ -156,7 +155,8 @@ wrong = [rebinding, no_broadcast, first_only, one_for_all, counts_twice, through
          through("float32"), through("int32"), powers_of_two]
 for all_reduce in wrong:
     found = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
-    assert set(found) >= {3, 5, 6, 7}, f"{all_reduce.__name__} passes for such a k"
+    expected = [3, 5, 6, 7] if all_reduce is powers_of_two else list(range(2, 9))
+    assert found == expected, f"{all_reduce.__name__} fails for k = {found}"
     print(f"{all_reduce.__name__:15} fails for k =", found)
 
 # %% [markdown]
@@ -189,13 +189,27 @@ def allreduce(arrays):
         send(total, array)
 
 # %%
-for k in range(1, 9):
-    assert wrong_devices(allreduce, k) == [], f"wrong on {k} devices"
-print("sum-then-broadcast is right on 1 to 8 devices")
+def without_moves(arrays):
+    for array in arrays[1:]:
+        arrays[0] += array  # two devices meet
+    for array in arrays[1:]:
+        array[:] = arrays[0]
+
+
+for all_reduce in (allreduce, without_moves):
+    for k in range(1, 9):
+        assert wrong_devices(all_reduce, k) == [], f"wrong on {k} devices"
+    log.clear()
+    all_reduce(replicas(3))
+    print(f"{all_reduce.__name__:13} is right on 1 to 8 devices, {len(log)} messages on 3")
 
 # %% [markdown]
-# Its first half has a name, *reduce*: one device gets the sum. So has the second, *broadcast*: one
-# device's array goes to all. `helpers.allreduce` is this function, with its arguments checked.
+# The judge can't see a missing move, since simulated devices share memory. On GPUs `without_moves`
+# may crash (chapter 01). Read the code, or count messages.
+#
+# The first half of `allreduce` has a name, *reduce*: one device gets the sum. So has the second,
+# *broadcast*: one device's array goes to all. `helpers.allreduce` is this function, with its
+# arguments checked.
 #
 # ## Schedules
 #
@@ -313,11 +327,11 @@ def halving_doubling(k):  # k a power of two
 # ### Two trees
 #
 # A tree takes few rounds, a ring sends few bytes. Two trees send little more than a ring, in a
-# number of rounds that grows with $\log k$ and the number of chunks. Each tree gets half of the
-# chunks, and the leaves of one, which send only once, are (for odd $k$ all but one) inner nodes of
-# the other. With several chunks, one can leave a device while another arrives (Sanders, Speck and
-# Träff, 2009). `edges` builds a binary tree over the places 1 to $k$, with inner nodes at even
-# places only; the second tree is the same, moved by one place.
+# number of rounds that grows with $\log k$ and the number of chunks. Each tree carries half of the
+# chunks. A leaf sends each chunk only once; the leaves of one tree are inner nodes of the other
+# (for odd $k$, all but one). With several chunks, one can leave a device while another arrives
+# (Sanders, Speck and Träff, 2009). `edges` builds a binary tree over the places 1 to $k$, with
+# inner nodes at even places only; the second tree is the same, moved by one place.
 
 # %%
 def edges(first, last, parent=None):
@@ -419,16 +433,15 @@ print("right on 1 to 8 devices, halving on powers of two")
 # %% [markdown]
 # ## Who sends what, and when
 #
-# Solid blue: the receiver adds; dashed orange: it
-# overwrites. An arrow's width is the size of its message.
+# Solid blue: the receiver adds; dashed orange: it overwrites. An arrow's width is the size of its
+# message.
 
 # %%
 import matplotlib.pyplot as plt
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 
-panels = {"star": (star(4), 1), "tree": (tree(4), 1), "ring": (ring(4), 4),
-          "double tree": (double_tree(4, 4), 4)}
-fig, axes = plt.subplots(1, 4, figsize=(7, 4.4), sharey=True, layout="constrained")
+panels = {"star": (star(4), 1), "tree": (tree(4), 1), "ring": (ring(4), 4)}
+fig, axes = plt.subplots(1, 3, figsize=(7, 3.4), sharey=True, layout="constrained")
 for ax, (name, (rounds, parts)) in zip(axes, panels.items()):
     for row, messages in enumerate(rounds, 1):
         for a, b, _, what in messages:
@@ -436,12 +449,11 @@ for ax, (name, (rounds, parts)) in zip(axes, panels.items()):
             arrow = {"arrowstyle": "->", "lw": 3 / parts, "ls": style, "shrinkA": 0, "shrinkB": 0,
                      "color": BLUE if what == ADD else ORANGE, "connectionstyle": "arc3,rad=-0.2"}
             ax.annotate("", (b, row), (a, row), arrowprops=arrow)
-    ax.set(title=name, xlabel="rank", xlim=(-0.3, 3.3), ylim=(9.7, 0.3), xticks=range(4))
-axes[0].set(ylabel="round", yticks=range(1, 10))
-fig.suptitle("On 4 devices a tree needs 4 rounds of whole arrays, a ring 6 rounds of quarters")
+    ax.set(title=name, xlabel="rank", xlim=(-0.3, 3.3), ylim=(6.7, 0.3), xticks=range(4))
+axes[0].set(ylabel="round", yticks=range(1, 7))
+fig.suptitle("4 devices: a star takes 6 rounds of whole arrays, a tree 4, a ring 6 of quarters")
 show(fig, alt="Arrows between four ranks, one line a round, solid where the receiver adds, "
-              "dashed where it overwrites: star 6 rounds, tree 4, ring 6 with thin arrows, double "
-              "tree 9.")
+              "dashed where it overwrites: star 6 rounds, tree 4, ring 6 with thin arrows.")
 
 # %% [markdown]
 # **Predict:** with arrays of $S$ bytes on $k$ devices, how many bytes does the *busiest* device
@@ -460,7 +472,7 @@ for name, (rounds, parts) in schedules(8).items():
         name, *counted(rounds, parts, 8)))
 
 # %% [markdown]
-# In general, and for the double tree in all cases tried:
+# With one message at a time per device, and for the double tree in all cases tried:
 #
 # | | rounds | busiest device sends |
 # | --- | --- | --- |
@@ -526,7 +538,7 @@ def all_to_all(a, b, k):
 ALPHA = {one_switch: 5.7e-6, two_switches: 5.7e-6, all_to_all: 3.4e-6}  # seconds a round
 
 # %% [markdown]
-# The time of a schedule is the sum over its rounds.
+# A schedule's time is the sum over its rounds.
 
 # %%
 def predicted(rounds, chunk, network, k):
@@ -614,11 +626,11 @@ show(fig, alt="Predicted time against the number of devices for six schemes on t
 # *One switch*: the tree takes 2.6 to 5.8 times as long as halving from 4 devices on.
 #
 # *Two switches*: more than half of *direct*'s messages (17 ms on 64 devices, not 1.7) and all of
-# halving's two middle rounds share one link; the ring sends over it once in each direction and
-# round, and leads from 4 to 32 devices.
+# halving's two middle rounds share one link; in each round the ring sends one message over it in
+# each direction, and it leads from 4 to 32 devices.
 #
 # *All-to-all*: one ring uses one of a device's links; several could use more, in $2(k-1)$ rounds
-# where *direct* takes 2. Star, ring and halving nearly coincide from 8 devices on.
+# where *direct* takes 2. Star, ring and halving lie within 12 % from 8 devices on.
 #
 # On 4 to 64 devices, powers of two, the double tree never leads at these two sizes; on 48, on one
 # switch, it takes 0.6 of the ring's time for 2 MB. The model leaves out the time to add, and any
@@ -639,6 +651,8 @@ assert all(10 < table[4e3, network][-1]["ring"] / table[4e3, network][-1][name] 
            for network in (one_switch, two_switches) for name in ("tree", "halving")), "a tenth"
 assert [round(1e3 * table[16e6, network][-1]["direct"], 1)
         for network in (two_switches, one_switch)] == [17.0, 1.7], "direct, 64 devices"
+near = [[row[name] for name in ("star", "ring", "halving")] for row in table[16e6, all_to_all][2:]]
+assert all(max(times) < 1.12 * min(times) for times in near), "within 12 %"
 assert not any(leads("double tree", n, s, [k]) for s, n in table for k in MANY[1:]), "never"
 both = [min(predicted(double_tree(48, m), 2e6 / m, one_switch, 48) for m in (4, 8, 16)),
         predicted(ring(48), 2e6 / 48, one_switch, 48)]
@@ -655,13 +669,12 @@ assert round(both[0] / both[1], 1) == 0.6, "double tree, 48 devices"
 # %% [markdown]
 # ## On this machine
 #
-# Now measured times, on what `devices(2)` returns, and beside MXNet's own all-reduce: a *key-value
-# store* (KVStore), in which `push` adds up a list of arrays and `pull` hands the sum to every
-# device. Chapter 07 takes it apart. (MXNet 1.9.1 may crash if later more devices push to a key
-# than at first, so each case gets a store of its own.)
+# Now we measure, on two devices, and compare with MXNet's own all-reduce: a *key-value store*
+# (KVStore), in which `push` adds up a list of arrays and `pull` hands the sum to every device;
+# `pushpull` does both. Chapter 07 takes it apart.
 
 # %%
-stores = {}
+stores = {}  # one a case: MXNet 1.9.1 may crash if later more devices push to a key than at first
 
 
 def kvstore_allreduce(arrays):
@@ -669,55 +682,56 @@ def kvstore_allreduce(arrays):
     if case not in stores:
         stores[case] = mx.kvstore.create("device")
         stores[case].init("sum", arrays[0].zeros_like())
-    stores[case].push("sum", arrays)
-    stores[case].pull("sum", out=arrays)
+    stores[case].pushpull("sum", arrays)
 
 # %%
 for k in range(1, 9):
     assert wrong_devices(kvstore_allreduce, k) == [], f"KVStore, on {k} devices"
 
 # %% [markdown]
-# Five of them, with arrays from 4 KB to 16 MB; in fifteen repetitions all take turns. **Predict:**
-# on two devices, which of ours sends the same messages as sum-then-broadcast?
+# Four of ours and KVStore, fifteen times in random order, with arrays from 4 KB to 16.4 MB.
+# **Predict:** on two devices, which of ours sends the same messages as sum-then-broadcast?
 
 # %% tags=["measured"]
 import time
+from functools import cache
 
-two = devices(2)
+tree, ring, double_tree = map(cache, (tree, ring, double_tree))  # built once, in the warm-up
+two, order = devices(2), np.random.default_rng(0)
 schemes = [allreduce, tree_allreduce, ring_allreduce, double_tree_allreduce, kvstore_allreduce]
-sizes = [2**p for p in range(10, 23, 2)]  # entries of 4 bytes
+sizes = [1000 * 4**i for i in range(7)]  # entries of 4 bytes
 times = np.zeros((15, len(schemes), len(sizes)))
 for n, entries in enumerate(sizes):
     arrays = [nd.zeros(entries, ctx=d) for d in two]
     for turn in range(-2, 15):  # the first two warm up
-        for s, all_reduce in enumerate(schemes):
+        for s in order.permutation(len(schemes)):
             nd.waitall()
             start = time.perf_counter()
-            all_reduce(arrays)
+            schemes[s](arrays)
             nd.waitall()
             times[max(turn, 0), s, n] = time.perf_counter() - start
 
 # %% [markdown]
-# Two medians differ *beyond the noise*, we say here, if the middle halves of their repetitions
-# don't overlap.
+# Two medians differ *beyond the noise*, we say, if the middle halves of their repetitions don't
+# overlap.
 
 # %% tags=["measured"]
 low, middle, high = np.percentile(times, (25, 50, 75), axis=0)  # [scheme, size] each
 
 
 def fastest(n):
-    first = middle[:, n].argmin()
-    return ", ".join(f.__name__ for f, x in zip(schemes, low[:, n]) if x <= high[first, n])
+    near = low[:, n] <= high[middle[:, n].argmin(), n]
+    return ", ".join(f.__name__.replace("_allreduce", "") for f, x in zip(schemes, near) if x)
 
 
 for f, row in zip(schemes, middle):
-    print(f"{f.__name__:22} 4 KB {row[0] * 1e6:4.0f} µs    16 MB {row[-1] * 1e3:5.2f} ms")
-print(f"fastest, or not beyond the noise slower:\n4 KB: {fastest(0)}\n16 MB: {fastest(-1)}")
+    print(f"{f.__name__:22} 4 KB {row[0] * 1e6:4.0f} µs    16.4 MB {row[-1] * 1e3:5.2f} ms")
+print(f"fastest, or slower only within the noise:\n4 KB: {fastest(0)}\n16.4 MB: {fastest(-1)}")
 
 # %% tags=["measured"]
 kind = "GPUs" if two[0].device_type == "gpu" else "simulated devices"
-fig, ax = figure(f"All-reduce on two {kind}: medians and middle halves",
-                 "size of each array (bytes)", "time (ms)")
+fig, ax = figure(f"Fastest within the noise at 4 KB: {fastest(0)};\nat 16.4 MB: {fastest(-1)}",
+                 f"size of each array (bytes), two {kind}", "median and middle half (ms)")
 styles = ["o-", "s--", "^:", "v-.", "x-"]
 for s, (f, style, color) in enumerate(zip(schemes, styles, (BLUE, ORANGE, GREEN, ORANGE, GREY))):
     spread = 1e3 * np.array([middle[s] - low[s], high[s] - middle[s]])
@@ -730,9 +744,9 @@ show(fig, alt="Time of an all-reduce against array size on logarithmic axes for 
 
 # %% [markdown]
 # The tree sends the same two messages, but through `run`, in more lines of Python. The ring sends
-# four halves, the double tree sixteen eighths; for small arrays that is probably the cost of
-# starting many operations. Simulated devices share one memory, so nothing here shows what separate
-# links would do.
+# four halves, the double tree sixteen eighths: for small arrays, more messages take longer. We
+# haven't separated calls from waiting. Simulated devices share one memory, so this shows nothing
+# about separate links.
 #
 # ## Order matters to the last bit
 #
@@ -769,8 +783,9 @@ for name, result in results.items():
 #   those arrays, looks at every rank for many $k$, and uses values that tell ranks and entries
 #   apart.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
-# - Star and ring take $2(k-1)$ rounds, tree and halving-doubling $2\lceil\log_2 k\rceil$. From 3
-#   devices on, star, tree and double tree send more than $2\frac{k-1}{k}S$ from the busiest one.
+# - With one message at a time per device, star and ring take $2(k-1)$ rounds; tree and
+#   halving-doubling take $2\lceil\log_2 k\rceil$. From 3 devices on, star, tree and double tree
+#   send more than $2\frac{k-1}{k}S$ from the busiest one.
 # - In the model, small arrays pay for rounds and large ones for bytes; which scheme is best
 #   depends on the network and on $k$.
 # - Schemes differ by rounding; within each of ours the devices agree.
@@ -786,9 +801,9 @@ for name, result in results.items():
 # 1. **Mean instead of sum.** A colleague's all-reduce returns the mean, so that "the learning rate
 #    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives the
 #    same update as the sum? What does `wrong_devices` say of it?
-# 2. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups)`, which
-#    takes a list of arrays for each device and sums them in one go. How many messages does it save
-#    for 8 arrays on 2 devices with the ring?
+# 2. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups,
+#    all_reduce)`, which takes a list of arrays for each device and calls `all_reduce` once. How
+#    many messages does it save for 8 arrays on 2 devices with the ring?
 # 3. **Your own scheme (open).** Six devices, three on each of two switches, with one link between
 #    the switches. Write a schedule that takes fewer rounds than the ring. Let the judge and
 #    `independent` pass it, and say for which sizes `predicted` finds it faster than the others.
@@ -823,9 +838,9 @@ for k in range(2, 9):
 # 14).
 
 # %% tags=["solution"]
-def fused_allreduce(groups):
+def fused_allreduce(groups, all_reduce):
     buffers = [nd.concat(*[a.reshape(-1) for a in group], dim=0) for group in groups]
-    ring_allreduce(buffers)
+    all_reduce(buffers)
     for group, buffer in zip(groups, buffers):
         start = 0
         for a in group:
@@ -833,17 +848,16 @@ def fused_allreduce(groups):
             start += a.size
 
 
-groups = [[(r + 1) * (10 * n + nd.arange(2 * n)).reshape((2, n)).copyto(d) for n in range(1, 9)]
-          for r, d in enumerate(eight[:2])]
-wanted = [3 * array.asnumpy() for array in groups[0]]
-log.clear()
-for _ in range(8):
-    ring_allreduce([nd.ones(2, ctx=d) for d in eight[:2]])
-assert len(log) == 32, "eight rings of four messages"
-log.clear()
-fused_allreduce([list(group) for group in groups])  # copies, as above
-assert all((a.asnumpy() == w).all() for group in groups for a, w in zip(group, wanted)), "1 + 2"
-assert len(log) == 4, "one ring of four messages instead of eight"
+base = [(10 * n + nd.arange(2 * n)).reshape((2, n)) for n in range(1, 9)]
+# `list` sums nothing: then each device must get its own buffer back.
+for all_reduce, factors, messages in ((list, [1, 2], 0), (ring_allreduce, [3, 3], 4),
+                                      (list, [1, 2, 3], 0), (ring_allreduce, [6, 6, 6], 12)):
+    groups = [[(r + 1) * a.copyto(eight[r]) for a in base] for r in range(len(factors))]
+    log.clear()
+    fused_allreduce([list(group) for group in groups], all_reduce)  # copies, as above
+    assert all((a.asnumpy() == factor * b.asnumpy()).all()
+               for group, factor in zip(groups, factors) for a, b in zip(group, base)), "values"
+    assert len(log) == messages, "one ring, whatever the number of arrays"
 
 # %% [markdown]
 # ### Answer 3

@@ -68,8 +68,7 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)
 
 # %% [markdown]
-# In Gluon the network is a list of layers. Their input sizes are left open; Gluon finds them out
-# from the first image.
+# In Gluon the network is a list of layers. Gluon works out their input sizes from the first image.
 
 # %%
 def network():
@@ -229,10 +228,9 @@ assert far < 1e-12 * np.abs(together).max(), "an image's scores depend on where 
 # %% [markdown]
 # ## Before the first image
 #
-# To look at errors without stopping for them, `attempt` prints the type and the first sentence,
-# with `#` for the numbers in names. Between `initialize` and the first forward pass, a parameter
-# without a known shape has no arrays. Gluon *defers* its initialisation. **Predict:** which of
-# these raise?
+# So that errors don't stop us, `attempt` prints their type and first sentence, with `#` for the
+# numbers in names. Between `initialize` and the first forward pass, a parameter without a known
+# shape has no arrays. Gluon *defers* its initialisation. **Predict:** which of these raise?
 
 # %%
 import re
@@ -257,8 +255,8 @@ attempt(lambda: (weight.shape, weight.list_ctx()))
 # %% [markdown]
 # All but the last. Before `initialize` it is a `RuntimeError`; afterwards, for any device, a
 # `DeferredInitializationError`. The second is a kind of the first. *Dive into Deep Learning*
-# catches `RuntimeError` and prints "not initialized on cpu". After a forward pass that is right;
-# before one, the same lines would print it for a deferred parameter.
+# catches `RuntimeError` and prints "not initialized on cpu". After a forward pass that message is
+# right. Before one, the same lines would print it even where the parameter is only deferred.
 #
 # The same page says that parameters are created on the devices that data passes through.
 # **Predict:** we send images through device 1 only. Is there a weight on device 0?
@@ -292,7 +290,8 @@ attempt(lambda: net(nd.ones((4, 1, 28, 28), ctx=four[3])))
 
 # %% tags=["trains"]
 net = ready(two)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25})
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25},
+                        update_on_kvstore=True)  # the default on several devices
 forward_backward(net, x[:64], y[:64], two[:1])
 attempt(lambda: trainer.step(64))
 
@@ -311,8 +310,9 @@ print("the step was taken, on both devices, and then the error was raised")
 
 # %% [markdown]
 # The gradients on `cpu(1)` were still the zeros of the beginning, so the sum was right by luck.
-# The error comes as long as `cpu(1)` has *never* computed a gradient. **Predict:** both devices
-# get data once, then only device 0. Does `step` complain? Is the result that of one device?
+# The error comes as long as a parameter's replica has *never* received a gradient. **Predict:**
+# both devices get data once, then only device 0. Does `step` complain? Is the result that of one
+# device?
 
 # %% tags=["trains"]
 def two_steps(net, second, **options):
@@ -323,7 +323,7 @@ def two_steps(net, second, **options):
     return net
 
 
-stale = two_steps(ready(two), two[:1])
+stale = two_steps(ready(two), two[:1], update_on_kvstore=True)  # the default, again
 one = two_steps(ready(two[:1]), two[:1])
 values = [p.data().asnumpy() for p in one.collect_params().values()]
 old = [p.grad(two[1]).asnumpy() for p in stale.collect_params().values()]  # from the first step
@@ -333,10 +333,11 @@ assert apart(stale, added) < 1e-12, "one device's weights, with cpu(1)'s old gra
 print("no error, and the old gradient was added once more")
 
 # %% [markdown]
-# The old gradient of `cpu(1)` was summed again, as in chapter 02. `backward` gives each replica the
-# mark "has a fresh gradient". Where the devices update, `step` clears it; where the store updates,
-# the default on several devices, nothing does (`Trainer._update` in `gluon/trainer.py`). So
-# `update_on_kvstore=False` complains, and *before* it changes a weight:
+# The old gradient of `cpu(1)` was summed again, as in chapter 02. `backward` marks a replica as
+# having a fresh gradient. If the devices update, `step` clears the mark. If the store updates, as
+# is the default on several devices (except with sparse gradients or `MXNET_UPDATE_ON_KVSTORE=0`),
+# nothing clears it (`Trainer._update` in `gluon/trainer.py`). So `update_on_kvstore=False`
+# complains, and *before* it changes a weight:
 
 # %% tags=["trains"]
 net, first = ready(two), ready(two[:1])
@@ -347,8 +348,9 @@ after_one = [p.data().asnumpy() for p in first.collect_params().values()]
 assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged by the second"
 
 # %% [markdown]
-# Either way, every device needs data in every step. (A last batch with fewer images than devices
-# fails in `split_and_load` here, but by accident: chapter 02.)
+# Either way, every device needs a new gradient in every step; one without data needs zeros
+# (chapter 06). (A last batch with fewer images than devices fails in `split_and_load` here, but by
+# accident: chapter 02.)
 #
 # ### One device, named twice
 #
@@ -412,7 +414,7 @@ attempt(lambda: split_and_load(x[:8], [mx.cpu(), mx.cpu()]))
 # | `initialize` a second time | a warning and nothing else |
 # | the same while deferred | takes the new devices, without a word |
 # | `initialize(…, force_reinit=True)` | starts anew, on the new devices |
-# | `reset_ctx(devices)` | moves the *mean* of the replicas |
+# | `reset_ctx(devices)` | puts the *mean* of the replicas on each new device |
 # | `nn.Dense(3)` twice | `dense0_weight`, then `dense1_weight`: use `layer.weight` |
 
 # %%
@@ -429,7 +431,8 @@ assert single.weight.data().context == four[2], "the only one"
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     single.initialize(mx.init.One(), ctx=two)
-assert said and single.weight.data().asnumpy().max() == 0, "a warning, nothing else"
+assert said and single.weight.data().asnumpy().max() == 0, "a warning, no new values"
+assert single.weight.list_ctx() == [four[2]], "and no new devices"
 single.initialize(mx.init.One(), ctx=two, force_reinit=True)
 assert single.weight.list_ctx() == two and single.weight.data().asnumpy().min() == 1, "anew"
 
@@ -478,7 +481,7 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 #   if shapes are open. Values are equal on all devices; gradients are those of each shard, and
 #   their sum is the gradient of the batch.
 # - You split the batch. The Trainer sums the gradients and updates all replicas.
-# - On several devices, the default Trainer notices only a device that has *never* computed a
+# - On several devices, the default Trainer notices only a replica that has *never* received a
 #   gradient, and raises after the update. Later, a device without data adds its old gradient in
 #   silence.
 # - A device named twice uses one replica only; with a `backward` for each loss, only its last shard
@@ -494,15 +497,15 @@ attempt(lambda: gluon.utils.split_and_load(x[:4], []))
 # 1. **Frozen.** Set `grad_req = "null"` for the first layer's parameters. What does `list_grad`
 #    say, and does a step on two devices still work?
 # 2. **Adding up.** `grad_req = "add"` adds the gradients of several `backward` calls. Would it
-#    cure the device named twice? Try it with `tiny`'s numbers, for two steps.
+#    give the right weights when a device is named twice? Try two steps with `tiny`'s numbers.
 # 3. **A check of your own.** Write two functions, one called before the backward pass and one
 #    before `step`, that notice a device without data in *this* step. What is no fault?
 
 # %% [markdown]
 # ### Answer 1
 #
-# A parameter without gradient has none on any device, and `list_grad` raises. The Trainer leaves
-# it alone; the others train.
+# A frozen parameter has no gradient on any device, and `list_grad` raises. The Trainer leaves it
+# alone; the others train.
 
 # %% tags=["solution", "trains"]
 net = ready(two)
@@ -525,7 +528,7 @@ assert_replicas_equal(net[2].weight.list_data())
 net = nn.Dense(1, use_bias=False, in_units=2)
 net.collect_params().setattr("grad_req", "add")
 net.initialize(mx.init.Zero(), ctx=[mx.cpu(), mx.cpu()])
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, update_on_kvstore=True)
 for weights in ([[-0.5, -0.5]], [[-1.5, -1.5]]):  # right would be -0.5, then -1
     with autograd.record():
         losses = [net(nd.array([row])).sum() for row in ([1, 0], [0, 1])]
@@ -537,10 +540,10 @@ for weights in ([[-0.5, -0.5]], [[-1.5, -1.5]]):  # right would be -0.5, then -1
 # %% [markdown]
 # ### Answer 3
 #
-# Clear the marks before, look at them after. A device without data, and a branch of the network
-# that this batch didn't take, keep an old gradient, which the default Trainer adds again: both are
-# faults. An uneven shard, a frozen parameter, which has no gradient, and an embedding's unreached
-# rows, which are written as zeros, are not.
+# Clear the marks before the backward pass and look at them before `step`. A device without data,
+# and a branch of the network that this batch didn't take, keep an old gradient, which the default
+# Trainer adds again: both are faults. An uneven shard, a frozen parameter, which has no gradient,
+# and an embedding's unreached rows, which are written as zeros, are not.
 
 # %% tags=["solution"]
 def marked(net):  # the replicas that get a gradient
@@ -566,10 +569,10 @@ class Branches(nn.Block):
         return self.right(self.words(x)) + (self.left(self.words(x)) if both else 0)
 
 
-def is_noticed(sizes, both=True):  # images for each device, all of them word 0
+def is_noticed(sizes, both=True, word=0):  # images for each device, all of them this word
     forget(net)
     with autograd.record():
-        losses = [net(nd.zeros(n, ctx=d), both).sum() for n, d in zip(sizes, two) if n]
+        losses = [net(nd.full(n, word, ctx=d), both).sum() for n, d in zip(sizes, two) if n]
     autograd.backward(losses)
     try:
         check(net)
@@ -580,7 +583,9 @@ def is_noticed(sizes, both=True):  # images for each device, all of them word 0
 
 net = Branches()
 net.initialize(ctx=two)
-assert not is_noticed((2, 1)), "an uneven shard, and rows that weren't reached"
+assert not is_noticed((2, 1), word=1) and not is_noticed((2, 1)), "an uneven shard, unreached rows"
+rows = net.words.weight.grad(two[0]).asnumpy().any(axis=1)
+assert rows.tolist() == [True] + 8 * [False], "row 1, reached before, was written as zeros"
 assert is_noticed((2, 0)) and is_noticed((0, 2)), "no data"
 assert is_noticed((2, 2), both=False), "a branch not taken"
 net.left.collect_params().setattr("grad_req", "null")

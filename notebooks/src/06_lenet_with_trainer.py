@@ -8,8 +8,8 @@
 # ## What you'll do
 #
 # Train LeNet on two devices with a dozen cells of code, meet three traps that raise no error,
-# measure whether the loader keeps up with training, and read from 54 stored runs what batch size,
-# learning rate and warm-up did.
+# measure whether the loader keeps up with training, and compare 54 stored runs by batch size,
+# learning rate and warm-up.
 #
 # ## What you'll learn
 #
@@ -19,7 +19,8 @@
 #   rows counted twice;
 # - how to tell whether the input pipeline is the bottleneck;
 # - what a loop needs so that it can be stopped between two steps;
-# - that a higher learning rate can leave a network guessing, and what warm-up changed.
+# - how often runs at a higher learning rate stayed at guessing, and how often with warm-up (nine
+#   seeds).
 #
 # ## What you need
 #
@@ -43,10 +44,10 @@ print(data)
 # %% [markdown]
 # ## The input pipeline
 #
-# A decoded image is an array of bytes: height × width × channel, 0 to 255. Networks take channel ×
-# height × width, as small floating-point numbers. `load_data` has converted ours already, so we
-# turn them back into bytes, to load them as you would load your own. (`gluon.data.vision.MNIST`,
-# which MXNet's tutorial *Multiple GPUs training with Gluon API* uses, would download them.)
+# A decoded image is an array of bytes: height × width × channel, 0 to 255. Gluon's layers take, by
+# default, channel × height × width, as small floating-point numbers. `load_data` has converted ours
+# already, so we turn them back into bytes, to load them as you would your own.
+# (`gluon.data.vision.MNIST`, as in MXNet's tutorial, would download them.)
 
 # %%
 def as_bytes(images):  # [n, 1, 28, 28] floats -> [n, 28, 28, 1] bytes
@@ -65,8 +66,11 @@ from mxnet.gluon.data.vision import transforms
 
 dataset = ArrayDataset(pictures, labels).transform_first(transforms.ToTensor())
 image, label = dataset[0]
-expected = pictures[0].asnumpy().transpose(2, 0, 1).astype("float32") / np.float32(255)
-assert (image.asnumpy() == expected).all() and label == labels[0], "channel first, divided by 255"
+assert label == labels[0], "the label as it was"
+colours = nd.arange(18).reshape(2, 3, 3).astype("uint8")  # one channel can't show the order
+for given, got in ((pictures[0], image), (colours, transforms.ToTensor()(colours))):
+    expected = given.asnumpy().transpose(2, 0, 1).astype("float32") / np.float32(255)
+    assert np.array_equal(got.asnumpy(), expected), "channel first, divided by 255"
 
 # %% [markdown]
 # A `DataLoader` stacks examples into batches. With `shuffle=True` each epoch has a new order.
@@ -80,7 +84,7 @@ for last_batch in ("keep", "discard"):
 assert sizes == [128] * 7, "discard leaves out the 104 images that don't fill a batch"
 
 # %% [markdown]
-# By default the loader keeps the smaller batch, and so do we: it is data like any other.
+# By default the loader keeps the smaller batch, and so do we.
 #
 # ## The network
 #
@@ -134,8 +138,8 @@ def train_batch(net, trainer, x, y, places, size=None):
     return outputs, ys, losses
 
 # %% [markdown]
-# An epoch, and an evaluation. `metric.Accuracy` counts right answers and all answers; `update`
-# takes lists with an entry for each device, and waits for the answers.
+# `metric.Accuracy` counts right answers and all answers; `update` takes lists with an entry for
+# each device, and waits for the answers.
 
 # %% tags=["trains"]
 def epoch(net, trainer, batches, places):
@@ -275,10 +279,10 @@ print("mean of the loss, step(2):", tiny_step(four_images, 2, lambda loss: loss.
 # ### 2. Two meanings of the last batch's size
 #
 # 60,000 images in batches of 128 leave a last batch of 96. MXNet's tutorial calls `step` with its
-# *actual* size: the step uses the mean of 96 gradients. *Dive into Deep Learning* calls
-# `step(batch_size)` with the *nominal* size, 128. **Predict:** how long is its step, compared with
-# the other? And if our loop used the nominal size, which of the checks above would notice: that
-# between numbers of devices, or that against the plain loop?
+# *actual* size: the step uses the mean of 96 gradients. *Dive into Deep Learning*'s "Concise
+# Implementation for Multiple GPUs" calls `step(batch_size)`, the *nominal* size: here 128.
+# **Predict:** how long is its step, compared with the other? And if our loop used the nominal size,
+# which check above would notice: between numbers of devices, or against the plain loop?
 
 # %% tags=["measured", "trains"]
 nominal, _ = ten_steps(1, size=lambda batch: 130)
@@ -294,9 +298,9 @@ print(f"one device and two: {apart(on_two, nominal):.0e} apart;",
 # the last step is shorter. But programs that differ in this end with different weights. The mean of
 # a small last batch is also noisier; chapter 08 shows a network that it disturbs.
 #
-# A last batch with fewer images than devices raises an error in `split_and_load`. A loop that skips
-# the idle device instead adds that device's *old* gradient once more; where the store updates, the
-# default, there is no error (chapter 05).
+# With `mx.nd` arrays, as here, `split_and_load` raises an error if the last batch has fewer images
+# than devices. A loop that skips the idle device instead adds that device's *old* gradient once
+# more; where the store updates, the default, there is no error (chapter 05).
 #
 # ### 3. Rows counted twice
 #
@@ -316,8 +320,7 @@ print("after reset:  ", len(list(ten)), "batches")
 # %% [markdown]
 # A loop that forgets `reset` trains for one epoch and then runs through empty ones. A loop that
 # ignores `pad` counts rows twice. The published accuracies are of this kind: 10,000 test images in
-# batches of 64 make 10,048 rows. How much does it matter? Our stored runs of that experiment
-# (below) were counted both ways:
+# batches of 64 make 10,048 rows. Our stored runs of that experiment (below) were counted both ways:
 
 # %%
 import json
@@ -394,8 +397,8 @@ test = Batches(data.test_images[:2000], data.test_labels[:2000], 500, shuffle=Fa
 net = start(two)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
 history = fit(net, trainer, some, two, epochs=2 * 12_800 // len(labels), test=test, title="LeNet")
-print(f"{np.median(history.rate):,.0f} images/s; test accuracy after each epoch ({data.name}):",
-      *(f"{share:.3f}" for share in history.test_accuracy[-2:]))
+print(f"{np.median(history.rate):,.0f} images/s; test accuracy after the last two epochs",
+      f"({data.name}):", *(f"{share:.3f}" for share in history.test_accuracy[-2:]))
 
 # %% [markdown]
 # ### Stop
@@ -465,9 +468,9 @@ print("replicas equal after both; six whole steps only with fit, and then ten")
 #
 # ## Does the pipeline keep up?
 #
-# A pipeline delivers some number of images a second; training consumes some number. Here both run
-# on the same cores. If they take turns, an epoch takes the sum of their times. `num_workers=2`
-# prepares batches in two more processes, copies of this one; with `thread_pool=True`, in threads.
+# Here pipeline and training run on the same cores. If they take turns, an epoch takes the sum of
+# their times. `num_workers=2` prepares batches in two more processes, copies of this one; with
+# `thread_pool=True`, in threads.
 
 # %% tags=["trains"]
 def seconds(work, batches):
@@ -516,9 +519,9 @@ for name, each in rows.items():
           f"({epochs.min():.2f} to {epochs.max():.2f}), the sum: {training + alone:.2f} s")
 
 # %% [markdown]
-# In our runs the loader alone is faster than training: on cores of its own it would not be the
-# bottleneck. Here it shares the cores, and an epoch takes longer than with arrays. Between one
-# loader and another the epochs' ranges overlap.
+# In our runs the loader alone delivers more than twice what training consumes. Here it shares the
+# cores, and an epoch takes longer than with arrays. Between one loader and another the epochs'
+# ranges overlap.
 #
 # **On GPUs:** *The Straight Dope* first reported, in 2017, 4.7 s for an epoch of 60,000 images on
 # one GPU at batch 64, and 2.8 s on two at batch 128. Against our two cores
@@ -537,9 +540,9 @@ for k, epoch_seconds in ((1, 4.7), (2, 2.8)):
 #
 # In 2017 *The Straight Dope* trained with (1 device, batch 64, rate 0.3), then with (2, 128, 0.6).
 # Three things were changed at once, and the second run learned more slowly (commit 72a83ca). The
-# page's next output, 7f5cd9b, tells nothing about them. As its warnings say, `initialize` was
-# ignored: its first run added an old gradient in each step (chapter 05) and ended by guessing, and
-# the second went on with those weights. We changed one thing at a time, with nine seeds each:
+# output that the page had next (commit 7f5cd9b) is no evidence. Its warnings say that `initialize`
+# was ignored: the first run added an old gradient in each step (chapter 05) and ended by guessing,
+# and the second went on with those weights. We changed one thing at a time, with nine seeds each:
 #
 # | row | devices | batch | learning rate | weights start from |
 # | --- | --- | --- | --- | --- |
@@ -576,7 +579,7 @@ for _ in range(6):
 assert np.allclose(-np.diff(path), [0.15, 0.3, 0.45, 0.6, 0.6, 0.6]), "four steps of warm-up"
 
 # %% [markdown]
-# **Predict:** with rate 0.6, do all nine runs learn?
+# **Predict:** in the row `2x128-0.6`, do all nine runs learn?
 
 # %%
 for name, run in runs.items():
@@ -588,13 +591,14 @@ print("test accuracy after five epochs, %, each row sorted")
 import matplotlib.pyplot as plt
 from helpers.plotting import BLUE, ORANGE, figure, show
 
-guessing = [int((run[:, -1, 0] < 0.12).sum()) for run in runs.values()]
-assert guessing == [0, 0, 0, 4, 3, 0], "of nine runs each, so many guess"
-fig, ax = figure("At rate 0.6, 4 of 9 runs still guess, 3 from Xavier's start, 0 with warm-up",
-                 "", f"test error after five epochs, % ({stored['data']})")
+guess = [int((run[:, -1, 0] < 0.12).sum()) for run in runs.values()]
+assert guess == [0, 0, 0, 4, 3, 0], "of nine runs each, so many guess"
+fig, ax = figure(f"Guessing at rate 0.6: {guess[3]} of 9; from Xavier's start {guess[4]} of 9; "
+                 f"warm-up {guess[5]} of 9", "devices x batch, rate, start or warm-up",
+                 f"test error after five epochs, % ({stored['data']})")
 for column, run in enumerate(runs.values()):
     ax.plot(column + 0.07 * np.arange(-4, 5), 100 - 100 * run[:, -1, 1], "o", color=BLUE, ms=4)
-ax.plot([0, 3], [100 - 98.62, 100 - 98.13], "s", color=ORANGE, label="published, 72a83ca")
+ax.plot([0, 3], [100 - 98.62, 100 - 98.13], "s", color=ORANGE, label="The Straight Dope, 2017")
 ax.set_xticks(range(6), [name.replace("-", "\n") for name in runs], fontsize=8)
 ax.set(yscale="log", ylim=(0.8, 130), yticks=[1, 2, 5, 10, 20, 50, 100])
 ax.yaxis.set_major_formatter(plt.ScalarFormatter())
@@ -604,7 +608,8 @@ show(fig, alt="Test error after five epochs on a logarithmic axis, nine dots for
               "Published: a run of 1x64 and one of 2x128-0.6, 1.4 % and 1.9 %.")
 
 # %% [markdown]
-# What the runs show (the figure counts padded rows, as the page does; the table doesn't):
+# What the runs show (the figure counts padded rows, as the page does; the printed accuracies
+# don't):
 #
 # - *Devices.* The same seed on one device and on two is the same training but for rounding. Yet
 #   the two differ by up to 0.66 points after one epoch, and 0.22 after five.
@@ -613,15 +618,15 @@ show(fig, alt="Test error after five epochs on a logarithmic axis, nine dots for
 # - *Rate.* With 0.6, four of nine runs still guess after five epochs, and three of nine from
 #   Xavier's start: they give one answer for every image, 7 (1,028 of the test images) or 1 (1,135),
 #   and their loss is near $\log 10$. The others end between 97.7 % and 98.7 %, batch 128 at 0.3
-#   between 98.2 % and 98.7 %. The published run at 0.6 ends among those, but after one epoch it
-#   had 89.5 %, below all five.
+#   between 98.2 % and 98.7 %. The published run at 0.6 ends within the range of our five that
+#   learned, but after one epoch it had 89.5 %, less than any of them.
 # - *Warm-up.* From Gluon's start, the only one tried, all nine learn. After one epoch they are
 #   behind batch 64; they end between 98.5 % and 99.0 %.
 #
 # In the rows with Gluon's start, the same seed has the same weights to begin with. Four seeds guess
-# at 0.6 and learn at 0.3, and with warm-up; none does the reverse. Suppose the rate made no
-# difference. Each of these four could have gone either way, and all would agree in one case of
-# eight. So this is a hint, not proof.
+# at 0.6 and learn at 0.3, and with warm-up; none does the reverse. If the rate made no difference,
+# each of the four seeds would have been as likely to guess in the other row instead; all four would
+# fall on the same side one time in eight. So this is a hint, not proof.
 
 # %%
 def after(name, epochs):
@@ -634,7 +639,7 @@ assert (after("2x128-0.3", 1) < after("2x64", 1)).all(), "batch 128 is behind af
 assert abs(after("2x128-0.3", 5) - after("2x64", 5)).max() < 0.7, "but hardly after five"
 lost = {name: runs[name][:, -1, 0] < 0.12 for name in runs}
 for other in ("2x128-0.3", "2x128-0.6-warm"):
-    assert (lost["2x128-0.6"] & ~lost[other]).sum() == 4, "four seeds that learn only here"
+    assert (lost["2x128-0.6"] & ~lost[other]).sum() == 4, "four seeds guess at 0.6 and learn there"
     assert not (lost[other] & ~lost["2x128-0.6"]).any(), "and none the other way round"
 assert 2 * 0.5**4 == 1 / 8, "four of four in one direction, either one"
 
@@ -682,8 +687,7 @@ while len(kept) < 3 and len(discarded) < 3:
     (kept if others.share <= 0.02 else discarded).append(row)
 
 # %% [markdown]
-# Rounds in which other programs took more than 2 % of the CPU's time are discarded. We stop at
-# three kept or three discarded.
+# Rounds in which other programs took more than 2 % of the CPU's time are discarded.
 
 # %% tags=["measured"]
 rounds = np.array(kept if len(kept) > 2 else kept + discarded).reshape(-1, 2, 2)
@@ -763,8 +767,8 @@ for rate in (0.04, 0.3):
         print(f"rate {rate}, seed {seed}:", *(f"{share:.3f}" for share in seen.test_accuracy))
 
 # %% [markdown]
-# In our run 0.3 is far ahead for one seed and behind for two. One seed would not have answered the
-# question.
+# In our runs, after one epoch 0.3 is ahead for all three seeds; after two it is far ahead for one,
+# far behind for another, about equal for the third. Three seeds don't answer the question.
 
 # %% [markdown]
 # ### Answer 2
@@ -782,10 +786,10 @@ print("shards", shards, "so an image counts", [f"1/{2 * n}" for n in shards], "i
 # %% [markdown]
 # ### Answer 3
 #
-# In the two runs that guess here, almost no output of the first convolution's relu is above zero.
+# In our run two guess; in them almost no output of the first convolution's relu is above zero.
 # Later layers get nearly the same input for every image, so they can only learn scores that are the
 # same for all. The best of these give each class its frequency. Relu passes a gradient only where
-# its output is above zero, so next to nothing reaches the first convolution.
+# its output is above zero, so little can reach the first convolution.
 
 # %% tags=["solution", "measured", "trains"]
 looked_at = nd.array(data.test_images[:500], ctx=two[0])

@@ -16,7 +16,7 @@
 # - what changes from `mx.nd` arrays to `mx.np` arrays;
 # - which of d2l's tools for several devices go wrong without an error;
 # - how to hybridise a network and show that it is still the same one;
-# - what strong and weak scaling are, and why LeNet and ResNet-18 speed up as they do;
+# - what strong and weak scaling are, and into which parts a step's time goes on two devices;
 # - where the memory of a training step goes.
 #
 # ## What you need
@@ -72,7 +72,7 @@ assert (a == 5).all(), "another name for the same memory, not a copy"
 # GPUs, or, its documentation says, `[cpu()]`. **Predict:** on a machine without a GPU, what are
 # `[d2l.try_gpu(0), d2l.try_gpu(1)]` and `d2l.try_all_gpus()`?
 #
-# To get the same answer on every machine, we ask for GPUs far beyond those that exist.
+# So that every machine answers alike, we ask for GPUs that no machine has.
 
 # %%
 beyond = [d2l.try_gpu(i) for i in (98, 99)]
@@ -81,9 +81,8 @@ if mx.context.num_gpus() == 0:
     assert d2l.try_all_gpus() == [], "an empty list, whatever its documentation says"
 
 # %% [markdown]
-# Both are `cpu(0)`: a list of two that names one device twice. Nothing complains, and the network
-# believes that it has two replicas. Chapter 05 showed the consequence: the second shard's gradient
-# overwrites the first's.
+# Both are `cpu(0)`. Nothing complains, and the network believes that it has two replicas. Chapter
+# 05 showed the consequence: the second shard's gradient overwrites the first's.
 
 # %%
 layer = nn.Dense(2, in_units=2)
@@ -156,7 +155,7 @@ def copy_parameters(source, target):
 
 
 # %% [markdown]
-# Eight images, in two halves as d2l's `split_batch` makes them:
+# Eight images, halved by d2l's `split_batch`:
 
 # %%
 net, theirs = resnet18(10), d2l.resnet18(10)
@@ -262,9 +261,6 @@ class HybridResidual(nn.HybridBlock):
         return F.npx.activation(change, act_type="relu")
 
 
-# %% [markdown]
-# The network around it has the same stages; `HybridSequential` takes the place of `Sequential`.
-
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
     net = nn.HybridSequential()
@@ -349,11 +345,10 @@ for each in (plain, hybrid):
         step(each, trainer, *images(8, 8 * i), pair)
 
 # %% [markdown]
-# They must have moved, and both to the same place. Without the `waitall` the *running statistics*
-# of the two sometimes differed: a Trainer's first step copies them to all devices. They are
-# *inputs* of BatchNorm's backward pass, which changes them. With `static_shape` the engine is told
-# that inputs are only read (`CreateEngineOp` in `src/imperative/imperative_utils.h`), so the copy
-# may come first.
+# Without the `waitall` the *running statistics* of the two sometimes differed: a Trainer's first
+# step copies them to all devices. They are *inputs* of BatchNorm's backward pass, which changes
+# them. With `static_shape` the engine is told that inputs are only read (`CreateEngineOp` in
+# `src/imperative/imperative_utils.h`), so the copy may come first.
 
 # %%
 assert apart(plain, origin) > 1e-3, "three steps must move the weights, or this shows nothing"
@@ -476,9 +471,9 @@ assert counts == [300, 300 % 256], "a uint8 goes back to 0 after 255"
 
 # %% [markdown]
 # In the loop `# NEW:` marks what differs in a step, besides one `backward` for all losses.
-# (d2l also initialises anew: exercise 3.) It has no `waitall` before `step`: running statistics
-# copied too early are forgotten after some dozens of steps. A batch with fewer images than devices
-# is refused; `helpers.training.fit` takes that too.
+# (d2l also initialises anew: exercise 3.) Our loop needs no `waitall` before `step`: if the first
+# step copies old running statistics, some dozens of steps later they no longer matter. A batch with
+# fewer images than devices is refused; `helpers.training.fit` takes that too.
 #
 # **On GPUs** the first epoch contains cuDNN's search for the fastest algorithms
 # (`MXNET_CUDNN_AUTOTUNE_DEFAULT`). d2l's `timer.avg()` averages over it; leave it out.
@@ -528,7 +523,7 @@ losses += train(narrow, half, test, two, lr=0.01, epochs=1)
 
 # %% [markdown]
 # The replicas must be equal, to the bit (`assert_same_parameters` leaves out BatchNorm's running
-# statistics), and unseen images told apart far better than by guessing.
+# statistics), and unseen images must be classified far better than by guessing.
 
 # %%
 assert_same_parameters(narrow)
@@ -539,9 +534,9 @@ assert onp.mean(losses[-10:]) < 0.5 * onp.mean(losses[:10]), "the loss should fa
 # ## The whole network, on all of MNIST
 #
 # d2l trains on one GPU with batch 256 and learning rate 0.1, and on two with batch 512 and 0.2. Two
-# epochs of each on CPU cores take most of an hour, so these runs are stored: on MNIST (d2l has
-# Fashion-MNIST), from the same start, the last batch by its nominal size.
-# `make reproduce ARGS="--only resnet18 --store"` makes them again.
+# epochs of each on CPU cores take most of an hour, so these runs are stored: on MNIST, from the
+# same start, the last batch by its nominal size. `make reproduce ARGS="--only resnet18 --store"`
+# makes them again.
 
 # %%
 full = load_results("resnet18")
@@ -591,7 +586,7 @@ for percent in (90, 95, 96, 97, 98):
 # device and every minute for two. Against time, until two devices had done two epochs:
 
 # %%
-fig, ax = figure("One run each: one device with batch 256 reaches 90 to 98 % first",
+fig, ax = figure("One run each: one device is first down to 10, 5, 4, 3 and 2 % wrong",
                  "minutes of training", "% of 1,000 test images wrong")
 for (name, label), color, style in zip(labels.items(), (BLUE, ORANGE), ("o-", "s--")):
     _, minutes, share = course(full[name][0])
@@ -616,6 +611,8 @@ for (name, label), color, style in zip(labels.items(), (BLUE, ORANGE), ("-", "--
     ax.plot(1.536 * onp.arange(1, 79), onp.ravel(curves[name]), style, color=color, label=label)
 ax.axhline(onp.log(10), color="black", lw=0.7)
 ax.text(120, onp.log(10), "guessing", ha="right", va="bottom", fontsize=8)
+ax.axvline(60, color="black", lw=0.7)
+ax.text(61, 3.2, "end of the first epoch", va="center", fontsize=8)
 ax.set_yscale("log"), ax.legend(loc=(0.55, 0.55))
 ax.set_yticks([0.02, 0.1, 0.5, 2], [0.02, 0.1, 0.5, 2]), ax.set_yticks([], minor=True)
 show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near that of guessing "
@@ -623,12 +620,12 @@ show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near t
 
 # %% [markdown]
 # Two devices get through the images 1.8 times as fast, and yet one device was first at each level.
-# (It fell below 98 % again.) From minute 12 on the curves cross. On all 10,000 images one device
-# had 98.77 % after 14.2 minutes and 98.61 % after 28.4, two 98.39 % after 15.7: one run each,
-# no winner. At batch 512 and learning rate 0.2 the loss first rises above that of guessing,
-# $\ln 10 = 2.3$, and stays near it for 18,000 images; by then the other run's is below 0.1. One
-# seed shows only that this *can* happen. Batch and learning rate changed along with the devices; we
-# have not run two devices with batch 256.
+# (It fell below 98 % again.) From minute 12 on the curves cross several times. On all 10,000 images
+# one device ended with 98.61 %, two with 98.39 %: one run each, no winner. At batch 512 and
+# learning rate 0.2 the loss first rises above that of guessing, $\ln 10 = 2.3$, and stays near it
+# for 18,000 images; by then the other run's is below 0.1. One seed shows only that this *can*
+# happen. Batch and learning rate changed along with the devices; we have not run two devices with
+# batch 256.
 #
 # ## Strong and weak scaling
 #
@@ -636,8 +633,7 @@ show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near t
 #
 # - **Strong scaling:** the batch stays, and each device gets half. The averaged gradient is the
 #   same, except that each BatchNorm sees half a batch (chapter 09).
-# - **Weak scaling:** the shard stays. Each device gets as much as one had, and the batch doubles.
-#   d2l's 256 and 512 are that.
+# - **Weak scaling:** the shard stays, and the batch doubles. d2l's 256 and 512 are that.
 #
 # **Predict:** which ratio is higher, and does hybridising change them? One device gets 32 images,
 # two get 16 each (strong) or 32 each (weak).
@@ -667,8 +663,7 @@ def train_steps(net, trainer, used, n, steps=1):
 
 # %% [markdown]
 # As in chapter 04, the settings take turns, and rounds in which other programs took more than 2 %
-# of the CPU's time are discarded. If three are discarded before three are kept, all are used. In a
-# round each makes one step.
+# of the CPU's time are discarded. If three are discarded before three are kept, all are used.
 
 # %% tags=["measured"]
 import ctypes
@@ -682,41 +677,49 @@ def free_memory():
     ctypes.CDLL(None).malloc_trim(0)  # glibc's: gives what is free back to the system
 
 
-sizes = {"one device": (two[:1], 32), "strong": (two, 32), "weak": (two, 64)}
-
-
-def contest(make):
-    ready = [(*contestant(make, used), n) for used, n in sizes.values()]
-    for each in ready:
-        train_steps(*each)  # warms up
+def rounds_of(name, measure):  # [rounds, ...]
     kept, discarded = [], []
     while len(kept) < 3 and len(discarded) < 3:
         with Others() as others:
-            row = [each[-1] / train_steps(*each) for each in ready]
+            row = measure()
         (kept if others.share <= 0.02 else discarded).append(row)
-    print(f"{make.__name__}: rounds kept {len(kept)}, discarded {len(discarded)}")
-    return onp.array(kept if len(kept) > 2 else kept + discarded)  # images/s, [rounds, 3]
+    print(f"{name}: rounds kept {len(kept)}, discarded {len(discarded)}")
+    return onp.array(kept if len(kept) > 2 else kept + discarded)
+
+
+def spread(values, form=".2f"):
+    return f"{onp.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 # %% [markdown]
 # Blocks form reference cycles, so their memory may stay until Python's collector runs; we call it.
 
 # %% tags=["measured"]
 net = plain = hybrid = origin = narrow = None
+
+
+def contest(make):  # images/s, [rounds, 3]
+    free_memory()
+    settings = (two[:1], 32), (two, 32), (two, 64)  # one device, strong, weak
+    ready = [(*contestant(make, used), n) for used, n in settings]
+    for each in ready:
+        train_steps(*each)  # warms up
+    return rounds_of(make.__name__, lambda: [each[-1] / train_steps(*each) for each in ready])
+
+
 gained = {}
 for make in (resnet18, hybrid_resnet18):
-    free_memory()
     rates = contest(make)
     gained[make.__name__] = rates[:, 1:] / rates[:, :1]
     print(f"  one device {onp.median(rates[:, 0]):.0f} images/s; speed-up on two:", *(
-        f"{name} {onp.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f});"
+        f"{name} {spread(ratio)};"
         for name, ratio in zip(("strong", "weak"), gained[make.__name__].T)))
 above = sum((ratios[:, 1] > ratios[:, 0]).sum() for ratios in gained.values())
 print(f"weak above strong in {above} of {sum(map(len, gained.values()))} rounds")
 
 # %% tags=["measured", "figure:resnet18"]
 strong, weak = onp.median(gained["hybrid_resnet18"], axis=0)
-fig, ax = figure(f"Hybridised: {strong:.2f} times one device, {weak:.2f} at twice the batch", "",
-                 "speed-up on two devices")
+fig, ax = figure(f"Hybridised, twice the batch: {weak:.2f} times one device; same batch: "
+                 f"{strong:.2f}", "", "speed-up on two devices")
 columns = [column for ratios in gained.values() for column in ratios.T]
 for i, (column, color) in enumerate(zip(columns, (GREY, GREY, BLUE, BLUE))):
     ax.plot(i + onp.linspace(-0.15, 0.15, len(column)), column, "o", color=color, alpha=0.7)
@@ -731,9 +734,9 @@ show(fig, alt="Speed-up of two devices over one in each round, d2l's blocks and 
 
 # %% [markdown]
 # In our runs weak scaling was above strong in most rounds. A guess: all-reduce and update take as
-# long for twice the images. In quiet runs our hybridised network (its relu differs, too) gained
-# more than d2l's blocks from weak scaling; for strong scaling the ranges sometimes overlap. We take
-# a ratio above 2 for noise: each number is a single step.
+# long for twice the images. In quiet runs weak scaling sped up our hybridised network more than
+# d2l's blocks (relu differs as well). Under strong scaling the two ranges sometimes overlapped. We
+# take a ratio above 2 for noise: each number is a single step.
 #
 # ## Why the speed-up falls short of 2
 #
@@ -777,7 +780,8 @@ def spending(net, trainer, used, n, steps=4):  # ms of device time a step, by ki
 
 # %% [markdown]
 # LeNet (chapter 06's layers) and hybridised ResNet-18, each on one device and with the same batch
-# on two. **Predict:** which of the two spends the larger share of its time on communication?
+# on two, in rounds as above. **Predict:** which of the two spends the larger share of its time on
+# communication?
 
 # %%
 def lenet(classes):
@@ -789,23 +793,26 @@ def lenet(classes):
 
 
 # %% tags=["measured"]
-took = []
-print(f"{'':24} {'compute':>9} {'communication':>14} {'update':>7} {'waiting':>8}   speed-up")
-for make, n, steps in ((lenet, 32, 40), (lenet, 256, 6), (hybrid_resnet18, 32, 1)):
+def breakdown(make, n, steps):  # ms, [rounds, one device or two, kinds]
     free_memory()
     teams = [contestant(make, two[:k]) for k in (1, 2)]
     for team in teams:
         train_steps(*team, n)  # warms up
-    seen = [[spending(*team, n, steps) for team in teams] for _ in range(3)]
-    one, both = ({name: onp.median([row[i][name] for row in seen]) for name in seen[0][0]}
-                 for i in (0, 1))
-    alone, total = sum(one.values()), sum(both.values())
-    print(f"{make.__name__:15} batch {n:3} {both['compute'] / total:9.1%} "
-          f"{both['communication'] / total:14.1%} {both['update'] / total:7.1%} "
-          f"{both['waiting'] / total:8.1%} {2 * alone / total:10.2f}")
-    print(f"    one device: {alone / n:.2f} ms an image, {one['waiting'] / alone:.1%} waiting; "
-          f"on two compute takes {both['compute'] / one['compute']:.2f} times as long")
-    took.append(onp.array([alone, total, both["communication"]]))
+    return rounds_of(f"{make.__name__}, batch {n}", lambda: [
+        list(spending(*team, n, steps).values()) for team in teams])
+
+
+took, kinds = [], ("compute", "communication", "update", "waiting")
+for make, n, steps in ((lenet, 32, 40), (lenet, 256, 6), (hybrid_resnet18, 32, 1)):
+    one, both = breakdown(make, n, steps).transpose(1, 2, 0)  # each [kinds, rounds]
+    alone, total = one.sum(axis=0), both.sum(axis=0)
+    print("  on two:", *(f"{name} {spread(share, '.1%')};"
+                         for name, share in zip(kinds, both / total)))
+    print(f"  on one: {onp.median(alone) / n:.2f} ms an image; waiting",
+          spread(one[3] / alone, ".1%"))
+    print(f"  speed-up {spread(2 * alone / total)}; compute takes {spread(both[0] / one[0])} times "
+          "as long on two")
+    took.append(onp.median([alone, total, both[1]], axis=1))
 print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one device, "
       "{:.0f} on two, communication {:.0f}".format(*took[2] / took[0]))
 
@@ -813,19 +820,21 @@ print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one de
 # At batch 32 compute takes longer on two devices than on one: chapter 10 asks why.
 #
 # - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it.
-#   ResNet-18, hybridised, waits less. In most runs its longer compute cost it most.
+#   ResNet-18, hybridised, waits for a smaller share of its step than LeNet at the same batch. In
+#   most of our runs longer compute cost it most; Gluon's own ResNet-18, in chapter 10, sometimes
+#   lost more to communication.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
-#   than 87 times as long: that would be enough to make its share larger.
-#   The time a byte takes varies from run to run.
+#   than 87 times as long. If each byte took equally long in both, that alone would make its share
+#   larger. Communication's own ratio varies from run to run.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
 # ## Where the memory goes
 #
-# To see memory account by account takes a process in which nothing else has happened. `loky` runs a
-# function in one. The function asks the C library how much is allocated: before and after the
-# network is initialised, after the first backward pass, after the first step, and in the end.
+# To see each part of the memory by itself we need a fresh process. `loky` runs a function in one.
+# The function asks the C library how much is allocated: before and after the network is
+# initialised, after the first backward pass, after the first step, and in the end.
 
 # %%
 def allocated():  # bytes, by glibc's mallinfo2 (2.33 or newer), over all threads
@@ -836,6 +845,7 @@ def allocated():  # bytes, by glibc's mallinfo2 (2.33 or newer), over all thread
     return values[4] + values[7]  # in blocks of their own, and in the heaps
 
 
+free_memory()  # or Python's collector might free a network in between
 block = onp.empty(10_000_000, "uint8")
 before = allocated()
 del block
@@ -880,7 +890,6 @@ def in_new_process(shard, spaces, steps):
     return executor.submit(stages, shard, steps).result()
 
 
-teams = None
 free_memory()
 weights = 4 * sum(formula.values()) / 1e6  # MB
 small, single, many = (in_new_process(*each) for each in ((8, 1, 2), (16, 1, 2), (16, 64, 4)))
@@ -888,7 +897,7 @@ slope = (single[1] - small[1]) / (2 * (16 - 8))
 print(f"weights and gradients: {single[0]:5.0f} MB = {single[0] / weights:.1f} times the weights")
 print(f"the store:             {single[2]:5.0f} MB = {single[2] / weights:.1f} times the weights")
 print(f"for 32 images:         {single[1]:5.0f} MB = {slope:.1f} MB an image and "
-      f"{single[1] - 32 * slope:.0f} MB")
+      f"{single[1] - 32 * slope:.0f} MB, one scratch space included")
 print(f"63 scratch spaces:     {many.sum() - single.sum():5.0f} MB after four steps")
 assert abs(single[[0, 2]] / weights - [4, 3]).max() < 0.05, "2 k and k + 1 times the weights"
 assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the first step"

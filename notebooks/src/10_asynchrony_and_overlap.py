@@ -13,9 +13,9 @@
 #
 # ## What you'll learn
 #
-# - what a clock sees with and without `waitall`, and that `waitall` changes no result;
+# - what a clock sees with and without `waitall`;
 # - how to read a trace, and how to check that you read it right;
-# - why two devices are less than twice as fast as one, part by part;
+# - where two devices lose time, part by part;
 # - when communication overlaps with the backward pass, and when that saves time;
 # - how much the sizes of layers can matter, and how to find out.
 #
@@ -23,7 +23,7 @@
 #
 # Chapters 01 and 06 to 08, two cores, and 4 GB of free memory. No GPU and no data: random images
 # will do, if these operators' time doesn't depend on the pictures, as we assume.
-# Reading takes {reading time}, running about a minute.
+# Reading takes {reading time}, running one to two minutes.
 
 # %%
 import time
@@ -59,7 +59,7 @@ gate, log = threading.Event(), []
 
 class Gate(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
-        log.append("the gate has opened" if gate.wait(timeout=20) else "nobody has opened the gate")
+        log.append("the gate has opened" if gate.wait(timeout=600) else "nobody has opened it")
         self.assign(out_data[0], req[0], in_data[0])
 
 
@@ -197,11 +197,12 @@ never, always = trained(), trained(wait=nd.waitall)
 untrained = weights(prepare(lenet, 128).net)
 assert all((a == b).all() for a, b in zip(never, always)), "waiting must not change a result"
 assert all((a != b).any() for a, b in zip(never, untrained)), "all of them have learned"
-print(len(never), "arrays, both replicas of each parameter, equal to the bit")
+print("with and without waiting:", len(never), "arrays equal to the bit")
 
 # %% [markdown]
-# The engine knows which arrays each operator reads and writes, and starts it when those are ready.
-# `waitall` is for clocks, for errors (chapter 01), and to bound the queue.
+# The engine is told which arrays each operator reads and writes (in chapter 08 once wrongly), and
+# starts it when those are ready. `waitall` is for clocks, for errors (chapter 01), and to bound the
+# queue.
 #
 # ## A trace
 #
@@ -328,8 +329,8 @@ def lanes(events):
 
 
 # %% [markdown]
-# Three things hold for any correct reading, whatever the machine did: a thread works for one
-# device, every event is in a lane, and no lane does two things at once. (The clock counts whole
+# Three things hold for a correct reading, whatever the machine did: each device has a thread of its
+# own, every event is in a lane, and no lane does two things at once. (The clock counts whole
 # microseconds.)
 
 # %%
@@ -406,8 +407,8 @@ show(fig, alt="Three lanes: Python, which hands out the work at first, and two d
      "mostly compute. Below, the end enlarged: short copies, sums and updates, and the loss.")
 
 # %% [markdown]
-# (Python's bar is longer than its share of the loop; we don't know why.) To look at a recording
-# more closely, write it to a file and open that at [ui.perfetto.dev](https://ui.perfetto.dev).
+# To look at a recording more closely, write it to a file and open that at
+# [ui.perfetto.dev](https://ui.perfetto.dev).
 
 # %%
 def save(path):
@@ -467,8 +468,8 @@ assert np.allclose(budget(Recording(kinds, 0, 1.75, 5)), expected), "lane by lan
 # Within a recording the parts fill the step by construction. Do they add up to a step that isn't
 # recorded, too? We take turns: a step with the clock only, then one recorded, on one device and on
 # two. Before them goes a step that nobody measures: straight after another network's, a step of the
-# wide network took up to 5 % longer. Of each we take the mean of the middle third or more, by
-# length, against single disturbances.
+# wide network took up to 5 % longer. We sort the steps by length and average the middle third or
+# more, so that one disturbed step doesn't count.
 
 # %%
 def middle(rows):
@@ -532,9 +533,9 @@ for name, found in budgets.items():
 
 # %% [markdown]
 # Of each pair of lines the first is one device, the second two. With a speed-up of 2 a step would
-# take half of one device's time; the rest is lost. What share of that is each part's mean over two
-# lanes, minus half of what it took on one device? (Below 0, it took less than half.) The medians
-# over the rounds, which needn't add up to 100 %, and the middle half:
+# take half of one device's time; the rest is lost. For each part: its mean over two lanes, minus
+# half of its time on one device, divided by the time lost. The medians over the rounds needn't add
+# up to 100 %; the brackets have the middle half.
 
 # %% tags=["measured"]
 for name, (clocks, _, lost, _) in budgets.items():
@@ -568,10 +569,11 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # %% [markdown]
 # In our runs:
 #
-# - *LeNet* lacks some ms, partly in Python and waiting. What compute adds varies from run to run.
+# - *LeNet* misses half of one device's time by a few ms, partly in Python and waiting. What compute
+#   adds varies from run to run.
 # - *ResNet-18* loses to compute (exercise 2 tries to separate two causes), to communication and to
 #   waiting.
-# - *The wide network* is no faster on two devices. It communicates for half as long as one device
+# - *The wide network* is slower on two devices. It communicates for half as long as one device
 #   computes, or longer. Its updates are not divided: each step updates every weight, here on one
 #   lane; the mean over lanes counts half of that time. Meanwhile the other lane waits. (One device
 #   has no store, and updates several arrays at a time.)
@@ -699,13 +701,13 @@ assert (head_start(typical(bulks, count=3)) <= 2e-3).all(), "with default bulks 
 report(rounds({"ResNet-18 without overlap": repeat(big, 1, nd.waitall),
                "with": repeat(big, 1)}, 5), "ResNet-18 without overlap")
 report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": repeat(single, 2),
-               "with default bulks": repeat(bulks, 2)}, 9), "wide without overlap")
+               "not hybridised": repeat(bulks, 2)}, 9), "wide without overlap")
 
 # %% [markdown]
 # In our runs overlap saved nothing to a tenth for the wide network, part of which may be Python's,
-# and a few per cent or nothing for ResNet-18. (The wide network's default bulks leave nothing to
-# overlap.) On a CPU device a copy is work for the very core that computes, so overlap only moves it
-# to another moment.
+# and a few per cent or nothing for ResNet-18. The wide network as it comes has no overlap, and was
+# fastest. On a CPU device a copy is work for the very core that computes, so there is little to
+# gain.
 #
 # ## A link of its own
 #
@@ -757,8 +759,8 @@ assert [priority for *_, priority, _ in slow.log] == [9, 1, 2, 3]
 assert slow.log[0][1] >= 300, "3e5 bytes take 300 ms"
 
 # %% [markdown]
-# Each device sends its gradients through a link of 50 MB/s by an operator of ours. It waits in a
-# thread of its own, not in a lane.
+# Each device sends its gradients through a link by an operator of ours. It waits in a thread of its
+# own, not in a lane.
 
 # %%
 link = Link(rate=50e3)
@@ -820,8 +822,8 @@ for by_layer in (False, True):
 
 # %% [markdown]
 # A loop that bounds how far Python runs ahead, and the first of three ways: backward pass,
-# all-reduce and next step strictly one after the other. The link should take a bit longer than
-# the computing on any machine, so we set its rate by that.
+# all-reduce and next step strictly one after the other. The link should take longer than the
+# computing on any machine, so we set its rate by that.
 
 # %%
 def loop(training, steps, one=step, lag=1):
@@ -865,11 +867,11 @@ report({name: times[name] for name in list(WAYS)[1:]}, "overlapped")
 
 # %% [markdown]
 # By these numbers a step in sequence takes their sum, and an overlapped one at least the larger.
-# All three take longer. How long were lanes and link busy? We record two steps of each:
+# All three take longer than that. How long were lanes and link busy? We record two steps of each:
 
 # %%
 def with_link(one):
-    """length, ms by which the second step begins before the link is done with the first, lanes"""
+    """length, by how many ms the second step begins before the link is done, that begin, lanes"""
     link.log = []
     recording = record(lambda: loop(far, 2, one))
     second = min([e for e in lane if e.name == "Convolution"][2].start  # of two in a step
@@ -877,39 +879,41 @@ def with_link(one):
     ahead = sum(link.log[k * P - 1][:2]) - second  # the last message of the first step ends
     sent = [(t - recording.begin, ms, "communication") for t, ms, *_ in link.log]
     _, *rows = drawn(recording).items()  # without Python's, which waits here as well
-    return length(recording), ahead, {**dict(rows), "link": sent}
+    return length(recording), ahead, second - recording.begin, {**dict(rows), "link": sent}
 
 
 # %% tags=["measured"]
 recorded = [[with_link(one) for one in WAYS.values()] for _ in range(7)]
 found = {name: sorted(each, key=lambda one: one[1])[3] for name, each in zip(WAYS, zip(*recorded))}
-for name, (_, _, panel) in found.items():
+for name, (*_, panel) in found.items():
     print(name, ", ".join(f"{lane} {sum(ms for _, ms, _ in spans) / 2:.0f} ms a step"
                           for lane, spans in panel.items()))
 
 # %% [markdown]
 # The messages take longer than their size says, perhaps since a sleeping thread wakes late. When
-# does the second step begin?
+# does the second step begin? (In the figure, at the dotted line.)
 
 # %% tags=["measured"]
 ahead = np.array([[each[1] for each in row] for row in recorded])
 assert (ahead[:, 0] <= 0).all(), "in sequence the next step begins when the link is done"
 for name, (low, median, high) in zip(WAYS, np.percentile(ahead, [25, 50, 75], axis=0).T):
-    print(f"{name}: {median:.1f} ms before the link is done with the first "
+    print(f"{name}: {median:+.1f} ms before the link is done with the first "
           f"(middle half {low:.1f} to {high:.1f})")
-whole, _, panels = zip(*found.values())
+whole, _, begins, panels = zip(*found.values())
 fig, axes = timeline(f"First layer first: step 2 begins {median:.1f} ms before the link\n"
                      "is done with step 1 (median of seven recordings)",
                      dict(zip(found, panels)), {name: (-0.5, max(whole) + 0.5) for name in found})
+for ax, begin in zip(axes, begins):
+    ax.axvline(begin, color="black", ls=":")
 show(fig, alt="Three panels with lanes for two devices and the link. Above, devices and link work "
-     "in turns. In the middle the link begins during the backward pass. Below, messages have "
-     "another order.")
+     "in turns. In the middle the link begins during the backward pass. Below, step 2 begins while "
+     "the link still carries messages of step 1.")
 
 # %% [markdown]
 # Now overlap pays, since the link works while the lanes compute (and Python hands out work while
 # the others wait). The *first* layer's gradients are ready last, and its weights are needed first.
 # In order of arrival its gradients wait behind the large dense layer's. With priorities they go
-# next, and the next forward pass can begin while the dense layer's still wait. No weight is stale:
+# next, and the next forward pass can begin while other messages still wait. No weight is stale:
 # each layer waits for its own update, and the weights above were equal to the bit.
 #
 # **On GPUs:** Trainer asks for something like it, with `priority=-i` for parameter *i*, but in
@@ -958,7 +962,8 @@ report(rounds({name: lambda lag=lag: loop(usual, 8, lag=lag) for name, lag in LA
 
 # %% [markdown]
 # In most runs a lag of 0 or 1 is no faster than `waitall` after each step; the loop that never
-# waits is. We don't know why.
+# waits is. We don't know why. (In the first timeline little of the step is left
+# to overlap with the next.)
 #
 # ## Sizes that fit
 #
@@ -1025,7 +1030,7 @@ for c in ((20, 50), (16, 48)):
         f"; speed-up {median:.2f} (middle half {low:.2f} to {high:.2f})")
 
 # %% [markdown]
-# On this machine, with AVX-512, those with 16 and 48 channels got a kernel of their own,
+# On this machine, with AVX-512, the convolutions with 16 and 48 channels got a kernel of their own,
 # `jit:avx512_common`, and those with 20 and 50 a general matrix product, `x64:gemm:jit`. The
 # network with 16 and 48 channels is more than twice as fast on one device: faster than the other on
 # two. In most of our runs its speed-up was smaller, in some by less than the noise. *A better
@@ -1033,14 +1038,14 @@ for c in ((20, 50), (16, 48)):
 #
 # ## Summary
 #
-# - Calls hand out work. A clock that doesn't wait measures Python. `waitall` changes no result.
+# - Calls hand out work. A clock that doesn't wait measures Python. `waitall` changed no weight.
 # - A trace is pairs of events; a lane is a thread. Check that no lane does two things at once, and
 #   count operators. With Trainer's defaults on $k \ge 2$ CPU devices, a step has $(2k + 1) P$
 #   copies, $P$ sums and $P$ updates for $P$ parameters with gradients.
 # - A step is compute, communication, update, Python and waiting.
 # - A bulk's gradients are ready when all of it has ended. With smaller or more bulks the all-reduce
-#   overlaps with the backward pass. On our imitated link, which needs no core, that saved a fifth
-#   to a third of the time.
+#   overlaps with the backward pass. On our imitated link, which sleeps while it carries, that saved
+#   a fifth to a third of the time.
 # - If the first layer's gradients go first, the next step can begin earlier on a slow link, with no
 #   stale weights.
 # - Sizes that fit the library's kernels can matter more than a second device.
@@ -1133,5 +1138,6 @@ for name, training in ways.items():
     print(name, ", ".join(f"{part} {ms:.1f} ms" for part, ms in zip(PARTS, row)))
 
 # %% [markdown]
-# In our runs by a seventh at most: the lanes wait less, but each weight is updated twice, which
-# takes nearly twice as long or longer. The parts are of other steps than the times.
+# In our runs the step got shorter by a seventh at most: the lanes wait less, but each weight is
+# updated twice, and the lanes' mean of updates grew to 1.7 times or more. The parts are of other
+# steps than the times.

@@ -2,9 +2,9 @@
 # # 11 · How far it scales
 #
 # So far two devices have mostly done more images a second than one. Would sixteen be faster still?
-# You can't always try. A model answers instead: a formula with a few constants, fitted to
-# measurements. A model can also be wrong, so this chapter checks its laws, says which of them fail,
-# and holds its predictions for GPUs against published measurements.
+# A model can answer: a formula with a few constants, fitted to measurements. A model can also be
+# wrong, so this chapter checks its laws, says which of them fail, and holds its predictions for
+# GPUs against published measurements.
 #
 # ## What you'll do
 #
@@ -42,7 +42,7 @@ from mxnet.gluon import nn
 # %% [markdown]
 # ## What we measure on
 #
-# Four devices: GPUs where MXNet sees two or more, else simulated ones. A core works for one
+# Up to four GPUs where MXNet sees two or more, else four simulated devices. A core works for one
 # simulated device at a time, so $k$ of them on $c$ cores compute $p = \min(k, c)$ at once. The
 # images are MNIST's, or digits where it can't be had.
 
@@ -91,8 +91,8 @@ print(f"speed-up {one / two:.2f}, efficiency {efficiency(60_000 / two, 60_000 / 
 
 # %% [markdown]
 # Each GPU has 64 images in both runs, so it is weak scaling. There are half as many steps, and each
-# takes a fifth longer. (The next commit's page prints other times, but there "one GPU" already sums
-# over two: chapter 06.) We return to the 84 %.
+# takes a fifth longer. (The next commit's times are no evidence: chapter 06.)
+# We return to the 84 %.
 #
 # ## Measuring
 #
@@ -164,7 +164,7 @@ def seconds(action, repeats):
 # %% [markdown]
 # A grid of two widths, three batch sizes, and 1, 2 and 4 devices serves both kinds of scaling. Each
 # device updates its own replica (chapter 07), so that one device and several take the same path.
-# Each round visits all points, so that a machine that slows down does so for all of them. The first
+# Each round visits all points, so that a machine that slows down does so for all. The first
 # round warms up and isn't kept. About **15 seconds**.
 
 # %%
@@ -264,6 +264,8 @@ def amdahl(workers, times):
 # %%
 s, residuals = amdahl([1, 2, 4, 8], [3 * (0.1 + 0.9 / p) for p in (1, 2, 4, 8)])
 assert abs(s - 0.1) < 1e-9 and np.abs(residuals).max() < 1e-9, "exact data, exact constants"
+s, residuals = amdahl([1, 2, 4], [1, 0.5, 0.2])  # faster than 1/p: a would be below zero
+assert s == 0 and np.allclose(residuals, [-5 / 57, -5 / 57, 8 / 57]), "a = 0, and b fitted alone"
 
 # %% [markdown]
 # **Predict:** how large are the residuals for *The Straight Dope*'s two times? And what does the
@@ -286,12 +288,15 @@ for name, workers, values in (("two points", [1, 2], [4.7, 2.8]),
 # residuals differ by more than twice the sum of their noises:
 
 # %% tags=["measured"]
+workers = [at_once[k] for k in counts]
+enough = len(workers) > 2 and len(set(workers)) > 1  # a degree of freedom, and two values of p
 for n in batch_sizes:
-    s, residuals = amdahl([at_once[k] for k in counts], [times[128, n, k] for k in counts])
+    s, residuals = amdahl(workers, [times[128, n, k] for k in counts])
     noises = [noise[grid.index((128, n, k))] for k in counts]
+    missed = abs(residuals[-1] - residuals[-2]) > 2 * sum(noises[-2:])
     print(f"batch {n:3}: s = {s:.2f}, residuals and noise",
           *(f"{r:+.1%} ± {e:.1%} " for r, e in zip(residuals, noises)),
-          "missed" if abs(residuals[-1] - residuals[-2]) > 2 * sum(noises[-2:]) else "not missed")
+          ("missed" if missed else "not missed") if enough else "too few points to tell")
 
 # %% [markdown]
 # In our quiet runs $s$ falls as the batch grows: the "serial part" is no constant of the program.
@@ -307,7 +312,8 @@ for n in batch_sizes:
 #
 # - $\varphi_w$: what a step costs whatever $n$ and $k$;
 # - $\gamma_w$: computing one image, shared by $p$ devices;
-# - $\alpha$: a copy's latency. The store copies each of $A$ arrays $2k$ times (chapter 10);
+# - $\alpha$: a copy's latency. With updates on each device, the store copies each of $A$ arrays
+#   $2k$ times (chapter 10, answer 3);
 # - $\beta$: a byte of a copy. All copies cross the same host memory here.
 
 # %%
@@ -349,10 +355,10 @@ assert terms(128, 64, 1, 1) == [1, 64, 0, 0, 0, 0], "and one device copies nothi
 assert np.isclose(slope, 1.2) and np.allclose(low, [0.2, -0.4]), "below zero: slower than the law"
 
 # %% [markdown]
-# **Check 2, degrees of freedom:** 18 − 6 = 12. **Check 3, size:** the root of the residuals'
-# squares over the degrees of freedom should be about the noise (its root mean square); above 1.5
-# times, the law has missed. **Check 4, signs:** it has also missed if all residuals of one $k$ have
-# the same sign, however small.
+# **Check 2, degrees of freedom:** 18 − 6 = 12. **Check 3, size:** the square root of (sum of
+# squared residuals / degrees of freedom) should be about the noise (its root mean square); above
+# 1.5 times, the law has missed. **Check 4, signs:** it has also missed if all residuals of one $k$
+# have the same sign, however small.
 
 # %%
 def one_sided(residuals, groups):
@@ -377,8 +383,7 @@ assert verdict([2, -2] * 2, [1, 1, 2, 2], [1, 1, 1, 3], 2) == "missed, residuals
 # %% [markdown]
 # How good are checks 3 and 4? Fit the law to made-up times, nine rounds for each point, whose
 # spread differs from point to point. Some come from the law itself, others have something that it
-# doesn't know: compute 10 % slower on more than one device, or 2 ms more. Good checks fire seldom
-# in the first case and often in the others.
+# doesn't know: compute 10 % slower on more than one device, or 2 ms more.
 
 # %%
 rng, ks = np.random.default_rng(11), np.array([k for *_, k in plan])
@@ -409,13 +414,13 @@ print("φ {:.2f} and {:.2f} ms a step, γ {:.0f} and {:.0f} µs an image, α {:.
                                   law[5] * 1e9))
 judged = verdict(misfit, ks, noise, constants=6)
 print(f"largest residual {np.abs(misfit).max():.1%}; {judged}")
-per_image, fixed = np.polyfit(batch_sizes, [times[128, n, 1] for n in batch_sizes], 1)
-print(f"narrow network, one device alone: φ {1e3 * fixed:.2f} ms, γ {1e6 * per_image:.0f} µs")
 
 # %% tags=["measured"]
-fig, ax = figure(f"The law of the step: {judged}", "batch and width of hidden layer",
+far = int(np.abs(misfit).argmax())
+fig, ax = figure(f"The law of the step: {judged}\nlargest residual {100 * misfit[far]:+.0f} % at "
+                 "n {1}, w {0}, k = {2}".format(*grid[far]), "batch n, width w of hidden layer",
                  "(law − measured) / measured, %")
-labels = [f"{n}\n{w}" for w in widths for n in batch_sizes]
+labels = [f"n {n}\nw {w}" for w in widths for n in batch_sizes]
 for k, marker, color in zip(counts, "osD", (BLUE, ORANGE, GREEN)):
     mine = [i for i, point in enumerate(grid) if point[2] == k]
     ax.errorbar(np.arange(len(labels)) + 0.12 * np.log2(2 * k) - 0.24, 100 * misfit[mine],
@@ -460,10 +465,10 @@ print("updates of the wide network, ms:", ", ".join(
 # %% [markdown]
 # With no all-reduce at all, two devices at once take longer than one. So a good part of what the
 # law charges for copies needn't be communication. Python hands out work on the same cores, and the
-# cores share a memory; which of these it is stays unexplained. The wide network's updates take
-# several milliseconds longer on four devices than on one: the law has no column for that, so β can
-# carry it. **On GPUs:** Python and the devices don't share cores, and each GPU has its own memory
-# (chapter 01).
+# cores share a memory; whether it is one of these, we haven't tested. The wide network's updates
+# take several milliseconds longer on four devices than on one: the law has no column for that, so β
+# can carry it. **On GPUs:** Python and the devices don't share cores, and each GPU has its own
+# memory (chapter 01).
 #
 # ## All-reduce by itself
 #
@@ -515,11 +520,11 @@ print(f"after 16 MB, one takes {found['16 MB', 1] / found['itself', 1]:.1f} time
 
 # %% [markdown]
 # In our quiet runs the same call takes two or three times as long after a large array, and
-# longer after a pause too, in which threads may fall asleep. So it depends on the surroundings, and
-# a constant should be measured as it will be used. We come closer with lists of arrays, $t = \tau +
-# a A + S/B$, numbers and sizes varied independently. In the same rounds, and not in the fit:
-# `trainer.allreduce_grads()` (chapter 07) of our two networks, after itself and after a backward
-# pass has finished. (In a step, one device's copies can begin while the other still computes.)
+# longer after a pause too. So measure a constant as it will be used. We come closer with lists of
+# arrays, $t = \tau + a A + S/B$, numbers and sizes varied independently. In the same rounds, and
+# not in the fit: `trainer.allreduce_grads()` (chapter 07) of our two networks, after itself and
+# after a backward pass has finished. (In a step, one device's copies can begin while the other
+# still computes.)
 
 # %%
 lists = [(A, n) for A in (1, 4, 16, 64) for n in (2**8, 2**12, 2**15, 2**17)]
@@ -544,9 +549,8 @@ print(f"τ {1e6 * link[0]:.0f} µs, a {1e6 * link[1]:.0f} µs an array, B {1e-9 
       f"largest residual {np.abs(off).max():.0%}; {verdict(off, large, spread[:-4], 3)}")
 
 # %% [markdown]
-# In our runs this law is missed. Can it still predict networks that it
-# wasn't fitted to, within a factor of two?
-# **Predict:** for which of the two widths is all-reduce mostly bytes?
+# In our runs this law is missed. Can it still predict networks that it wasn't fitted to, within a
+# factor of two? **Predict:** for which of the two widths is all-reduce mostly bytes?
 
 # %% tags=["measured"]
 for i, w in enumerate(widths):
@@ -559,11 +563,11 @@ for i, w in enumerate(widths):
           f"the step's law says {1e3 * step_law:.2f}")
 
 # %% [markdown]
-# In our runs it does, for the call after itself; by this law the wide network's is mostly bytes,
-# the narrow one's isn't. After a backward pass the narrow network's call takes longer; for the wide
-# one, compare the difference with the noise. And the law of the step charges more than twice what
-# all-reduce was seen to take: its α and β are *not* what they are named after. So measure a part by
-# itself before you believe a constant.
+# In our runs it can, when the call follows itself. By this law the wide network's time is mostly
+# bytes, the narrow one's mostly τ and $a$. After a backward pass the narrow network's call takes
+# longer; for the wide one, compare the difference with the noise. And the law of the step charges
+# more than twice what all-reduce takes by itself: its α and β are *not* what they are named after.
+# So measure a part by itself before you believe a constant.
 #
 # ## Counting operations
 #
@@ -671,9 +675,9 @@ print(f"ResNet-18 has {more[0] / more[1]:.1f} times the operations for each byte
 # - **one bucket**: after it, all gradients joined to one array;
 # - **full overlap**: per array, but hidden behind the backward pass, two thirds of a GPU's own
 #   compute;
-# - **by key**: MXNet's store is no ring. Each array goes whole to one GPU, and the arrays are dealt
-#   out by size (`InitMergeBuffer` in `src/kvstore/comm.h`). The busiest GPU holds at least a $k$-th
-#   of the bytes, and at least the largest array.
+# - **by key**: MXNet's `device` store is no ring. Each array goes whole to one GPU, and the arrays
+#   are dealt out by size (`InitMergeBuffer` in `src/kvstore/comm.h`). The busiest GPU holds at
+#   least a $k$-th of the bytes, and at least the largest array.
 
 # %%
 def exposed(k, compute, arrays, size, largest, alpha, bandwidth):
@@ -736,19 +740,19 @@ for name, k in points:
 
 # %% [markdown]
 # How many published figures lie between the lowest and the highest structure? And if one assumption
-# is changed at a time? Four GPUs may share one link (chapter 01), which leaves a quarter of $B$. A
-# message may take ten times the latency, since MXNet's store isn't NCCL. A wide range hits more by
-# itself, so we print its width.
+# is changed at a time? Up to four GPUs may share one link (chapter 01), which leaves each
+# $B / \min(k, 4)$. A message may take ten times the latency, since the `device` store isn't NCCL. A
+# wide range hits more, so we print its width.
 
 # %%
-def ends(point, **change):
-    shares = predicted(*point, **change).values()
+def ends(name, k, on_link=1, alpha=5.7e-6):
+    shares = predicted(name, k, alpha, 15.75e9 / min(k, on_link)).values()
     return min(shares), max(shares)
 
 
-for label, change in (("as assumed", {}), ("B / 4", {"bandwidth": 15.75e9 / 4}),
+for label, change in (("as assumed", {}), ("B shared", {"on_link": 4}),
                       ("α × 10", {"alpha": 57e-6})):
-    ranges = {point: ends(point, **change) for point in points}
+    ranges = {point: ends(*point, **change) for point in points}
     inside = [point for point, (low, high) in ranges.items() if low <= truths[point] <= high]
     width = np.median([high - low for low, high in ranges.values()])
     print(f"{label:10} {len(inside):2} of {len(points)} within, median width {100 * width:.0f} "
@@ -767,9 +771,10 @@ print(f"{1e3 * extra:.2f} ms longer. Per array that needs "
       f"one GPU does {64 * work['LeNet'] / on_one / 1e9:.0f} GFLOP/s")
 
 # %% [markdown]
-# Either α is ten times ours, or $B$ 4 % of the link's. 172 GFLOP/s would be 1 % of a V100's peak of
-# 15.7 TFLOP/s in float32 (NVIDIA, *Tesla V100 GPU Architecture*, 2017). The page doesn't name its
-# GPU; a sister page (`multiple-gpus-scratch`) shows Tesla M60s.
+# If communication is all of it (the model counts no Python, loading or update), either α is ten
+# times ours, or $B$ 4 % of the link's. 172 GFLOP/s would be 1 % of a V100's peak of 15.7 TFLOP/s in
+# float32 (NVIDIA, *Tesla V100 GPU Architecture*, 2017). The page doesn't name its GPU; a sister
+# page (`multiple-gpus-scratch`) shows Tesla M60s.
 #
 # For the K80s we can *fit* one constant, the effective bandwidth, to one published point,
 # ResNet-152 on two GPUs, without latency and overlap, and predict the other eleven: by a ring, and
@@ -789,6 +794,9 @@ for way, row in error.items():
     for name in ("ResNet-152", "Inception-v3", "AlexNet"):
         print(f"{way:11} {name:12}", *(f"k = {k}: {100 * e:+.1f}  "
                                        for (m, k), e in row.items() if m == name))
+most = [100 * max(abs(predicted(*point, 0, b)["by key"] - truths[point]) for point in rest)
+        for b in (fitted, low, high)]
+print("by key at most {:.1f} points off, {:.1f} or {:.1f} at the ends".format(*most))
 
 # %%
 end = predicted("AlexNet", 16, 0, fitted)
@@ -811,11 +819,11 @@ show(fig, alt="AlexNet's published efficiency on 2 to 16 GPUs as points, falling
      "predicted line falls with them, by a ring it stays above 90 %.")
 
 # %% [markdown]
-# For the two deep networks the baseline is off by about twice as much as by key, but by less than 5
-# points. AlexNet tells the laws apart: half of its bytes are in one array, which a ring would cut
-# and MXNet's store doesn't. By key comes much closer, with no new constant. But it leaves out that
-# `dist_device_sync` also goes through a server, and a limit of the machine, such as reading images,
-# isn't excluded. Networks with wide dense layers can scale badly with a ring too: on 512 GPUs
+# For the two deep networks the baseline is on average off by about twice as much as by key, but by
+# less than 5 points. AlexNet tells the laws apart: half of its bytes are in one array, which a ring
+# would cut and the `device` store doesn't. By key comes much closer, with no new constant. But it
+# ignores the server that `dist_device_sync` also uses, and we can't exclude another limit, such as
+# reading images. Networks with wide dense layers can scale badly with a ring too: on 512 GPUs
 # Horovod, which uses rings (arXiv:1802.05799), reports 68 % for VGG-16 against 90 % for Inception
 # V3 (`docs/benchmarks.rst`). So AlexNet's fall doesn't prove that whole arrays are the cause.
 #
@@ -842,10 +850,9 @@ for label, change in changes.items():
 # %% [markdown]
 # As assumed, structure moves the speed-up from 5.0 to 8.0; within one structure, ResNet-18's lowest
 # and highest differ by four to six. At equal shares of the peak LeNet gains less, which is d2l's
-# claim. If LeNet reaches only 1 % of the peak, it computes for longer, and communicates as before.
-# Then its speed-up is above ResNet-18's in three structures and equal in the fourth. Which scales
-# better depends on shares that we haven't measured. Buckets *and* overlap, as in DDP, are chapter
-# 14's.
+# claim. If LeNet reaches only 1 % of the peak, its speed-up is above ResNet-18's in three
+# structures and equal in the fourth. Which scales better depends on shares that we haven't
+# measured. Buckets *and* overlap, as in DDP, are chapter 14's.
 #
 # ## Batch size against learning rate
 #
@@ -855,7 +862,7 @@ for label, change in changes.items():
 # the same factor as the batch, so that each image moves the weights equally far, while the gradient
 # changes little.
 #
-# A small network, five seeds for each of 30 cells, 3,840 images for each training.
+# A small network, five seeds a cell, 3,840 images a training.
 
 # %%
 def small():
@@ -888,7 +895,8 @@ def trained_accuracy(batch, lr, seed):
 
 
 # %% [markdown]
-# The map takes about **15 seconds**.
+# The map takes about **15 seconds**. Its title names the learning rates whose mean plus standard
+# deviation reaches the best mean.
 
 # %% tags=["measured"]
 batches, lrs, seeds = [16, 32, 64, 128, 256], [0.025, 0.05, 0.1, 0.2, 0.4, 0.8], range(5)
@@ -896,7 +904,7 @@ maps = np.array([[[trained_accuracy(batch, lr, seed) for batch in batches] for l
                  for seed in seeds])  # [seed, learning rate, batch]
 heat, deviation = 100 * maps.mean(axis=0), 100 * maps.std(axis=0, ddof=1)
 good = [" or ".join(f"{lr:g}" for lr, mean, sd in zip(lrs, heat[:, i], deviation[:, i])
-                    if mean + sd >= heat[:, i].max()) for i in (0, -1)]  # within the spread
+                    if mean + sd >= heat[:, i].max()) for i in (0, -1)]
 fig, ax = figure(f"Best within the spread: batch 16 at {good[0]}, 256 at {good[1]}\n"
                  f"({data.name}, mean ± standard deviation of 5 seeds)", "batch size",
                  "learning rate", size=(7, 4))
@@ -910,9 +918,8 @@ fig.colorbar(picture, label="test accuracy, %")
 show(fig, alt="Heat map of test accuracy for five batch sizes and six learning rates.")
 
 # %% [markdown]
-# Two tests of the rule over seeds. When the batch doubles, does doubling the learning rate change
-# accuracy less than keeping it? And does the best one grow as the batch: is the slope of log₂(best
-# learning rate) over log₂(batch) 1?
+# Two questions over seeds. When the batch doubles, does doubling the learning rate change accuracy
+# less than keeping it? And does the best one grow with the batch?
 
 # %% tags=["measured"]
 kept, scaled = (100 * np.abs(maps[:, rows, 1:] - maps[:, :-1, :-1]).mean(axis=2)
@@ -923,31 +930,31 @@ for i, lr in enumerate(lrs[:-1]):
            for c in (kept, scaled)]
     wins = int((scaled[:, i] < kept[:, i]).sum())
     print(f"{lr:<5}  kept {row[0]}, doubled {row[1]}: rule better for {wins} of 5 seeds")
-slopes = [np.polyfit(np.log2(batches), np.log2(np.array(lrs)[m.argmax(axis=0)]), 1)[0]
-          for m in maps]
-print(f"slope: {min(slopes):.2f} to {max(slopes):.2f} over seeds; the rule's 1 is",
-      "met" if min(slopes) <= 1 <= max(slopes) else "missed")
+best = np.array(lrs)[maps.argmax(axis=1)]  # [seed, batch]
+print("best, lowest to highest seed:", ", ".join(
+    f"batch {n}: {low:g} to {high:g}" for n, low, high in zip(batches, best.min(0), best.max(0))))
 
 # %% [markdown]
-# On MNIST doubling the learning rate keeps more of the accuracy than leaving it, except from 0.4,
-# and it doesn't keep all. The second test is missed: all five batches do best at 0.4, or tie
-# there, one step below the learning rate at which training often fails. More images, or Goyal et
-# al.'s warm-up (chapter 06), might change that.
+# On MNIST doubling the learning rate changes accuracy less than keeping it, except from 0.4. From
+# 0.025 the change is about a point; the higher the learning rate, the larger. For each seed and
+# batch the best one is 0.2 or 0.4. The rule would ask for 3.2 or 6.4 at batch 256; the map ends at
+# 0.8, where training already often fails. More images, or Goyal et al.'s warm-up (chapter 06),
+# might change that.
 #
 # ## Summary
 #
 # - Strong scaling keeps the batch, weak scaling the batch of each device. $k$ simulated devices on
 #   $c$ cores are $\min(k, c)$ at once.
 # - Judge a law by rank, degrees of freedom, the size of residuals against noise, and their signs.
-#   In our runs the law of the step charged more than twice what all-reduce takes: a fitted constant
-#   collects everything that grows with its column, not only what it is named after.
+#   In our runs the law of the step charged more than twice what all-reduce takes by itself: a
+#   fitted constant collects everything that grows with its column, not only what it is named after.
 # - The same all-reduce takes longer after a large one: measure a constant as it will be used.
 # - ResNet-18 has 2.3 times LeNet's operations for each byte of gradients, and 21 times for each
 #   array.
 # - With a link's nominal figures the model was too optimistic for thirteen published ones. With one
-#   fitted bandwidth it came within 6 points of eleven others by key; by a ring it missed AlexNet by
-#   up to 34.
-# - On our map of MNIST the best learning rate doesn't grow as the batch does.
+#   fitted bandwidth it came within 6 points of eleven others by key (within 10 if the fitted point
+#   is 1 % off); by a ring it missed AlexNet by up to 34.
+# - On our map of MNIST the best learning rate doesn't grow in proportion to the batch.
 #
 # Next, chapter 12: devices that are not equal.
 #

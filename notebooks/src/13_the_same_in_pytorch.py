@@ -58,8 +58,7 @@ pair = [mx.cpu(0), mx.cpu(1)]
 
 # %% [markdown]
 # One oracle serves the whole chapter: the largest difference between two arrays as a share of the
-# second's largest entry, and of several pairs the worst. It must notice a single wrong entry, and a
-# NaN.
+# second's largest entry, and of several pairs the worst. It must notice NaN.
 
 # %%
 def apart(found, truth):
@@ -88,8 +87,8 @@ assert (a.asnumpy() == b.numpy()).all()
 
 # %% [markdown]
 # To MXNet `cpu(1)` is a device with a thread of its own; to PyTorch the CPU is *one* device. So
-# PyTorch can't simulate two devices in a process as MXNet does. It does have a device without
-# memory, `meta`, which knows shapes only. Devices don't mix (a CPU's zero-dimensional tensors may):
+# PyTorch can't simulate two devices in a process. It does have a device without memory, `meta`,
+# which knows shapes only. Devices don't mix (a CPU's zero-dimensional tensors may):
 
 # %%
 try:
@@ -100,8 +99,8 @@ else:
     raise AssertionError("weights and data on two devices should be refused")
 
 # %% [markdown]
-# `as_in_context` and `to` copy only what is elsewhere. What is there already comes back as the same
-# array, so writing into the one changes the other.
+# `as_in_context` and `to` copy only what is elsewhere. An array that is already there is returned
+# itself, not copied: writing into the result changes the original.
 
 # %%
 assert a.as_in_context(mx.cpu(1)) is a and a.as_in_context(mx.cpu(0)) is not a
@@ -142,10 +141,11 @@ print("MXNet", w.grad.asscalar(), "PyTorch", v.grad.item())
 
 # %% [markdown]
 # PyTorch adds, as MXNet does with `grad_req="add"`; hence `zero_grad()` in PyTorch's loops. MXNet
-# records inside `autograd.record()` only; PyTorch, unless told not to, as by `torch.no_grad()`.
+# records inside `autograd.record()` only. PyTorch always records, unless told not to, for instance
+# by `torch.no_grad()`.
 #
 # `record()` also switches to training mode, by default. A PyTorch module has a mode of its own:
-# training, until `eval()` (see BatchNorm below).
+# training, until `eval()`.
 #
 # ### The loss
 #
@@ -220,8 +220,7 @@ for rates in schedules:
 
 # %% [markdown]
 # While $\eta$ is constant that is the same. After a change MXNet's earlier gradients keep their old
-# rate. With momentum, a schedule carried over from one to the other trains differently, and no
-# message says so.
+# rate. With momentum, a schedule carried over from one to the other trains differently.
 #
 # ### Waiting
 #
@@ -358,8 +357,7 @@ def torch_step(net, x, y, rate=0.125):
 
 
 # %% [markdown]
-# Five steps, Gluon on two devices and PyTorch on one. To how many digits do two sets of kernels
-# agree in float64?
+# Five steps, Gluon on two devices and PyTorch on one. To how many digits do they agree in float64?
 
 # %%
 first = values(ours)
@@ -373,9 +371,9 @@ assert apart(values(ours), first) > 1e-2, "weights that don't move prove nothing
 print("5 steps: losses, gradients and weights agree to 1e-10")
 
 # %% [markdown]
-# To at least ten of about sixteen. A mistake on either side, in a convolution, the loss or the
-# all-reduce, would have to be made on the other side too. The learning rate is 0.125 for a reason.
-# With 0.1 digits are lost:
+# To at least ten of about sixteen. A mistake in a convolution or the loss would have to be made on
+# both sides; one in the all-reduce would show, since PyTorch needs none here. The learning rate is
+# 0.125 for a reason. With 0.1 digits are lost:
 
 # %%
 def weights_apart(gluon_rate, torch_rate):
@@ -390,8 +388,8 @@ print("0.1 is", float(np.float32(0.1)), "in MXNet's update")
 
 # %% [markdown]
 # The update operator keeps its settings in float32, whatever the arrays are. 0.125 is exact in
-# binary, 0.1 isn't. In float32, so small a difference would be lost. Compare in float64; the
-# appendix shows how far float32 is off.
+# binary, and so is 1/64, by which `step(64)` multiplies; 0.1 isn't. In float32 so small a
+# difference would be lost: compare in float64 (appendix).
 #
 # ## ResNet-18 twice
 #
@@ -483,7 +481,8 @@ for i in range(0, 24, 8):
     assert noise < 1e-11 * largest, "zero but for rounding, in both"
     trained = [p.data().asnumpy() for p in ours.collect_params().values() if p.grad_req != "null"]
     assert apart([p.detach().numpy() for p in theirs.parameters()], trained) < 1e-10, "weights"
-print(f"3 steps: {len(live)} gradients and all weights agree to 1e-10; {len(idle)} are zero")
+print(f"3 steps: {len(live)} gradients and all weights agree to 1e-10;",
+      f"{len(idle)} are zero but for rounding")
 
 # %% [markdown]
 # ### Running statistics
@@ -517,7 +516,7 @@ print(f"variance {numbers.var()} or {numbers.var(ddof=1):.4f}: MXNet keeps",
 # %% [markdown]
 # Both divide by $n$ to normalise the batch. For later, PyTorch keeps the estimate with $n - 1$, as
 # MXNet does on GPUs with cuDNN (chapter 09). So in ResNet-18 the running statistics differ by two
-# things: this factor, and 0.9 as float32. (The appendix takes both out, and they agree.)
+# things: this factor, and 0.9 as float32 (appendix).
 #
 # ## DataParallel, rebuilt
 #
@@ -561,8 +560,8 @@ def replicate(net, k):
 
 
 # %% [markdown]
-# The replicas run in worker threads. Scatter is `chunk`, gather is `cat`. We take
-# PyTorch's own class, with its own `forward`, and replace the four pieces:
+# The replicas run in worker threads. Scatter is `chunk`, gather is `cat`. We take PyTorch's class,
+# with its `forward`, and replace the four pieces:
 
 # %%
 def parallel_apply(replicas, shards):
@@ -660,10 +659,11 @@ DataParallel.replicate = replicas_of
 assert owners(3) == 4 * 8, "memory of its own"
 
 # %% [markdown]
-# The last one passes, since the sums are the same; so we count the copies in memory. With
-# BatchNorm, each replica normalises its shard by itself, as a Gluon device does. So two replicas of
-# ResNet-18 don't compute what one network does (chapter 09), but they should compute what Gluon
-# does on two devices. **Predict:** whose running statistics survive the step?
+# The last one passes, since the sums are the same; so we count the copies in memory. (PyTorch's
+# first replica shares the network's memory: the class's docstring.) With BatchNorm, each replica
+# normalises its shard by itself, as a Gluon device does. So two replicas of ResNet-18 don't compute
+# what one network does (chapter 09), but they should compute what Gluon does on two devices.
+# **Predict:** whose running statistics survive the step?
 
 # %%
 ours = start(gluon_resnet18, pair)
@@ -774,7 +774,7 @@ print("LeNet, batch 256:", ratios(*(lambda model=model: torch_step(model, x256, 
 
 # %% [markdown]
 # In our runs its median was nearer 1. One reason may be what `order` printed: on a CPU both
-# replicas' backward passes run in the one thread that called `backward`, one after the other.
+# replicas' backward passes run in the one thread that called `backward`.
 # **On GPUs:** each device has its own thread
 # (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
 #
@@ -899,7 +899,8 @@ for p in ours.collect_params(".*(gamma|var)").values():
 # **On GPUs:** the listing never calls `net.to`. For one device, `DataParallel.__init__` moves the
 # module there itself; for several it doesn't, and the forward pass raises unless the network is on
 # the first (`data_parallel.py`, PyTorch 2.13). So the listing runs only because the one-GPU call
-# comes first.
+# comes first. With `net.to`, two GPUs first would still fail: lazy layers can't be replicated
+# (`torch/nn/modules/lazy.py`).
 #
 # ## Appendix: float32, and running statistics
 #
@@ -922,8 +923,8 @@ assert max(drift["float64"]) < 1e-10, "20 steps, and the frameworks still agree"
 assert drift["float32"][-1] > 1000 * drift["float64"][-1]
 
 # %% tags=["measured"]
-fig, ax = figure(f"After 20 steps the weights differ by {drift['float32'][-1]:.0e} (float32) "
-                 f"and {drift['float64'][-1]:.0e} (float64)",
+fig, ax = figure(f"After 20 steps: relative difference {drift['float32'][-1]:.0e} in float32, "
+                 f"{drift['float64'][-1]:.0e} in float64",
                  "step", "largest difference / largest entry")
 for (dtype, found), color, mark in zip(drift.items(), (ORANGE, BLUE), "so"):
     ax.semilogy(range(1, 21), found, mark + "-", color=color, ms=4, label=dtype)
@@ -936,8 +937,8 @@ show(fig, alt="Difference between the weights in MXNet and in PyTorch after each
      "float32 lies far above float64; dotted lines mark the spacing of numbers at 1.")
 
 # %% [markdown]
-# ResNet-18 is worse. One step in float32 on each of three batches of eight, against the gradients
-# in float64, parameter by parameter. One rounding is about $10^{-7}$.
+# ResNet-18: one step in float32 on each of three batches of eight, against the gradients in
+# float64, parameter by parameter. One rounding is about $10^{-7}$.
 
 # %%
 def errors(i, norm=gluon.nn.BatchNorm, smooth=False):  # of MXNet and of PyTorch, per parameter
@@ -987,11 +988,12 @@ for name, found in {"MXNet": norm.running_mean.data().asnumpy(),
     print(f"{name:8} {np.max(np.abs(found - mean) / deviation):.0e}")
 
 # %% [markdown]
-# PyTorch's BatchNorm on a CPU adds a channel's float32 numbers up in float64 (`acc_type` in
-# `ATen/AccumulateType.h`, used by `native/cpu/batch_norm_kernel.cpp`). MXNet's own code adds them
-# one after the other in float32 (`BatchNormForwardImpl` in `src/operator/nn/batch_norm.cc`). By
-# default it hands float32 to the library oneDNN, whose code we haven't read. To test whether
-# BatchNorm is the cause, we let MXNet do *only* its norms in float64:
+# PyTorch's BatchNorm on a CPU adds a channel's float32 numbers up in float64, for contiguous
+# tensors as here (`acc_type` in `ATen/AccumulateType.h`, used by
+# `native/cpu/batch_norm_kernel.cpp`). MXNet's own code adds them one after the other in float32
+# (`BatchNormForwardImpl` in `src/operator/nn/batch_norm.cc`). By default it hands float32 to the
+# library oneDNN, whose code we haven't read. To test whether BatchNorm is the cause, we let MXNet
+# do *only* its norms in float64, and so in its own code (`SupportMKLDNNBN`):
 
 # %%
 class Float64Norm(gluon.nn.BatchNorm):
@@ -1018,8 +1020,9 @@ assert smooth.max() < 1e-4 < single[:, 0].max(axis=1).min(), "softplus: both bel
 for name, both in (("relu", single), ("softplus", smooth)):
     ratio = np.divide(*np.median(both, axis=2).T)
     print(f"{name:8} MXNet's median error over PyTorch's:", *(f"{r:,.0f}" for r in ratio))
-fig, ax = figure(f"MXNet's worst gradient is off by {single[:, 0].max():.0e} with ReLU, by "
-                 f"{smooth[:, 0].max():.0e} with softplus", "", "largest error / largest entry")
+worst = [f"{row.max():.0e}" for row in rows.values()]
+fig, ax = figure(f"MXNet: relative errors up to {worst[0]}; norms in float64 {worst[1]}, softplus "
+                 f"{worst[3]}", "", "largest error / largest entry")
 for i, row in enumerate(rows.values()):
     ax.semilogy([i - 0.1] * 3, row.max(axis=1), "o", color=ORANGE,
                 label="worst gradient of a batch" * (not i))
@@ -1063,7 +1066,7 @@ print(len(means), "running means and", len(variances), "running variances agree 
 # | `ctx=mx.cpu(1)` | `device="cpu:1"` | PyTorch's CPU is one device |
 # | `as_in_context` | `to` | |
 # | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
-# | `even_split=False` | `tensor_split` | fewer examples than devices: an error, or empty shards |
+# | `even_split=False` | `tensor_split` | empty shards: mostly an error (chapter 02), or allowed |
 # | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
 # | `record()` switches to training by default | `train()`, `eval()` | `no_grad` doesn't switch |
 # | loss per example, `step(n)` | mean loss, `step()` | who divides |
@@ -1073,12 +1076,13 @@ print(len(means), "running means and", len(variances), "running variances agree 
 # | deferred shapes | lazy modules | their type changes in the first forward pass |
 #
 # - The same weights and batches give the same losses, gradients and steps in both, to $10^{-10}$ in
-#   float64 and with a learning rate that float32 holds exactly: for LeNet with Gluon on one device
-#   or two, for ResNet-18 on one. On two it agrees with two replicas of `DataParallel`. (Biases
-#   before a BatchNorm have a true gradient of zero; in both, theirs is zero but for rounding.)
+#   float64, with a learning rate that float32 holds exactly and a batch size that is a power of
+#   two: for LeNet with Gluon on two devices (on one, the weights), for ResNet-18 on one. On two it
+#   agrees with two replicas of `DataParallel`. (Gradients of biases before a BatchNorm are zero but
+#   for rounding, in both.)
 # - In float32 MXNet's BatchNorm is less precise on a CPU. The largest errors of ResNet-18's
-#   gradients went away with a smooth activation: MXNet's in all three batches, PyTorch's where
-#   it had one (appendix).
+#   gradients went away with a smooth activation: MXNet's in all three batches, PyTorch's in
+#   the one batch that had one (appendix).
 # - `DataParallel` is scatter, replicate, parallel apply, gather; its reduce is the backward pass of
 #   a broadcast. It replicates in each forward pass, reduces at the end of the backward pass,
 #   gathers on one device, and shares one interpreter.
@@ -1122,6 +1126,8 @@ new_one = lazy_resnet18()
 assert fresh(new_one, 1) == fresh(net, 1) == 21
 assert left_over(net.state_dict(), new_one.state_dict()) == list(net.state_dict())
 assert all(abs(w.std().item() - 0.01) < 0.002 for w in weights(net))
+fresh(new_one, 2)
+assert not any(map(torch.equal, weights(new_one), weights(net))), "another seed, other weights"
 
 # %% [markdown]
 # ### Answer 2
@@ -1177,9 +1183,11 @@ class Timer:
 with Timer() as timer:
     time.sleep(0.01)
 assert timer.seconds >= 0.01
-log = []
+log, clock = [], iter([3.0, 5.0])
 with (mock.patch("torch.accelerator.device_count", lambda: 2),
       mock.patch("torch.accelerator.synchronize", log.append),
-      mock.patch("time.perf_counter", lambda: log.append("clock") or 0.0), Timer()):
+      mock.patch("time.perf_counter", lambda: log.append("clock") or next(clock)),
+      Timer() as timer):
     log.append("work")
 assert log == [0, 1, "clock", "work", 0, 1, "clock"], "first wait, then read the clock"
+assert timer.seconds == 2, "from 3 s to 5 s"

@@ -173,6 +173,13 @@ def step(model, optimizer, x, y):
 # What does one step with Adam hold: between steps, as gradients, and at its peak?
 
 # %% tags=["trains"]
+def settle(memory):  # until gloo's threads have let go of what they sent, for 5 s at most
+    readings = [memory.now]
+    while len(readings) < 500 and readings[-10:] != 10 * readings[-1:]:
+        time.sleep(0.01)
+        readings.append(memory.now)
+
+
 def held(make):
     x, y = torch.randn(1, 1, 28, 28), torch.zeros(1).long()
     with Bytes() as memory:
@@ -181,10 +188,10 @@ def held(make):
         model, optimizer = make(net, torch.optim.Adam, net.parameters())
         step(model, optimizer, x, y)  # makes Adam's state
         optimizer.zero_grad()
-        time.sleep(0.05)  # until gloo's threads have let go of what they sent
+        settle(memory)
         rest = memory.peak = memory.now
         backward(model, x, y)
-        time.sleep(0.05)
+        settle(memory)
         gradients = memory.now - rest
         optimizer.step()
     return np.array([rest, gradients, memory.peak]) / size
@@ -286,6 +293,7 @@ def sent_by_gloo():
                       lambda: Collectives().all_gather(x.chunk(2)[0])[1](), lambda: None):
         dist.barrier()
         sent.append(psutil.net_io_counters(pernic=True)[interface].bytes_sent)
+        dist.barrier()  # all have read: nobody sends before
         operation()
     return np.diff(sent) / 2 / x.nbytes
 
@@ -549,7 +557,7 @@ class ShardedOptimizer(ShardedUpdate):
 # %% [markdown]
 # ### The test
 #
-# The test network has every awkward case: sizes that $k$ doesn't divide, a scalar, tied weights, a
+# The test network has these awkward cases: sizes that $k$ doesn't divide, a scalar, tied weights, a
 # frozen layer, one that nobody uses, and a buffer. Each rank has a seed of its own.
 
 # %%
@@ -596,7 +604,7 @@ def stage1(net, kind, parameters, cls=ShardedOptimizer, **options):
 
 # %% [markdown]
 # Five steps in float64, each of two micro-batches whose gradients add up. Two groups of parameters
-# have their own learning rates.
+# have their own learning rates; one changes after the second step.
 
 # %%
 def train(make):
@@ -607,11 +615,13 @@ def train(make):
         trained = [p for p in net.parameters() if p.requires_grad]
         groups = [{"params": trained[:3]}, {"params": trained[3:], "lr": 0.003}]
         model, optimizer = make(net, kind, groups, lr=0.01, **options)
-        for x, y in batches[:5]:
+        for number, (x, y) in enumerate(batches[:5]):
             optimizer.zero_grad()
             for half in zip(share(x).chunk(2), share(y).chunk(2)):
                 backward(model, *half)
             optimizer.step()
+            if number == 1:
+                optimizer.param_groups[1]["lr"] = 0.03
         found.append(getattr(model, "gather_full_params", net.state_dict)())
     return found
 
@@ -786,8 +796,8 @@ for k in (2, 4):
 
 # %% [markdown]
 # It sends as much as stage 1, in the order in which gradients come. That must be the same on all
-# ranks. If sizes differ, ranks hang or gloo aborts one; if two layers have the same shape, nothing
-# complains (trap 3).
+# ranks. If sizes differ, ranks hang or gloo aborts one (not in this notebook); if two layers have
+# the same shape, nothing complains (trap 3).
 #
 # ## Stage 3: weights
 #
@@ -1051,9 +1061,9 @@ names = ["data parallel", "stage 1", "stage 2", "stage 3"]
 rest, gradients, peak = np.transpose([np.max(ranks(held, data_parallel, world=4), axis=0)]
                                      + [found[name, 4][:3] for name in names[1:]])
 assert np.allclose((rest + gradients)[[0, 3]], (4, 1), atol=0.02)
-assert 0.28 < peak[3] / peak[0] < 0.4, "about a third"
-fig, ax = figure("Four ranks: stage 3 takes a quarter of the memory, at peak a third", "",
-                 "times the weights")
+assert 0.28 < peak[3] / peak[0] < 0.45, "a third, or more where gloo lets go late"
+fig, ax = figure("Four ranks: stage 3 takes a quarter of the memory, at peak a third (one image)",
+                 "", "times the weights")
 ax.bar(names, rest, color=BLUE, label="between steps")
 ax.bar(names, gradients, bottom=rest, color=ORANGE, hatch="//", label="gradients")
 ax.hlines(peak, np.arange(4) - 0.2, np.arange(4) + 0.2, color="black", label="peak of a step")
@@ -1063,10 +1073,11 @@ show(fig, alt="Bars of memory between steps and of gradients, and a mark at the 
 
 # %% [markdown]
 # All 16 bytes are divided by $k$. The peak, with one image, adds activations, gathered weights and
-# whole gradients, or the optimizer's temporary arrays. It leaves out that each rank had built the
-# whole network: our `FSDP` can't train one that doesn't fit there. `fully_shard`, below, can: it
-# takes a network on the *meta* device (shapes, no values); then `to_empty` allocates the shards, to
-# be filled (`_fsdp_param_group.py` in `torch/distributed/fsdp/_fully_shard`).
+# whole gradients, or the optimizer's temporary arrays. It does not count the start, where each rank
+# builds the whole network. So our `FSDP` can't train a network that doesn't fit on one rank.
+# `fully_shard`, below, can: it takes a network on the *meta* device (shapes, no values); then
+# `to_empty` allocates the shards, to be filled (`_fsdp_param_group.py` in
+# `torch/distributed/fsdp/_fully_shard`).
 #
 # ### bfloat16
 #
@@ -1122,7 +1133,8 @@ for compute, most in ((None, 1e-5), (torch.bfloat16, 0.02)):
 # %% [markdown]
 # For stage 1 there is `ZeroRedundancyOptimizer`. It doesn't cut parameters: each belongs to one
 # rank as a whole, which broadcasts it after the update (`zero_redundancy_optimizer.py`). And it
-# expects gradients that are reduced already, so it sends $3 (k-1)/k$. What each is called:
+# expects gradients that are reduced already, so it sends $3 (k-1)/k$ on average. What each is
+# called:
 #
 # | sharded | ZeRO's paper | ours | PyTorch |
 # | --- | --- | --- | --- |
@@ -1168,8 +1180,8 @@ for way, each in ranks(race, makers)[0].items():
 # Torchtitan trained Llama 3.1 8B with FSDP and
 # selective activation checkpointing on machines of 8 H100s, two sequences a GPU
 # (`benchmarks/llama3_h100_202412_torchtitan.md`). It needed 82.4 GiB a GPU on 8 GPUs and 67.0 on
-# 128; with `torch.compile` 77.0 and 62.0. By the formula (AdamW and float32 master weights are
-# torchtitan's defaults) only what is sharded shrinks from 8 to 128.
+# 128; with `torch.compile` 77.0 and 62.0. From 8 to 128 GPUs only what is sharded shrinks: by the
+# formula, 16 bytes a parameter (AdamW and float32 master weights are torchtitan's defaults).
 
 # %%
 numbers = 8_030_261_248
@@ -1224,10 +1236,11 @@ show(fig, alt="Seconds a step against the number of GPUs: the published times of
 # communication between machines. We can't separate the two. With tensor and pipeline parallelism,
 # which gather no weights, it estimates 23 days in place of 74 (see [the map](map.md)).
 #
-# So, when? Where the replica doesn't fit, take the first stage with which it does, and measure: a
-# prediction from bandwidths alone may be far too good. With one backward pass a step, stages 1 and
-# 2 send as much as data parallelism, stage 3 half as much again. With $m$ of them, whose gradients
-# add up, stage 1 still sends $2 (k-1)/k$, stage 2 $(m+1) (k-1)/k$ and stage 3 almost $3 m (k-1)/k$:
+# Where the replica doesn't fit, take the first stage with which it does, and measure: a prediction
+# from bandwidths alone may be far too good. With one backward pass a step, stages 1 and 2 send as
+# much as data parallelism, stage 3 half as much again. With $m$ backward passes a step, whose
+# gradients add up, stage 1 still sends $2 (k-1)/k$, stage 2 $(m+1) (k-1)/k$ and stage 3 almost
+# $3 m (k-1)/k$:
 
 # %%
 sent = np.max(ranks(lambda: [messages(make, 3) for make in (stage1, stage2, stage3)]), axis=0)
@@ -1240,20 +1253,25 @@ assert np.allclose(sent, (1, 2, 1.5 * (3 - once)), rtol=0.01), "m = 3, k = 2"
 #
 # ### 1. An optimizer made before sharding
 #
-# `fully_shard` puts new parameters in the place of the old ones. An optimizer made before has the
-# old, which get no gradients any more, and nothing complains.
+# `fully_shard` puts new parameters in the place of the old ones. An optimizer made before still
+# holds the old ones. They get no more gradients, and no error says so.
 
 # %% tags=["trains"]
-def made_before():
+def changes_nothing(made):
     net, mesh = Reader(16, 1), init_device_mesh("cpu", (dist.get_world_size(),))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     fully_shard(net, mesh=mesh)
+    if made == "after":
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     before = [p.full_tensor().clone() for p in net.parameters()]
     step(net, optimizer, images[:8], labels[:8])
     return all(torch.equal(a, p.full_tensor()) for a, p in zip(before, net.parameters()))
 
 
-print("nothing has changed:", *ranks(made_before))
+for made, nothing in (("before", True), ("after", False)):
+    both = ranks(changes_nothing, made)
+    print(f"made {made}, nothing has changed:", *both)
+    assert both == [nothing] * 2
 
 # %% [markdown]
 # ### 2. The norm of a shard
@@ -1287,11 +1305,14 @@ def use_either(make):
     getattr(model, "finish_gradient_synchronization", list)()
     optimizer.step()
     weights = getattr(model, "gather_full_params", net.state_dict)()
-    return result[0].tolist(), weights["a.weight"][:, 0].tolist()
+    return result[0].tolist(), *(weights[f"{name}.weight"][:, 0].tolist() for name in "ab")
 
 
 for name, make in (("stage 1", stage1), ("stage 2", stage2), ("stage 3", stage3)):
-    print(name, "on rank 0: result {}, then a has {}".format(*ranks(use_either, make)[0]))
+    both = ranks(use_either, make)
+    print(name, "on rank 0: result {}, then a has {}".format(*both[0]))
+    right = all(weights == [[0.5] * 4, [99.5] * 4] for _, *weights in both)
+    assert right == (name == "stage 1"), name
 
 
 # %% [markdown]
