@@ -520,8 +520,8 @@ for name, each in rows.items():
 
 # %% [markdown]
 # In our runs the loader alone delivers more than twice what training consumes. Here it shares the
-# cores, and an epoch takes longer than with arrays. Between one loader and another the epochs'
-# ranges overlap.
+# cores, and an epoch takes longer than with arrays. In most runs the loaders' median epochs differ
+# by less than a tenth.
 #
 # **On GPUs:** *The Straight Dope* first reported, in 2017, 4.7 s for an epoch of 60,000 images on
 # one GPU at batch 64, and 2.8 s on two at batch 128. Against our two cores

@@ -821,8 +821,8 @@ print("ResNet-18 to LeNet, batch 32: a step takes {:.0f} times as long on one de
 #
 # - LeNet loses most to waiting; we don't know for what. With 256 images it loses less to it.
 #   ResNet-18, hybridised, waits for a smaller share of its step than LeNet at the same batch. In
-#   most of our runs longer compute cost it most; Gluon's own ResNet-18, in chapter 10, sometimes
-#   lost more to communication.
+#   some runs longer compute cost it most, in others communication, as Gluon's own ResNet-18 in
+#   chapter 10.
 # - ResNet-18 spends a larger share on communication than LeNet, not a smaller one. It has 87 times
 #   LeNet's parameters (11,175,818 to 129,068) and bytes, but its step on two devices takes less
 #   than 87 times as long. If each byte took equally long in both, that alone would make its share

@@ -822,7 +822,7 @@ for by_layer in (False, True):
 
 # %% [markdown]
 # A loop that bounds how far Python runs ahead, and the first of three ways: backward pass,
-# all-reduce and next step strictly one after the other. The link should take longer than the
+# all-reduce and next step strictly one after the other. The link should take twice as long as the
 # computing on any machine, so we set its rate by that.
 
 # %%
@@ -849,8 +849,8 @@ def in_sequence(training):
 far = prepare(lenet, 128, **apart)
 alone = np.mean([sum(e.duration for e in lane if kind(e) == "compute")
                  for lane in lanes(seen.events).values()])
-link.rate = k * sum(sizes) / (1.4 * alone)
-print(f"a step needs {alone:.1f} ms of compute on each device and {1.4 * alone:.1f} ms of the "
+link.rate = k * sum(sizes) / (2 * alone)
+print(f"a step needs {alone:.1f} ms of compute on each device and {2 * alone:.1f} ms of the "
       f"link, which carries {link.rate / 1e3:.0f} MB/s")
 
 # %% [markdown]

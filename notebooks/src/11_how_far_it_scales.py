@@ -288,10 +288,9 @@ for name, workers, values in (("two points", [1, 2], [4.7, 2.8]),
 # residuals differ by more than twice the sum of their noises:
 
 # %% tags=["measured"]
-workers = [at_once[k] for k in counts]
-enough = len(workers) > 2 and len(set(workers)) > 1  # a degree of freedom, and two values of p
+enough = len(counts) > 2 and len(set(at_once.values())) > 1  # a degree of freedom, two values of p
 for n in batch_sizes:
-    s, residuals = amdahl(workers, [times[128, n, k] for k in counts])
+    s, residuals = amdahl([at_once[k] for k in counts], [times[128, n, k] for k in counts])
     noises = [noise[grid.index((128, n, k))] for k in counts]
     missed = abs(residuals[-1] - residuals[-2]) > 2 * sum(noises[-2:])
     print(f"batch {n:3}: s = {s:.2f}, residuals and noise",
@@ -410,8 +409,7 @@ columns = np.array([terms(w, n, k, at_once[k]) for w, n, k in grid], dtype=float
 ks = [f"k = {k}" for *_, k in grid]
 law, misfit = fit_law(columns, measured)
 print("φ {:.2f} and {:.2f} ms a step, γ {:.0f} and {:.0f} µs an image, α {:.0f} µs a copy, "
-      "β {:.2f} ns a byte".format(*law[[0, 2]] * 1e3, *law[[1, 3]] * 1e6, law[4] * 1e6,
-                                  law[5] * 1e9))
+      "β {:.2f} ns a byte".format(*law[[0, 2, 1, 3, 4, 5]] * [1e3, 1e3, 1e6, 1e6, 1e6, 1e9]))
 judged = verdict(misfit, ks, noise, constants=6)
 print(f"largest residual {np.abs(misfit).max():.1%}; {judged}")
 

@@ -643,12 +643,12 @@ show(fig, alt="Throughput with a helper over that of the fast device alone, for 
      "dotted one below 1 what two devices on one core would reach.")
 
 # %% [markdown]
-# At each jump rounding takes one image from the helper. On a quiet machine no helper in our runs
-# paid beyond its limit; within it, at least some did. Near the limit the law's error is as large as
-# the gain: only the clock decides. $c$ differed between batch sizes and between runs; we haven't
-# measured how much of that is noise. So measure it where you train. We haven't taken it apart.
-# Candidates are all-reduce, the second device's operators, two busy cores competing, and the
-# update, which the store makes when there are two devices.
+# At each jump rounding takes one image from the helper. In our quiet runs most helpers within the
+# limit paid, and hardly any beyond it. Near the limit the law's error is as large as the gain: only
+# the clock decides. $c$ differed between batch sizes and between runs; we haven't measured how much
+# of that is noise. So measure it where you train. We haven't taken it apart. Candidates are
+# all-reduce, the second device's operators, two busy cores competing, and the update, which the
+# store makes when there are two devices.
 #
 # The dotted line is for one core. If a different program keeps the other to itself, two simulated
 # devices share what is left, and their work adds up: $2\,n\,\frac{h}{h+1}$ images instead of $n$,
@@ -712,9 +712,9 @@ for h in (10, 30, 100):
 #   shards nobody notices that the weights are missing.
 # - A device without data needs its old gradient set to zero, or the default Trainer adds it again.
 # - With speeds $v_i$, equal shards give at most $k \min v$, proportional ones at most $\sum v$.
-# - A helper that is $h$ times slower pays while $h < b\,n / c - 1$; on a quiet machine none paid
-#   beyond that in our runs; within it, at least some did. Compare with the fast device alone, not
-#   with equal shards.
+# - By our law, a helper that is $h$ times slower pays while $h < b\,n / c - 1$. In our quiet runs
+#   most within that limit paid, and hardly any beyond. Compare with the fast device alone, not with
+#   equal shards.
 #
 # Next, chapter 13: the same in PyTorch.
 #
