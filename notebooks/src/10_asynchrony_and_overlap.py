@@ -1138,6 +1138,6 @@ for name, training in ways.items():
     print(name, ", ".join(f"{part} {ms:.1f} ms" for part, ms in zip(PARTS, row)))
 
 # %% [markdown]
-# In our runs the step got shorter by a seventh at most: the lanes wait less, but each weight is
-# updated twice, and the lanes' mean of updates grew to 1.7 times or more. The parts are of other
+# In our runs it was from a seventh shorter to a little longer: the lanes wait less, but each weight
+# is updated twice, and the lanes' mean of updates grew to 1.7 times or more. The parts are of other
 # steps than the times.
