@@ -228,9 +228,9 @@ assert far < 1e-12 * np.abs(together).max(), "an image's scores depend on where 
 # %% [markdown]
 # ## Before the first image
 #
-# So that errors don't stop us, `attempt` prints their type and first sentence, with `#` for the
-# numbers in names. Between `initialize` and the first forward pass, a parameter without a known
-# shape has no arrays. Gluon *defers* its initialisation. **Predict:** which of these raise?
+# `attempt` prints an error's type and first sentence, with `#` for numbers in names. Between
+# `initialize` and the first forward pass, a parameter without a known shape has no arrays. Gluon
+# *defers* its initialisation. **Predict:** which of these raise?
 
 # %%
 import re
@@ -256,7 +256,7 @@ attempt(lambda: (weight.shape, weight.list_ctx()))
 # All but the last. Before `initialize` it is a `RuntimeError`; afterwards, for any device, a
 # `DeferredInitializationError`. The second is a kind of the first. *Dive into Deep Learning*
 # catches `RuntimeError` and prints "not initialized on cpu". After a forward pass that message is
-# right. Before one, the same lines would print it even where the parameter is only deferred.
+# right. Before one, they would print it even where the parameter is only deferred.
 #
 # The same page says that parameters are created on the devices that data passes through.
 # **Predict:** we send images through device 1 only. Is there a weight on device 0?
@@ -349,8 +349,8 @@ assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged 
 
 # %% [markdown]
 # Either way, every device needs a new gradient in every step; one without data needs zeros
-# (chapter 06). (A last batch with fewer images than devices fails in `split_and_load` here, but by
-# accident: chapter 02.)
+# (chapter 06). (A last batch with fewer images than devices fails in `split_and_load` here:
+# chapter 02.)
 #
 # ### One device, named twice
 #

@@ -325,7 +325,7 @@ for wrong in (Unequal, Forgetful, Adding):
 # %% [markdown]
 # It trains, too: three epochs, each rank with its half of every batch of 64.
 
-# %%
+# %% tags=["trains", "measured"]
 def accuracy(model, x, y):
     with torch.no_grad():
         return (model(x).argmax(1) == y).double().mean().item()
@@ -341,7 +341,6 @@ def learn(wrap, epochs=3, seed=14):
     return found
 
 
-# %% tags=["trains", "measured"]
 both = ranks(learn, Naive)
 assert both[0] == both[1] and both[0][-1] > 0.5, "equal accuracies, and both have learned"
 print("test accuracy after each epoch:", *(f"{each:.3f}" for each in both[0]))
@@ -602,6 +601,8 @@ def how_many_sent():
 
 
 assert ranks(how_many_sent) == 2 * [[1, 2, 3, 4, 4, 6, 6, 8]], "each as soon as its turn comes"
+
+# %%
 found = ranks(train, lambda net: DDP(net, 1e-6), batches, world=3)
 assert apart(found, truth) < 1e-12, "what one process does"
 
@@ -824,10 +825,9 @@ class Arrival:
 # Checked on three messages: 1 ms and 1,000 bytes a millisecond.
 
 # %%
-link = Link(1, 1000)
+link = Link(1, 1000)  # 1 ms a message, and 1 for each 1,000 bytes: 1 + 4, then 1, then 1 + 9
 link.free = begin = perf_counter() + 60  # it has work until then
-arrivals = [link.send(size) for size in (4000, 0, 9000)]
-assert [round(1e3 * (a.at - begin)) for a in arrivals] == [5, 6, 16], "1 + 4, then 1, then 1 + 9"
+assert [round(1e3 * (link.send(size).at - begin)) for size in (4000, 0, 9000)] == [5, 6, 16]
 begin, arrival = perf_counter(), Link(100, 1).send(0)
 assert begin + 0.1 <= arrival.at <= perf_counter() + 0.1, "an idle link starts now"
 arrival.wait()
