@@ -193,7 +193,7 @@ def without_moves(arrays):
     for array in arrays[1:]:
         arrays[0] += array  # two devices meet
     for array in arrays[1:]:
-        array[:] = arrays[0]
+        array[:] = arrays[0]  # moves, but not by `send`
 
 
 for all_reduce in (allreduce, without_moves):

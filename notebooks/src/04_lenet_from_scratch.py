@@ -49,7 +49,7 @@ from mxnet import autograd, nd
 # %%
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 
-fig, ax = figure("Two exchanges in a step: shards, then gradients", size=(7, 3.4))
+fig, ax = figure("A step needs two exchanges: shards, then gradients", size=(7, 3.4))
 rows = ["shard", "local gradient", "sum of gradients", "updated replica"]
 arrow = {"arrowstyle": "->", "lw": 1.5}
 ax.text(0.5, 1, "host: batch", ha="center", va="center", bbox={"boxstyle": "round", "fc": "white"})
@@ -372,7 +372,7 @@ def first_epoch(name):
 
 between = np.abs(first_epoch("one-device") - first_epoch("128-0.2")).max()
 assert between < 0.3, "for each seed"
-print(f"one device and two: at most {between:.1f} points between them, for each of five seeds")
+print(f"one device and two: at most {between:.2f} points between them, for each of five seeds")
 for name in ["128-0.2", *[reduce.__name__ for reduce in wrong]]:
     for r, ends in enumerate(first_epoch(name).T):
         print(f"{'right' if name == '128-0.2' else name:15} replica {r}: {np.median(ends):.1f} % "
@@ -427,7 +427,7 @@ print("float32, step 96 over step 1:", *(f"{factor:,.0f}" for factor in factors)
 # %% tags=["measured"]
 ends, doubles = ([rows[-1][1] for rows in grown[dtype]] for dtype in ("float32", "float64"))
 fig, ax = figure(f"One device and two: float32 ends {min(ends):.0e} to {max(ends):.0e} apart, "
-                 f"float64 ≤ {max(doubles):.0e}", "step", "largest difference / largest weight")
+                 f"float64 ≈ {max(doubles):.0e}", "step", "largest difference / largest weight")
 for (dtype, runs), style, color in zip(grown.items(), ("-", "--"), (ORANGE, BLUE)):
     for rows in runs:
         ax.semilogy(*zip(*rows), style, color=color, label=dtype if rows is runs[0] else None)
@@ -611,8 +611,8 @@ for name, ratio in zip(kinds, (settled / settled[:, :1]).T):
 # %% [markdown]
 # In our run, scratch space matters most: as MXNet comes, all CPU contexts share four scratch
 # spaces, and an operator that needs one waits for whoever has it (`src/resource.cc`). The
-# allocator, which keeps memory that glibc would give back, helps less, and one thread for each
-# operator little or nothing by itself.
+# allocator, which keeps memory that glibc would give back, helps less; one thread for each
+# operator, by itself, doesn't.
 
 # %% [markdown]
 # ## Batch and learning rate, one at a time
@@ -674,7 +674,7 @@ for epoch in (0, 2):
 # seed. With the rate doubled as well (Goyal et al., 2017, who also warm it up), four seeds are
 # within 0.2 points after one epoch, the fifth 1.5 behind; after three, all five are behind, by 0.1
 # to 1.1. But a run of that setting also loses up to 1.3 points from one epoch to the next, so five
-# seeds don't say how much is due to the batch. One device instead of two changes at most 0.3
+# seeds don't say how much is due to both. One device instead of two changes up to about 0.3
 # points. Chapter 11 maps batch against rate.
 
 # %%

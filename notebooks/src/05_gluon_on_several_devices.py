@@ -348,9 +348,8 @@ after_one = [p.data().asnumpy() for p in first.collect_params().values()]
 assert apart(net, after_one) < 1e-12, "the weights of the first step, unchanged by the second"
 
 # %% [markdown]
-# Either way, every device needs a new gradient in every step; one without data needs zeros
-# (chapter 06). (A last batch with fewer images than devices fails in `split_and_load` here:
-# chapter 02.)
+# Either way, every device needs a new gradient in every step; one without data needs zeros from
+# `backward` (chapter 06).
 #
 # ### One device, named twice
 #

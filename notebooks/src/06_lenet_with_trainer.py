@@ -298,9 +298,9 @@ print(f"one device and two: {apart(on_two, nominal):.0e} apart;",
 # the last step is shorter. But programs that differ in this end with different weights. The mean of
 # a small last batch is also noisier; chapter 08 shows a network that it disturbs.
 #
-# With `mx.nd` arrays, as here, `split_and_load` raises an error if the last batch has fewer images
-# than devices. A loop that skips the idle device instead adds that device's *old* gradient once
-# more; where the store updates, the default, there is no error (chapter 05).
+# With `mx.nd` arrays on the first device, as here, `split_and_load` raises an error if the last
+# batch has fewer images than devices. A loop that skips the idle device instead adds that device's
+# *old* gradient once more; where the store updates, the default, there is no error (chapter 05).
 #
 # ### 3. Rows counted twice
 #
@@ -687,7 +687,8 @@ while len(kept) < 3 and len(discarded) < 3:
     (kept if others.share <= 0.02 else discarded).append(row)
 
 # %% [markdown]
-# Rounds in which other programs took more than 2 % of the CPU's time are discarded.
+# Rounds in which other programs took more than 2 % of the CPU's time are discarded, unless fewer
+# than three remain.
 
 # %% tags=["measured"]
 rounds = np.array(kept if len(kept) > 2 else kept + discarded).reshape(-1, 2, 2)

@@ -977,8 +977,8 @@ def start_child(active, copies):
 
 
 # %% [markdown]
-# It has a minute to get ready, then until the deadline. A process that hangs uses no CPU time
-# afterwards; a slow one does.
+# It has a minute to get ready, then until the deadline. A process that hangs here uses no CPU
+# time afterwards; a slow one does.
 
 # %%
 import select
@@ -1037,8 +1037,8 @@ for what, case in (("one sits out", (1, 64)), ("both devices, 4 scratch spaces",
 #   images ended with overlapping accuracies, and a higher training loss for the small ones.
 # - Running statistics differ by device, so scores do too. Share them before you evaluate.
 #   `save_parameters` writes the mean over devices of every parameter.
-# - Equality with one device comes back by all-reducing two sums per channel (and, for uneven
-#   shards, the count), forward and backward.
+# - Equality with one device comes back by all-reducing two sums per channel, forward and backward
+#   (for uneven shards, forward the count too).
 #
 # Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.
 #

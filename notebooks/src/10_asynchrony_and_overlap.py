@@ -706,8 +706,8 @@ report(rounds({"wide without overlap": repeat(single, 2, nd.waitall), "with": re
 # %% [markdown]
 # In our runs overlap saved nothing to a tenth for the wide network, part of which may be Python's,
 # and a few per cent or nothing for ResNet-18. The wide network as it comes has no overlap, and was
-# fastest. On a CPU device a copy is work for the very core that computes, so there is little to
-# gain.
+# fastest here. On a CPU device a copy is work for the very core that computes, so there is little
+# to gain.
 #
 # ## A link of its own
 #
@@ -1045,7 +1045,7 @@ for c in ((20, 50), (16, 48)):
 # - A step is compute, communication, update, Python and waiting.
 # - A bulk's gradients are ready when all of it has ended. With smaller or more bulks the all-reduce
 #   overlaps with the backward pass. On our imitated link, which sleeps while it carries, that saved
-#   a fifth to a third of the time.
+#   a fifth to a quarter of the time.
 # - If the first layer's gradients go first, the next step can begin earlier on a slow link, with no
 #   stale weights.
 # - Sizes that fit the library's kernels can matter more than a second device.

@@ -21,7 +21,7 @@
 # ## What you need
 #
 # Chapters 02, 03, 05, 06 and 10, and two cores. No GPU. Reading takes {reading time}, running about
-# half a minute.
+# a minute.
 
 # %% tags=["measured"]
 from helpers import allreduce, load_data
@@ -644,9 +644,9 @@ show(fig, alt="Throughput with a helper over that of the fast device alone, for 
 
 # %% [markdown]
 # At each jump rounding takes one image from the helper. In our quiet runs most helpers within the
-# limit paid, and hardly any beyond it. Near the limit the law's error is as large as the gain: only
-# the clock decides. $c$ differed between batch sizes and between runs; we haven't measured how much
-# of that is noise. So measure it where you train. We haven't taken it apart. Candidates are
+# limit paid, and hardly any beyond it. Near the limit the law's error can be as large as the gain:
+# only the clock decides. $c$ differed between batch sizes and between runs; we haven't measured how
+# much of that is noise. So measure it where you train. We haven't taken it apart. Candidates are
 # all-reduce, the second device's operators, two busy cores competing, and the update, which the
 # store makes when there are two devices.
 #

@@ -141,8 +141,8 @@ print("MXNet", w.grad.asscalar(), "PyTorch", v.grad.item())
 
 # %% [markdown]
 # PyTorch adds, as MXNet does with `grad_req="add"`; hence `zero_grad()` in PyTorch's loops. MXNet
-# records inside `autograd.record()` only. PyTorch always records, unless told not to, for instance
-# by `torch.no_grad()`.
+# records inside `autograd.record()` only. PyTorch records what needs gradients, unless told not to,
+# as by `torch.no_grad()`.
 #
 # `record()` also switches to training mode, by default. A PyTorch module has a mode of its own:
 # training, until `eval()`.
@@ -763,9 +763,9 @@ print("500 layers of 8 units:", ratios(*forward(deep, [(torch.ones(4, 8),)] * 2)
 
 # %% [markdown]
 # Medians, with the middle half in brackets: if that contains 1, no gain is larger than the noise.
-# In our runs LeNet's median was above 1.4, though in most its middle half contained 1, and the tiny
-# layers were slower. The interpreter lock would explain that; we haven't tested it. And a whole
-# training step?
+# In our quiet runs LeNet's median was above 1.4, though in half of them its middle half contained
+# 1, and the tiny layers were slower. The interpreter lock would explain that; we haven't tested it.
+# And a whole training step?
 
 # %% tags=["measured", "trains"]
 models = lenet(), DataParallel(lenet(), 2)
@@ -1067,7 +1067,7 @@ print(len(means), "running means and", len(variances), "running variances agree 
 # | `as_in_context` | `to` | |
 # | `split_and_load` | `chunk` | by default refuses uneven shards; `chunk` may use fewer devices |
 # | `even_split=False` | `tensor_split` | empty shards: mostly an error (chapter 02), or allowed |
-# | `record()` records | always, unless in `no_grad` | gradients add up: `zero_grad` |
+# | `record()` records | what needs gradients, unless in `no_grad` | gradients add up: `zero_grad` |
 # | `record()` switches to training by default | `train()`, `eval()` | `no_grad` doesn't switch |
 # | loss per example, `step(n)` | mean loss, `step()` | who divides |
 # | `"sgd"` with momentum | `SGD` with momentum | learning rate: inside the velocity, or outside |

@@ -761,8 +761,8 @@ for name, row in times.items():
 print(f"other programs had {others.share:.0%} of the CPU")
 
 # %% [markdown]
-# On these two cores it doesn't pay to send this network's gradients: by the medians no way is
-# clearly faster than one process with the whole batch. Computing isn't why, since `local` is faster
+# On these two cores it doesn't pay to send this network's gradients: in our runs every way's median
+# was slower than one process with the whole batch. Computing isn't why, since `local` is faster
 # than that. Most ranges overlap, so we name no winner.
 #
 # How much does overlap hide? To see that, compare the same buckets sent at the end and during the
@@ -1375,7 +1375,7 @@ print(torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "1"], log=None)[0
 # - A parameter without a gradient needs a message too, if another rank has one.
 # - Where the computing cores carry the messages, we measured no gain from overlapping buckets
 #   beyond the noise. On a simulated link that needs no core, overlap shortened steps in our runs at
-#   limits up to 8 MB, and 4 MB was mostly best: smaller buckets pay latency, larger ones leave
+#   every limit but 25 MB, and 4 MB was mostly best: smaller buckets pay latency, larger ones leave
 #   late.
 # - Replicas can agree and be wrong: with a loss that has no gradient, with means of unequal shards,
 #   with gradients clipped before they are averaged. Compare with one process.

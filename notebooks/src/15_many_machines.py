@@ -908,8 +908,8 @@ for k in range(2, 17):
     assert most_sent(server_messages(k, ["server"], 1)) == k
     assert np.isclose(most_sent(server_messages(k, range(k), 1)), least)
     assert np.isclose(most_sent(ring_messages(k, 1)), least)
-print("8 workers: one server sends 8 S; 8 servers with equal parts, or a ring:",
-      f"{most_sent(ring_messages(8, 1)):.2f} S each")
+print("8 workers: one server sends 8 S; 8 equal ones beside them, or a ring:",
+      f"{most_sent(ring_messages(8, 1)):.2f} S a machine")
 
 # %% [markdown]
 # One server sends $kS$ and receives as much. As many servers as workers, on the same machines, come
@@ -1107,7 +1107,8 @@ print(f"1/3 comes back off by {abs(float(ones)):.0e}")
 #   workers equal one to 1e-12; under `dist_async` a gradient is as old as the number of updates
 #   that others make meanwhile.
 # - From Python MXNet reports no death: somebody has to watch.
-# - One server sends $kS$ bytes; a ring, or $k$ servers if keys divide equally, $2\frac{k-1}{k}S$.
+# - One server sends $kS$ bytes; in a ring, or with $k$ equal servers beside the workers, a machine
+#   sends $2\frac{k-1}{k}S$.
 # - A billion parameters with Adam take 16 GB on every DDP worker, 20 with DDP's default buckets,
 #   before activations.
 #
