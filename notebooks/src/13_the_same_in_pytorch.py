@@ -21,9 +21,9 @@
 #
 # ## What you need
 #
-# Chapters 04 to 10 and 12, no GPU, 6 GB of free memory, and PyTorch. If the next cell can't find it,
-# run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes {reading time} with
-# the appendix, running about a minute on two cores.
+# Chapters 04 to 10 and 12, no GPU, 6 GB of free memory, and PyTorch. If the next cell can't find
+# it, run `make setup TORCH=1` in a terminal and restart the kernel. Reading takes {reading time}
+# with the appendix, running about a minute on two cores.
 
 # %% tags=["torch"]
 from helpers import load_data
