@@ -835,7 +835,7 @@ for k in range(2, 9):
 #
 # Flatten and join what each device has, all-reduce once, and write the pieces back. Eight rings of
 # 4 messages become one: 28 messages fewer. PyTorch's DDP calls such a buffer a *bucket* (chapter
-# 14).
+# 14). In the check, `list` sums nothing: then each device must get its own buffer back.
 
 # %% tags=["solution"]
 def fused_allreduce(groups, all_reduce):
@@ -849,7 +849,9 @@ def fused_allreduce(groups, all_reduce):
 
 
 base = [(10 * n + nd.arange(2 * n)).reshape((2, n)) for n in range(1, 9)]
-# `list` sums nothing: then each device must get its own buffer back.
+log.clear()
+_ = [ring_allreduce([a.copyto(d) for d in eight[:2]]) for a in base]
+assert len(log) == 32, "eight rings of four messages"
 for all_reduce, factors, messages in ((list, [1, 2], 0), (ring_allreduce, [3, 3], 4),
                                       (list, [1, 2, 3], 0), (ring_allreduce, [6, 6, 6], 12)):
     groups = [[(r + 1) * a.copyto(eight[r]) for a in base] for r in range(len(factors))]

@@ -354,10 +354,10 @@ assert terms(128, 64, 1, 1) == [1, 64, 0, 0, 0, 0], "and one device copies nothi
 assert np.isclose(slope, 1.2) and np.allclose(low, [0.2, -0.4]), "below zero: slower than the law"
 
 # %% [markdown]
-# **Check 2, degrees of freedom:** 18 − 6 = 12. **Check 3, size:** the square root of (sum of
-# squared residuals / degrees of freedom) should be about the noise (its root mean square); above
-# 1.5 times, the law has missed. **Check 4, signs:** it has also missed if all residuals of one $k$
-# have the same sign, however small.
+# **Check 2, degrees of freedom:** 18 − 6 = 12 with four devices. **Check 3, size:** the square root
+# of (sum of squared residuals / degrees of freedom) should be about the noise (its root mean
+# square); above 1.5 times, the law has missed. **Check 4, signs:** it has also missed if all
+# residuals of one $k$ have the same sign, however small.
 
 # %%
 def one_sided(residuals, groups):

@@ -1061,7 +1061,7 @@ names = ["data parallel", "stage 1", "stage 2", "stage 3"]
 rest, gradients, peak = np.transpose([np.max(ranks(held, data_parallel, world=4), axis=0)]
                                      + [found[name, 4][:3] for name in names[1:]])
 assert np.allclose((rest + gradients)[[0, 3]], (4, 1), atol=0.02)
-assert 0.28 < peak[3] / peak[0] < 0.45, "a third, or more where gloo lets go late"
+assert 0.28 < peak[3] / peak[0] < 0.4, "about a third"
 fig, ax = figure("Four ranks, one image: stage 3 takes a quarter of the memory, at peak "
                  f"{peak[3] / peak[0]:.0%}", "", "times the weights")
 ax.bar(names, rest, color=BLUE, label="between steps")
