@@ -1,0 +1,693 @@
+"""The drawings of chapters 02 and 03 and of the deeper notebook on all-reduces.
+
+Run it to write seven SVG files beside it, the same bytes each time. Only the standard library is
+needed: a drawing is a list of SVG elements, each made by one of the small functions below.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#888888"  # as in helpers/plotting.py
+PARTS = (BLUE, ORANGE, GREEN, GREY)  # the colour of each device's part of a sum
+PALE_BLUE, PALE_ORANGE, PALE_GREY = "#cfe5f2", "#fbe8c3", "#eeeeee"
+FRAME = "#555555"  # of a cell
+ADD, COPY = "add", "copy"  # what a receiver does: add the message to its own, or overwrite
+DEVICES = 4
+CHUNK_TITLE = "Each round, every device sends one chunk to the next"
+WORDS = 18  # units: about 11 pixels where a drawing 640 wide is shown 390 pixels wide
+
+
+# ---- What happens: messages, round by round ----
+
+
+class Message(NamedTuple):
+    """One message; `chunk` is None where the whole array is sent."""
+
+    sender: int
+    receiver: int
+    chunk: int | None
+    what: str
+
+
+def star_rounds():
+    """Everyone sends to device 0, one at a time; then device 0 sends to everyone."""
+    rounds = []
+    for rank in range(1, DEVICES):
+        rounds.append([Message(rank, 0, None, ADD)])
+    for rank in range(1, DEVICES):
+        rounds.append([Message(0, rank, None, COPY)])
+    return rounds
+
+
+def tree_rounds():
+    """Up a tree with root 0 and down again."""
+    return [
+        [Message(1, 0, None, ADD), Message(3, 2, None, ADD)],
+        [Message(2, 0, None, ADD)],
+        [Message(0, 2, None, COPY)],
+        [Message(0, 1, None, COPY), Message(2, 3, None, COPY)],
+    ]
+
+
+def ring_rounds():
+    """Reduce-scatter, after which device r has the sum of chunk r; then all-gather."""
+    rounds = []
+    for step in range(DEVICES - 1):
+        messages = []
+        for rank in range(DEVICES):
+            chunk = (rank - step - 1) % DEVICES
+            messages.append(Message(rank, (rank + 1) % DEVICES, chunk, ADD))
+        rounds.append(messages)
+    for step in range(DEVICES - 1):
+        messages = []
+        for rank in range(DEVICES):
+            chunk = (rank - step) % DEVICES
+            messages.append(Message(rank, (rank + 1) % DEVICES, chunk, COPY))
+        rounds.append(messages)
+    return rounds
+
+
+def ring_states():
+    """For the start and after each round: `{(device, chunk): parts in its sum}`."""
+    now = {}
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            now[device, chunk] = {device}
+    states = [now]
+    for messages in ring_rounds():
+        before, now = now, dict(now)  # all messages of a round leave at once
+        for message in messages:
+            sent = before[message.sender, message.chunk]
+            if message.what == ADD:
+                sent = sent | before[message.receiver, message.chunk]
+            now[message.receiver, message.chunk] = sent
+        states.append(now)
+    return states
+
+
+# ---- Elements of SVG ----
+
+
+def element(name, inside="", **attributes):
+    """`<name …>inside</name>`; in a keyword `_` stands for `-`, and a last `_` for nothing."""
+    words = [name]
+    for key, value in attributes.items():
+        if isinstance(value, (int, float)):
+            value = f"{value:.2f}".rstrip("0").rstrip(".")
+        words.append(f'{key.rstrip("_").replace("_", "-")}="{value}"')
+    opening = " ".join(words)
+    return f"<{opening}>{inside}</{name}>" if inside else f"<{opening}/>"
+
+
+def group(elements, **attributes):
+    """Elements that belong together."""
+    return element("g", "\n" + "\n".join(elements) + "\n", **attributes)
+
+
+def words(x, y, text, size=WORDS, anchor="middle", bold=False, **attributes):
+    """A line of text whose baseline is at `y`."""
+    if bold:
+        attributes["font_weight"] = "bold"
+    return element("text", escape(text), x=x, y=y, font_size=size, text_anchor=anchor, **attributes)
+
+
+def box(x, y, width, height, fill="white", stroke="black", **attributes):
+    """A rectangle."""
+    return element("rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke,
+                   **attributes)
+
+
+def line(x1, y1, x2, y2, stroke="black", width=2, **attributes):
+    """A straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, stroke_width=width,
+                   **attributes)
+
+
+def arrow(x1, y1, x2, y2, color="black", width=2, dashed=False, **attributes):
+    """An arrow, its tip at the second point."""
+    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+    along_x, along_y = (x2 - x1) / length, (y2 - y1) / length
+    head = 8 + width
+    half = 4 + 0.9 * width
+    neck_x, neck_y = x2 - head * along_x, y2 - head * along_y
+    left = f"{neck_x - half * along_y:.1f},{neck_y + half * along_x:.1f}"
+    right = f"{neck_x + half * along_y:.1f},{neck_y - half * along_x:.1f}"
+    if dashed:
+        attributes["stroke_dasharray"] = "6 4"
+    shaft = line(x1, y1, neck_x, neck_y, color, width, **attributes)
+    tip = element("polygon", points=f"{x2:.1f},{y2:.1f} {left} {right}", fill=color)
+    return shaft + tip
+
+
+def message_arrow(x1, y1, x2, y2, what, width):
+    """An arrow of a message: solid and blue where the receiver adds, else dashed and orange."""
+    if what == ADD:
+        return arrow(x1, y1, x2, y2, BLUE, width, class_="message add")
+    return arrow(x1, y1, x2, y2, ORANGE, width, dashed=True, class_="message copy")
+
+
+def corner(part, size):
+    """Where a device's quarter of a cell is: 0 and 1 above, 2 and 3 below."""
+    return part % 2 * size / 2, part // 2 * size / 2
+
+
+def quarter(x, y, size, part, **attributes):
+    """The mark that says: the part of device `part` is in this sum."""
+    right, down = corner(part, size)
+    attributes = {"data_part": part, **attributes}
+    return box(x + right, y + down, size / 2, size / 2, PARTS[part], "none", **attributes)
+
+
+def sum_sign(x, y, size, **attributes):
+    """The sign on a cell that has all parts."""
+    middle_x, middle_y = x + size / 2, y + size / 2
+    disc = element("circle", cx=middle_x, cy=middle_y, r=0.34 * size, fill="white")
+    sign = words(middle_x, middle_y + 6.5, "Σ", bold=True)
+    return group([disc, sign], **attributes)
+
+
+def cell(x, y, size, parts, outlined=False, **attributes):
+    """A chunk on a device: a quarter of it is coloured for each part in its sum."""
+    drawn = [box(x, y, size, size, "white", "none")]
+    for part in sorted(parts):
+        drawn.append(quarter(x, y, size, part))
+    drawn.append(box(x, y, size, size, "none", FRAME))
+    if len(parts) == DEVICES:
+        drawn.append(sum_sign(x, y, size))
+    if outlined:
+        drawn.append(box(x, y, size, size, "none", "black", stroke_width=4))
+    return group(drawn, **attributes)
+
+
+def key_to_parts(x, y, size):
+    """A large cell that says whose part each quarter is."""
+    drawn = []
+    for part in range(DEVICES):
+        right, down = corner(part, size)
+        ink = "black" if PARTS[part] == ORANGE else "white"
+        drawn.append(quarter(x, y, size, part))
+        drawn.append(words(x + right + size / 4, y + down + size / 4 + 7, str(part), 20,
+                           bold=True, fill=ink))
+    drawn.append(box(x, y, size, size, "none", FRAME))
+    return group(drawn, class_="key")
+
+
+def page(width, height, title, description, elements):
+    """A whole drawing on white, so that it can be read on a dark page as well."""
+    heading = [element("title", escape(title)), element("desc", escape(description))]
+    background = box(0, 0, width, height, "white", "none")
+    lines = "\n".join([*heading, background, *elements])
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="sans-serif" role="img">\n'
+            f"{lines}\n</svg>\n")
+
+
+# ---- The drawings ----
+
+DIGITS = (  # 3 by 5 pixels each
+    "111 101 101 101 111", "010 110 010 010 111", "111 001 111 100 111", "111 001 111 001 111",
+    "101 101 111 001 001", "111 100 111 001 111", "111 100 111 101 111", "111 001 001 001 001",
+    "111 101 111 101 111", "111 101 111 001 111")
+
+
+def draw_image(x, y, size, digit):
+    """A small picture of a handwritten digit, white on black."""
+    pixel = size / 7
+    drawn = [box(x, y, size, size, "#222222", "none")]
+    for row, pixels in enumerate(DIGITS[digit].split()):
+        for column, lit in enumerate(pixels):
+            if lit == "1":
+                drawn.append(box(x + (column + 2) * pixel, y + (row + 1) * pixel,
+                                 pixel, pixel, "white", "white", stroke_width=0.5))
+    return group(drawn)
+
+
+def draw_row(x, y, digit):
+    """A row of a batch: an image and its label."""
+    label = [box(x + 50, y, 36, 36, PALE_ORANGE, ORANGE), words(x + 68, y + 25, str(digit), 20)]
+    return group([draw_image(x, y, 36, digit), *label], class_="row", data_row=digit)
+
+
+def draw_batch_to_shards():
+    """Chapter 02: how a batch is cut."""
+    cuts = [0, 4, 7, 10]
+    step, gap, top = 44, 26, 104
+    drawn = [words(280, 32, "Ten rows, three devices: 4, 3 and 3", 22, bold=True),
+             words(113, 110, "one batch"), words(418, 80, "three shards")]
+    middle = top + gap  # the batch stands as far down as the middle shard
+    drawn.append(box(58, middle - 10, 110, 10 * step + 14, "none", GREY))
+    for digit in range(10):
+        drawn.append(draw_row(70, middle + step * digit, digit))
+    for device in range(3):
+        first, stop = cuts[device], cuts[device + 1]
+        y = top + step * first + gap * device
+        height = step * (stop - first) - 6
+        if device > 0:
+            cut = middle + step * first - 3
+            drawn.append(line(28, cut, 190, cut, "black", 3, stroke_dasharray="8 5"))
+            drawn.append(words(22, cut + 6, str(first), anchor="end", bold=True))
+        batch_y = middle + step * (first + stop) / 2 - 3
+        drawn.append(arrow(200, batch_y, 300, y + height / 2, BLUE, 4))
+        shard = [box(308, y - 8, 220, height + 16, PALE_BLUE, BLUE, stroke_width=2, rx=6),
+                 words(470, y + height / 2 + 7, f"cpu({device})", 20, bold=True)]
+        for digit in range(first, stop):
+            shard.append(draw_row(320, y + step * (digit - first), digit))
+        drawn.append(group(shard, class_="shard", data_device=device))
+    return page(560, 612, "A batch of ten rows is cut into three shards",
+                "A column of ten images with their labels, 0 to 9, is cut after the fourth and "
+                "after the seventh. Arrows lead to three devices: cpu(0) holds rows 0 to 3, cpu(1) "
+                "rows 4 to 6, cpu(2) rows 7 to 9, each image with its label.", drawn)
+
+
+def draw_array(x, y, value, new=False):
+    """An array of which we show one number."""
+    if new:
+        frame = box(x - 25, y, 50, 44, PALE_ORANGE, ORANGE, stroke_width=4, stroke_dasharray="7 4")
+    else:
+        frame = box(x - 25, y, 50, 44, PALE_BLUE, BLUE, stroke_width=3)
+    return group([frame, words(x, y + 31, str(value), 24, bold=True)],
+                 class_="array", data_value=value, data_new="yes" if new else "no")
+
+
+def draw_names(left, parameter):
+    """The three slots of the list, and the three parameters, of one panel."""
+    drawn = []
+    for slot in range(3):
+        x = left + 80 * slot
+        drawn.append(box(x - 35, 106, 70, 40, "white", "black", stroke_width=2))
+        drawn.append(words(x, 132, f"[{slot}]"))
+        drawn.append(box(x - 35, parameter, 70, 40, PALE_GREY, "black", stroke_width=2, rx=12))
+        drawn.append(words(x, parameter + 26, f"cpu({slot})", 17))
+    return drawn
+
+
+def draw_rebinding():
+    """Chapter 03: an all-reduce that changes the list and not what the parameters hold."""
+    new, old, parameter = 192, 278, 364
+    before, after = 150, 425
+    drawn = [words(320, 32, "The list has the sum, the parameters don't", 22, bold=True),
+             words(before + 80, 82, "before", 20), words(after + 80, 82, "after", 20),
+             line(367, 62, 367, 420, GREY, 1)]
+    for y, text in ((132, "the list"), (new + 28, "new"), (old + 28, "old"), (390, "parameters")):
+        drawn.append(words(8, y, text, anchor="start"))
+    drawn += draw_names(before, parameter)
+    drawn += draw_names(after, parameter)
+    for slot in range(3):
+        x = before + 80 * slot
+        drawn.append(draw_array(x, old, slot + 1))
+        drawn.append(arrow(x, 146, x, old - 4))
+        drawn.append(arrow(x, parameter, x, old + 48))
+    for slot in range(3):
+        x = after + 80 * slot
+        drawn.append(draw_array(x, old, 6 if slot == 0 else slot + 1))
+        drawn.append(arrow(x, parameter, x, old + 48))
+        if slot == 0:
+            drawn.append(arrow(x, 146, x, old - 4))
+        else:
+            drawn.append(draw_array(x, new, 6, new=True))
+            drawn.append(arrow(x, 146, x, new - 4))
+    return page(640, 430, "The list has the sum, the parameters don't",
+                "Before: the three slots of the list, and three parameters, point to the same "
+                "three arrays, 1, 2 and 3. After: slot 0 and its parameter point to the old array, "
+                "now 6. Slots 1 and 2 point to new arrays, 6, but the parameters still hold 2 and "
+                "3.",
+                drawn)
+
+
+def draw_rounds(left, top, name, rounds, width):
+    """One panel: a column for each device, a row for each round, an arrow for each message."""
+    column, row = 48, 46
+    drawn = [words(left + 1.5 * column, top - 44, name, 20, bold=True)]
+    for device in range(DEVICES):
+        x = left + column * device
+        drawn.append(words(x, top - 14, str(device)))
+        drawn.append(line(x, top - 6, x, top + 6 * row - 8, "#bbbbbb", 2))
+    for number, messages in enumerate(rounds):
+        y = top + row * number + 16
+        for message in messages:
+            start, end = left + column * message.sender, left + column * message.receiver
+            down = 0
+            if message.chunk is not None and message.receiver == 0:
+                down = 15  # the way back from the last device to the first, below the others
+            drawn.append(message_arrow(start, y + down, end, y + down, message.what, width))
+    return group(drawn, class_="panel", data_name=name)
+
+
+def draw_star_tree_ring():
+    """Chapter 03: who sends what to whom in three all-reduces."""
+    top = 118
+    drawn = [words(320, 32, "Three ways to the same sum on four devices", 22, bold=True)]
+    panels = (("star", star_rounds(), 8, "whole arrays"),
+              ("tree", tree_rounds(), 8, "whole arrays"),
+              ("ring", ring_rounds(), 2, "quarters"))
+    for place, (name, rounds, width, size) in enumerate(panels):
+        left = 72 + 196 * place
+        drawn.append(draw_rounds(left, top, name, rounds, width))
+        drawn.append(words(left + 72, 420, f"{len(rounds)} rounds,", bold=True))
+        drawn.append(words(left + 72, 443, size, bold=True))
+    for number in range(6):
+        drawn.append(words(34, top + 46 * number + 22, str(number + 1)))
+    drawn.append(words(8, top - 14, "round", anchor="start", size=17))
+    drawn.append(message_arrow(40, 490, 120, 490, ADD, 8))
+    drawn.append(words(132, 496, "the receiver adds", anchor="start"))
+    drawn.append(message_arrow(330, 490, 410, 490, COPY, 8))
+    drawn.append(words(422, 496, "it overwrites", anchor="start"))
+    return page(640, 516, "A star, a tree and a ring, round by round",
+                "Three panels with four devices as columns and rounds as rows. Star: six rounds, "
+                "one thick arrow each, three to device 0, three away from it. Tree: four rounds of "
+                "thick arrows. Ring: six rounds, in each of which every device sends a quarter, a "
+                "thin arrow, to the next one. The receiver adds in the first half and overwrites "
+                "in the second.", drawn)
+
+
+def draw_state(x, y, number, state):
+    """The grid after a round: rows are devices, columns are chunks."""
+    size, step = 34, 58
+    received = {}
+    if number > 0:
+        for message in ring_rounds()[number - 1]:
+            received[message.receiver, message.chunk] = message.what
+    drawn = [words(x + 2 * size, y - 34, "start" if number == 0 else f"after {number}", bold=True)]
+    for here in sorted(state, key=received.__contains__):  # outlined cells above their neighbours
+        device, chunk = here
+        drawn.append(cell(x + size * chunk, y + step * device, size, state[here],
+                          here in received, class_="cell", data_device=device, data_chunk=chunk,
+                          data_received=received.get(here, "no")))
+    for (device, chunk), what in received.items():
+        middle = x + size * (chunk + 0.5)
+        top = y + step * device
+        drawn.append(message_arrow(middle, top - 23, middle, top - 1, what, 4))
+    return group(drawn, class_="state", data_round=number)
+
+
+def draw_ring_rounds():
+    """Chapter 03: which parts are where, after each round of a ring."""
+    states = ring_states()
+    left, middle, right = 92, 276, 460
+    upper, lower = 124, 424
+    drawn = [words(312, 32, CHUNK_TITLE, 22, bold=True)]
+    for number, x, y in ((0, left, upper), (1, middle, upper), (2, right, upper),
+                         (3, left, lower), (6, middle, lower)):
+        drawn.append(draw_state(x, y, number, states[number]))
+    for y in (upper, lower):
+        for device in range(DEVICES):
+            drawn.append(words(left - 8, y + 58 * device + 23, f"device {device}", 17, "end"))
+    drawn.append(words(left - 8, upper - 9, "chunk", 17, "end"))
+    for chunk in range(DEVICES):
+        drawn.append(words(left + 34 * chunk + 17, upper - 9, str(chunk), 17))
+    for x, y in ((left, upper), (middle, upper), (left, lower)):
+        drawn.append(arrow(x + 141, y + 104, x + 179, y + 104, "black", 3))
+    drawn.append(words(left + 160, lower + 90, "…", 24, bold=True))
+    key = right + 8
+    drawn.append(key_to_parts(key, lower, 64))
+    drawn.append(words(key + 74, lower + 26, "part of", 17, "start"))
+    drawn.append(words(key + 74, lower + 48, "device", 17, "start"))
+    drawn.append(cell(key, lower + 84, 34, set(range(DEVICES))))
+    drawn.append(words(key + 46, lower + 107, "the sum", 17, "start"))
+    drawn.append(message_arrow(key + 17, lower + 136, key + 17, lower + 166, ADD, 4))
+    drawn.append(words(key + 46, lower + 157, "1 to 3: add", 17, "start"))
+    drawn.append(message_arrow(key + 17, lower + 180, key + 17, lower + 210, COPY, 4))
+    drawn.append(words(key + 46, lower + 201, "4 to 6: copy", 17, "start"))
+    return page(624, 650, "A ring all-reduce on four devices, round by round",
+                "Grids of four devices by four chunks. At the start each chunk holds its own "
+                "device's part. In each of rounds 1 to 3 one chunk of each device gains parts from "
+                "the device above; after 3, device r holds the whole sum of chunk r. After 6 every "
+                "chunk of every device is a sum.", drawn)
+
+
+# The film of the ring: a start, six rounds and an end, in seconds.
+START, ROUND, END = 2.5, 2.0, 4.5
+WHOLE = START + 6 * ROUND + END
+PLACES = ((225, 88), (404, 262), (225, 436), (46, 262))  # of devices' boxes, clockwise
+CELL, BOX_WIDTH, BOX_HEIGHT = 36, 164, 82
+
+
+def begins(number):
+    """When round `number`, from 1, begins."""
+    return START + ROUND * (number - 1)
+
+
+def keyframes(name, frames):
+    """A CSS animation; `frames` are `(seconds, declarations)`."""
+    lines = [f"@keyframes {name} {{"]
+    for seconds, declarations in frames:
+        lines.append(f"{100 * seconds / WHOLE:.2f}% {{ {declarations} }}")
+    return " ".join([*lines, "}"])
+
+
+def film_style():
+    """The style sheet: what moves when. Without animation the first frame stays."""
+    there = "transform: translate(var(--dx), var(--dy))"
+    here = "transform: translate(0px, 0px)"
+    hidden, shown = "opacity: 0", "opacity: 1"
+    rules = [f".moves {{ animation-duration: {WHOLE:g}s; animation-iteration-count: infinite; "
+             f"animation-timing-function: linear; }}",
+             ".later { opacity: 0; }"]
+    for sender in range(DEVICES):
+        x, y = PLACES[sender]
+        next_x, next_y = PLACES[(sender + 1) % DEVICES]
+        rules.append(f".from{sender} {{ --dx: {next_x - x}px; --dy: {next_y - y}px; }}")
+    for number in range(1, 7):
+        start = begins(number)
+        leaves, arrives, over = start + 0.3, start + 1.5, start + 1.7
+        at_first = shown if number == 1 else hidden  # the first frame marks what will leave
+        rules.append(keyframes(f"go{number}", [
+            (0, f"{at_first}; {here}"), (start, f"{at_first}; {here}"),
+            (start + 0.15, f"{shown}; {here}"),
+            (leaves, f"{shown}; {here}; animation-timing-function: ease-in-out"),
+            (arrives, f"{shown}; {there}"), (over, f"{hidden}; {there}"),
+            (WHOLE, f"{hidden}; {there}")]))
+        rules.append(keyframes(f"fill{number}", [
+            (0, hidden), (arrives, hidden), (over, shown), (WHOLE, shown)]))
+        rules.append(f".go{number} {{ animation-name: go{number}; }}")
+        rules.append(f".fill{number} {{ animation-name: fill{number}; }}")
+    periods = [("now0", 0, START)]
+    for number in range(1, 7):
+        periods.append((f"now{number}", begins(number), begins(number + 1)))
+    periods += [("now7", begins(7), WHOLE), ("first", 0, begins(4)), ("then", begins(4), WHOLE),
+                ("adding", START, begins(4)), ("copying", begins(4), begins(7))]
+    for name, start, end in periods:
+        frames = [(0, shown if start == 0 else hidden)]
+        if start > 0:
+            frames += [(start - 0.01, hidden), (start, shown)]
+        if end < WHOLE:
+            frames += [(end - 0.01, shown), (end, hidden), (WHOLE, hidden)]
+        else:
+            frames += [(WHOLE, shown)]
+        rules.append(keyframes(name, frames))
+        rules.append(f".{name} {{ animation-name: {name}; }}")
+    rules.append("@media (prefers-reduced-motion: reduce) { .moves { animation: none; } }")
+    return element("style", "\n" + "\n".join(rules) + "\n")
+
+
+def film_cell(device, chunk):
+    """A cell that fills: each part is shown from the round on that brings it."""
+    x = PLACES[device][0] + 10 + CELL * chunk
+    y = PLACES[device][1] + 34
+    drawn = [box(x, y, CELL, CELL, "white", "none")]
+    states = ring_states()
+    for part in range(DEVICES):
+        number = 0
+        while part not in states[number][device, chunk]:
+            number += 1
+        look = {} if number == 0 else {"class_": f"moves later fill{number}"}
+        drawn.append(quarter(x, y, CELL, part, data_round=number, **look))
+    drawn.append(box(x, y, CELL, CELL, "none", FRAME))
+    number = 0
+    while len(states[number][device, chunk]) < DEVICES:
+        number += 1
+    drawn.append(sum_sign(x, y, CELL, class_=f"moves later fill{number}"))
+    return group(drawn, class_="cell", data_device=device, data_chunk=chunk)
+
+
+def film_message(number, message):
+    """The chunk that travels in round `number`."""
+    x = PLACES[message.sender][0] + 10 + CELL * message.chunk
+    y = PLACES[message.sender][1] + 34
+    parts = ring_states()[number - 1][message.sender, message.chunk]
+    later = "" if number == 1 else " later"
+    return cell(x, y, CELL, parts, outlined=True,
+                class_=f"moves{later} go{number} from{message.sender}", data_round=number,
+                data_sender=message.sender, data_chunk=message.chunk)
+
+
+def film_arrows(color, dashed=False):
+    """Four arrows, from each device to the next."""
+    return [
+        arrow(396, 150, 466, 250, color, 5, dashed),
+        arrow(466, 352, 396, 452, color, 5, dashed),
+        arrow(218, 452, 148, 352, color, 5, dashed),
+        arrow(148, 250, 218, 150, color, 5, dashed),
+    ]
+
+
+def draw_ring_moving():
+    """Chapter 03: the same ring, moving."""
+    drawn = [film_style(),
+             words(307, 32, CHUNK_TITLE, 22, bold=True),
+             group(film_arrows(BLUE), class_="moves first"),
+             group(film_arrows(ORANGE, dashed=True), class_="moves later then")]
+    for device, (x, y) in enumerate(PLACES):
+        drawn.append(box(x, y, BOX_WIDTH, BOX_HEIGHT, PALE_GREY, "black", stroke_width=2, rx=8))
+        drawn.append(words(x + BOX_WIDTH / 2, y + 23, f"device {device}"))
+        for chunk in range(DEVICES):
+            drawn.append(film_cell(device, chunk))
+    names = ["start", *(f"round {number}" for number in range(1, 7)), "done"]
+    for number, name in enumerate(names):
+        later = "" if number == 0 else " later"
+        drawn.append(words(307, 274, name, 22, bold=True, class_=f"moves{later} now{number}"))
+    drawn.append(box(222, 292, 170, 32, PALE_BLUE, BLUE, class_="moves later adding"))
+    drawn.append(box(222, 330, 170, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
+    drawn.append(words(307, 314, "rounds 1 to 3: add"))
+    drawn.append(words(307, 352, "rounds 4 to 6: copy"))
+    for number, messages in enumerate(ring_rounds(), 1):
+        for message in messages:
+            drawn.append(film_message(number, message))
+    return page(614, 540, "A ring all-reduce on four devices, moving",
+                "Four devices on a ring, four chunks on each. In every round each device sends "
+                "one chunk clockwise to the next. In rounds 1 to 3 the receiver adds it, and "
+                "chunks fill with the parts of all devices; in rounds 4 to 6 it copies finished "
+                "sums.", drawn)
+
+
+def draw_grid(x, y, cells, class_):
+    """Four devices by four chunks; what doesn't matter is empty."""
+    drawn = []
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            parts = cells.get((device, chunk), set())
+            drawn.append(cell(x + 26 * chunk, y + 30 * device, 26, parts,
+                              class_="cell", data_device=device, data_chunk=chunk))
+    return group(drawn, class_=class_)
+
+
+def collectives():
+    """`{name: (cells before, cells after)}` for five of them."""
+    everyone = set(range(DEVICES))
+    own, first, diagonal, all_ = {}, {}, {}, {}
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            own[device, chunk] = {device}
+            all_[device, chunk] = everyone
+        first[0, device] = everyone
+        diagonal[device, device] = everyone
+    return {"reduce": (own, first), "broadcast": (first, all_),
+            "reduce-scatter": (own, diagonal), "all-gather": (diagonal, all_),
+            "all-reduce": (own, all_)}
+
+
+def draw_collectives():
+    """Chapter 03: five collectives, before and after."""
+    drawn = [words(312, 32, "Two ways to make an all-reduce of two steps", 22, bold=True)]
+    drawn.append(words(4, 80, "device", 17, "start"))
+    places = ((36, 92), (358, 92), (36, 270), (358, 270), (36, 448))
+    for (name, (before, after)), (x, y) in zip(collectives().items(), places):
+        pair = [words(x + 126, y - 12, name, 20, bold=True), draw_grid(x, y, before, "before"),
+                arrow(x + 109, y + 58, x + 143, y + 58, "black", 3),
+                draw_grid(x + 148, y, after, "after")]
+        for device in range(DEVICES):
+            pair.append(words(x - 10, y + 30 * device + 20, str(device), anchor="end", size=17))
+        drawn.append(group(pair, class_="collective", data_name=name))
+    for y in (158, 336):
+        drawn.append(words(314, y, "+", 30, bold=True))
+    drawn.append(key_to_parts(362, 444, 52))
+    drawn.append(words(430, 476, "part of device", anchor="start"))
+    drawn.append(cell(375, 508, 26, set(range(DEVICES))))
+    drawn.append(words(430, 527, "the sum", anchor="start"))
+    drawn.append(cell(375, 544, 26, set()))
+    drawn.append(words(430, 563, "does not matter", anchor="start"))
+    return page(624, 584, "Five collectives, before and after",
+                "Grids of four devices by four chunks. Reduce: device 0 gets all sums. Broadcast: "
+                "everyone gets device 0's array. Reduce-scatter: device r gets the sum of chunk r. "
+                "All-gather: everyone gets every chunk. All-reduce: everyone gets all sums; reduce "
+                "and broadcast together do that, and so do reduce-scatter and all-gather.", drawn)
+
+
+def first_tree():
+    """`{place: its parent}` for the places 1 to 7; the root, 4, has None."""
+    return {4: None, 2: 4, 6: 4, 1: 2, 3: 2, 5: 6, 7: 6}
+
+
+def second_tree():
+    """The same tree, moved by one place; place 8 is place 1."""
+    moved = {}
+    for place, parent in first_tree().items():
+        moved[place % 7 + 1] = None if parent is None else parent % 7 + 1
+    return moved
+
+
+def depth(tree, place):
+    """How many edges lie between a place and the root."""
+    edges = 0
+    while tree[place] is not None:
+        place = tree[place]
+        edges += 1
+    return edges
+
+
+def draw_tree(top, tree):
+    """Edges, then nodes; a node stands above or below its place in the row."""
+    inner_of_first = set(first_tree().values())
+    inner_of_second = set(second_tree().values())
+    drawn = []
+    for place, parent in tree.items():
+        if parent is None:
+            continue
+        x, y = 100 + 74 * (place - 1), top + 72 * depth(tree, place)
+        parent_x, parent_y = 100 + 74 * (parent - 1), top + 72 * depth(tree, parent)
+        if abs(place - parent) > 4:  # the edge to the place that moved from the end to the start
+            below = y + 40
+            drawn.append(element("path", d=f"M {parent_x} {parent_y} V {below} H {x} V {y}",
+                                 fill="none", stroke="black", stroke_width=3,
+                                 stroke_linejoin="round", class_="edge"))
+        else:
+            drawn.append(line(x, y, parent_x, parent_y, width=3, class_="edge"))
+    for place in sorted(tree):
+        x, y = 100 + 74 * (place - 1), top + 72 * depth(tree, place)
+        fill, ink = "white", "black"
+        if place in inner_of_first:
+            fill, ink = BLUE, "white"
+        elif place in inner_of_second:
+            fill = ORANGE
+        drawn.append(group([
+            element("circle", cx=x, cy=y, r=22, fill=fill, stroke="black", stroke_width=2),
+            words(x, y + 8, str(place), 22, bold=True, fill=ink)], class_="node", data_place=place))
+    return drawn
+
+
+def draw_two_trees():
+    """Deeper: the leaves of one tree are the inner nodes of the other."""
+    drawn = [words(312, 32, "The leaves of one tree are inside the other", 22, bold=True)]
+    for name, top, tree in (("tree 1", 90, first_tree()),
+                            ("tree 2: moved by one", 318, second_tree())):
+        drawn.append(words(14, top + 8, name, 20, anchor="start", bold=True))
+        drawn.append(group(draw_tree(top, tree), class_="tree", data_name=name))
+    legend = ((BLUE, "inside tree 1, a leaf of tree 2"),
+              (ORANGE, "a leaf of tree 1, inside tree 2"),
+              ("white", "a leaf of both"))
+    for row, (fill, text) in enumerate(legend):
+        y = 540 + 32 * row
+        drawn.append(element("circle", cx=150, cy=y, r=11, fill=fill, stroke="black",
+                             stroke_width=2))
+        drawn.append(words(174, y + 6, text, anchor="start"))
+    return page(624, 624, "Two binary trees over seven places",
+                "Tree 1: root 4, below it 2 and 6, and the leaves 1, 3, 5 and 7. Tree 2 is moved "
+                "by one place: root 5, below it 3 and 7, and the leaves 2, 4, 6 and 1. Only place "
+                "1 is a leaf in both.", drawn)
+
+
+DRAWINGS = {
+    "batch_to_shards": draw_batch_to_shards, "rebinding": draw_rebinding,
+    "star_tree_ring": draw_star_tree_ring, "ring_rounds": draw_ring_rounds,
+    "ring_moving": draw_ring_moving, "collectives": draw_collectives, "two_trees": draw_two_trees}
+
+
+def main(folder=Path(__file__).parent):
+    """Write all drawings into `folder`."""
+    for name, draw in DRAWINGS.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
