@@ -386,7 +386,7 @@ def draw_ring_rounds():
     states = ring_states()
     left, middle, right = 92, 276, 460
     upper, lower = 124, 424
-    drawn = [words(312, 32, CHUNK_TITLE, 22, bold=True)]
+    drawn = [words(312, 32, "After round 3 each device has one sum, after 6 all", 22, bold=True)]
     for number, x, y in ((0, left, upper), (1, middle, upper), (2, right, upper),
                          (3, left, lower), (6, middle, lower)):
         drawn.append(draw_state(x, y, number, states[number]))
