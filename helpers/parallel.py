@@ -23,9 +23,19 @@ def split_and_load(data, devices, even=True):
     `even=True`. Taught in chapter 02.
     """
     check_batch(data, devices, even)
-    size, longer = divmod(len(data), len(devices))
-    ends = [size * i + min(i, longer) for i in range(len(devices) + 1)]
-    return [data[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
+    n = len(data)
+    k = len(devices)
+    size = n // k
+    longer = n % k
+    shards = []
+    begin = 0
+    for rank, device in enumerate(devices):
+        end = begin + size
+        if rank < longer:
+            end += 1
+        shards.append(data[begin:end].as_in_context(device))
+        begin = end
+    return shards
 
 
 def send(array, to):

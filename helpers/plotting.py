@@ -3,6 +3,7 @@
 import io
 
 import matplotlib.pyplot as plt
+import numpy as np
 from IPython.display import display
 
 # Okabe and Ito's palette (2008), told apart with any colour vision; line styles and markers in
@@ -16,6 +17,67 @@ def figure(title, xlabel="", ylabel="", size=(7.0, 3.4)):
     ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     return fig, ax
+
+
+# Told apart by colour, and in grey by line style and marker.
+STYLES = [(BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (GREY, ":", "D"),
+          ("black", "-", "x"), (BLUE, ":", "v")]
+
+
+def curves(title, xlabel, ylabel, lines, logx=False, logy=False, size=(7.0, 3.4)):
+    """A new figure with one curve a label, and its axes.
+
+    lines: `{label: (x, y)}`, or `{label: (x, low, median, high)}`, whose spread is drawn as bars.
+    Curves of up to thirty points get markers. `title` states the finding.
+
+    Raises ValueError for no lines, more than six, or a line of neither form.
+    """
+    if not 1 <= len(lines) <= len(STYLES):
+        raise ValueError(f"curves(lines): {len(lines)} lines; needs 1 to {len(STYLES)}")
+    fig, ax = figure(title, xlabel, ylabel, size)
+    for (label, line), (color, dashes, marker) in zip(lines.items(), STYLES):
+        if len(line) not in (2, 4):
+            raise ValueError(f"curves(lines): {label!r} has {len(line)} parts; needs (x, y) or "
+                             "(x, low, median, high)")
+        x, y = line[0], line[1] if len(line) == 2 else line[2]
+        look = {"color": color, "ls": dashes, "label": label, "ms": 5}
+        if len(x) <= 30:
+            look["marker"] = marker
+        if len(line) == 2:
+            ax.plot(x, y, **look)
+        else:
+            below, above = np.subtract(y, line[1]), np.subtract(line[3], y)
+            ax.errorbar(x, y, [below, above], capsize=3, **look)
+    if logx:
+        ax.set_xscale("log")
+    if logy:
+        ax.set_yscale("log")
+    if len(lines) > 1:
+        ax.legend(frameon=False)
+    return fig, ax
+
+
+def bars(title, ylabel, values, size=(7.0, 3.4)):
+    """A new figure with a column a label, and its axes.
+
+    values: `{label: number}`, drawn as bars; or `{label: array}`, of which each value is a point
+    and the median a line. `title` states the finding. Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("bars(values={}): needs at least one label")
+    fig, ax = figure(title, ylabel=ylabel, size=size)
+    for column, value in enumerate(values.values()):
+        color = (BLUE, ORANGE, GREEN, GREY)[column % 4]
+        if np.ndim(value) == 0:
+            ax.bar(column, value, width=0.6, color=color)
+        else:
+            places = column + np.linspace(-0.15, 0.15, len(value))
+            ax.plot(places, value, "o", color=color, alpha=0.6)
+            ax.hlines(np.median(value), column - 0.25, column + 0.25, color=color, lw=3)
+    ax.set_xticks(range(len(values)), list(values))
+    ax.set_ylim(bottom=0)
+    return fig, ax
+
 
 # How a kind of work looks in a timeline: its colour, the height that tells it apart in grey, and
 # the colour of its edge. A white one parts neighbours, its own keeps what is short visible.

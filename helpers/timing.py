@@ -1,8 +1,127 @@
-"""Knowing whether a measurement had the machine to itself."""
+"""Measuring: contestants in turns, their spread, new processes, and who else used the machine."""
 
-from contextlib import suppress
+import time
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from typing import NamedTuple
 
+import numpy as np
 import psutil
+from joblib.externals.loky import ProcessPoolExecutor
+
+UNITS = {"s": 1, "ms": 1e3, "µs": 1e6}
+
+
+def in_turns(contestants, rounds, warm_up=2, seed=0, quiet=None, wait=None):
+    """Seconds that each contestant takes, one after the other, again and again.
+
+    contestants: `{name: function without arguments}`. A round runs each of them once, in a random
+    order, so that whatever disturbs the machine for a while hits all alike. The first `warm_up`
+    rounds don't count. `wait` is called before the clock starts and before it stops, so that a
+    contestant's own work is measured, and all of it; by default it is `mx.nd.waitall`.
+
+    quiet: the largest share of the machine that others may use during a round, from 0 to 1. A
+    round that was disturbed more is taken again, up to `rounds` more times in all. How many were
+    left out is printed. If fewer than three rounds were quiet, all are used, and that is printed.
+
+    Returns `{name: array of seconds, one a round}`. Raises ValueError for no contestants, fewer
+    than one round, or a negative warm_up.
+    """
+    if not contestants:
+        raise ValueError("in_turns(contestants={}): needs at least one function to run")
+    if rounds < 1:
+        raise ValueError(f"in_turns(rounds={rounds}): needs at least one round")
+    if warm_up < 0:
+        raise ValueError(f"in_turns(warm_up={warm_up}): must be 0 or more")
+    if wait is None:
+        import mxnet as mx  # here: other frameworks' chapters measure too
+
+        wait = mx.nd.waitall
+    order = np.random.default_rng(seed)
+    for _ in range(warm_up):
+        _one_round(contestants, order, wait)
+    kept, disturbed = [], []
+    while len(kept) < rounds and len(kept) + len(disturbed) < 2 * rounds:
+        with Others() as others:
+            row = _one_round(contestants, order, wait)
+        if quiet is None or others.share <= quiet:
+            kept.append(row)
+        else:
+            disturbed.append(row)
+    if disturbed and len(kept) >= 3:
+        print(f"{len(disturbed)} of {len(kept) + len(disturbed)} rounds left out: "
+              f"others used more than {quiet:.0%} of the machine")
+    elif disturbed:
+        print(f"only {len(kept)} of {len(kept) + len(disturbed)} rounds were quiet, so all are "
+              f"used: others used more than {quiet:.0%} of the machine in the rest")
+        kept += disturbed
+    return {name: np.array([row[name] for row in kept]) for name in contestants}
+
+
+def _one_round(contestants, order, wait):
+    names = list(contestants)
+    seconds = {}
+    for place in order.permutation(len(names)):
+        wait()
+        begin = time.perf_counter()
+        contestants[names[place]]()
+        wait()
+        seconds[names[place]] = time.perf_counter() - begin
+    return seconds
+
+
+class Spread(NamedTuple):
+    """Quartiles and median of measured seconds: half of them lie from `low` to `high`."""
+
+    low: float
+    median: float
+    high: float
+
+
+def spread(seconds):
+    """The `Spread` of an array of seconds. Raises ValueError for an empty one."""
+    if np.size(seconds) == 0:
+        raise ValueError("spread(seconds=[]): needs at least one number")
+    return Spread(*np.percentile(seconds, (25, 50, 75)))
+
+
+def print_times(times, unit="ms"):
+    """One row a name: the median, and in brackets the quartiles, of `in_turns`' result.
+
+    unit: "s", "ms" or "µs"; another is a ValueError.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"print_times(unit={unit!r}): must be one of {', '.join(UNITS)}")
+    width = max(map(len, times), default=0)
+    for name, seconds in times.items():
+        low, median, high = (UNITS[unit] * value for value in spread(seconds))
+        print(f"{name:{width}}  {median:7.4g} {unit}  ({low:.4g} to {high:.4g})")
+
+
+def in_new_processes(function, arguments):
+    """What `function(argument)` returns for each of `arguments`, each in a process of its own.
+
+    One process after the other, so that none disturbs another. Functions of a notebook work too,
+    since loky sends them by value. `helpers` is imported first, as a notebook does, so that MXNet
+    finds its settings. What a process prints is dropped. Its error is raised here.
+    """
+    results = []
+    for argument in arguments:
+        pool = ProcessPoolExecutor(1, initializer=_prepare)
+        try:
+            results.append(pool.submit(_quietly, function, argument).result())
+        finally:
+            pool.shutdown(kill_workers=True)
+    return results
+
+
+def _prepare():
+    import helpers  # noqa: F401
+
+
+def _quietly(function, argument):
+    with redirect_stdout(StringIO()):
+        return function(argument)
 
 
 class Others:

@@ -313,7 +313,7 @@ def test_the_first_frame_of_the_moving_ring_tells_the_story():
     seen = [element for element in root.iter() if element not in later]
     words = [element.text for element in seen if element.tag == SVG + "text"]
     assert words == [draw_all_reduce.CHUNK_TITLE, "device 0", "device 1", "device 2", "device 3",
-                     "start", "rounds 1 to 3: add", "rounds 4 to 6: copy"]
+                     "start", "rounds 1 to 3: add", "rounds 4 to 6: copy", "framed: is sent"]
     assert len([element for element in seen if element.tag == SVG + "polygon"]) == 4
     assert len([element for element in seen if "go1" in classes(element)]) == 4
     style = root.findtext(SVG + "style")

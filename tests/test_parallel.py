@@ -5,7 +5,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from helpers import parallel  # first, so that MXNet finds its settings
+from helpers import parallel, schedules  # first, so that MXNet finds its settings
 
 # isort: split
 import mxnet as mx
@@ -25,12 +25,21 @@ from helpers.parallel import (
 sys.path.append(str(Path(__file__).parent / "bench"))
 from lift import lift  # noqa: E402
 
-# What chapter 03 teaches besides, from the chapter itself.
-CHAPTER = lift("all_reduce", "log", "send", "ADD", "COPY", "run", "tree", "ring", "reduce_scatter",
-               "all_gather", "edges", "in_rounds", "double_tree", "tree_allreduce",
-               "ring_allreduce", "double_tree_allreduce")
-tree_allreduce, ring_allreduce = CHAPTER.tree_allreduce, CHAPTER.ring_allreduce
-double_tree_allreduce = CHAPTER.double_tree_allreduce
+# What chapter 03's deeper notebook teaches besides, from the notebook itself.
+DEEPER = lift("more_all_reduces", "times_even", "edges", "in_rounds", "double_tree")
+
+
+def tree_allreduce(arrays):
+    schedules.run(schedules.tree(len(arrays)), arrays, num_chunks=1)
+
+
+def ring_allreduce(arrays):
+    schedules.run(schedules.ring(len(arrays)), arrays, num_chunks=len(arrays))
+
+
+def double_tree_allreduce(arrays):
+    schedules.run(DEEPER.double_tree(len(arrays), num_chunks=8), arrays, num_chunks=8)
+
 
 FOUR = [allreduce, tree_allreduce, ring_allreduce, double_tree_allreduce]
 DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
@@ -493,7 +502,7 @@ def journal(monkeypatch):
         return send(array, to)
 
     monkeypatch.setattr(parallel, "send", noting)
-    monkeypatch.setitem(ring_allreduce.__globals__, "send", noting)  # and the tree's
+    monkeypatch.setattr(schedules, "send", noting)  # the tree's and the ring's
     return sent
 
 

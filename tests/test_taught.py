@@ -1,4 +1,4 @@
-"""`helpers.parallel` holds what the chapters teach: the same code, or the course would be lying."""
+"""`helpers` holds what the chapters teach: the same code, or the course would be lying."""
 
 import ast
 from pathlib import Path
@@ -6,25 +6,38 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TAUGHT = {
-    "split_and_load": "02_splitting_a_batch",
-    "allreduce": "03_all_reduce",
+TAUGHT = {  # by name: the module in helpers, and the chapter
+    "split_and_load": ("parallel", "02_splitting_a_batch"),
+    "allreduce": ("parallel", "03_all_reduce"),
+    "Message": ("schedules", "03_all_reduce"),
+    "window": ("schedules", "03_all_reduce"),
+    "run": ("schedules", "03_all_reduce"),
+    "star": ("schedules", "03_all_reduce"),
+    "tree": ("schedules", "03_all_reduce"),
+    "reduce_scatter": ("schedules", "03_all_reduce"),
+    "all_gather": ("schedules", "03_all_reduce"),
+    "ring": ("schedules", "03_all_reduce"),
+    "wrong_ranks": ("schedules", "03_all_reduce"),
+    "replicas": ("schedules", "03_all_reduce"),
+    "wrong_devices": ("schedules", "03_all_reduce"),
 }
 
 
 def is_check(statement):
-    """A line that checks arguments: an assertion, or a call of a `check_...` function."""
+    """What checks arguments: an assertion, an `if` that raises, or a call of a `check_...`."""
     if isinstance(statement, ast.Assert):
         return True
+    if isinstance(statement, ast.If):
+        return isinstance(statement.body[0], ast.Raise) and not statement.orelse
     call = getattr(statement, "value", None)
     name = getattr(getattr(call, "func", None), "id", "")
     return isinstance(statement, ast.Expr) and name.startswith("check_")
 
 
 def definition(source, name):
-    """The function `name` in `source`, without docstring and argument checks, as text."""
+    """The function or class `name` in `source`, without docstring and argument checks, as text."""
     found = [node for node in ast.parse(source).body
-             if isinstance(node, ast.FunctionDef) and node.name == name]
+             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
     assert len(found) == 1, f"{name} is defined {len(found)} times"
     function = found[0]
     if ast.get_docstring(function) is not None:
@@ -35,8 +48,9 @@ def definition(source, name):
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_helper_is_the_function_that_its_chapter_teaches(name):
-    chapter = (ROOT / f"notebooks/src/{TAUGHT[name]}.py").read_text()
-    helper = (ROOT / "helpers/parallel.py").read_text()
+    module, chapter = TAUGHT[name]
+    chapter = (ROOT / f"notebooks/src/{chapter}.py").read_text()
+    helper = (ROOT / f"helpers/{module}.py").read_text()
     assert definition(helper, name) == definition(chapter, name)
 
 
@@ -48,13 +62,32 @@ def test_chapter_05_compares_gluon_with_chapter_04(name):
 
 
 def test_every_function_that_works_on_devices_is_compared():
-    helper = ast.parse((ROOT / "helpers/parallel.py").read_text())
-    names = {node.name for node in helper.body if isinstance(node, ast.FunctionDef)}
+    names = set()
+    for module in ("parallel", "schedules"):
+        helper = ast.parse((ROOT / f"helpers/{module}.py").read_text())
+        names |= {node.name for node in helper.body
+                  if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     beside = {"send", "assert_replicas_equal", "check_batch", "check_devices", "check_replicas"}
     assert names - beside == set(TAUGHT)
 
 
+def assigned(source, name):
+    """What the variable `name` is set to in `source`, as text."""
+    (found,) = [node.value for node in ast.parse(source).body if isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name]
+    return ast.unparse(found)
+
+
+@pytest.mark.parametrize("name", ["ADD", "COPY", "NUMBERS", "MORE_DIGITS", "backwards"])
+def test_what_the_judge_and_the_schedules_use_is_the_chapters(name):
+    chapter = (ROOT / "notebooks/src/03_all_reduce.py").read_text()
+    helper = (ROOT / "helpers/schedules.py").read_text()
+    assert assigned(helper, name) == assigned(chapter, name)
+
+
 def test_a_changed_line_is_noticed():
     one = "def f(x):\n    '''Doc.'''\n    check_x(x)\n    return x + 1\n"
+    checked = "def f(x):\n    if x < 0:\n        raise ValueError(x)\n    return x + 1\n"
+    assert definition(checked, "f") == definition(one, "f")
     assert definition(one, "f") == definition("def f(x):\n    return x + 1\n", "f")
     assert definition(one, "f") != definition("def f(x):\n    return x + 2\n", "f")

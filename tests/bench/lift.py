@@ -10,12 +10,14 @@ SOURCES = Path(__file__).resolve().parents[2] / "notebooks" / "src"
 def lift(chapter, *names):
     """The functions, classes and constants `names` of a chapter, as attributes.
 
-    chapter: its file's name without the number, which may change: "lenet_from_scratch".
+    chapter: its file's name without the number, which may change: "lenet_from_scratch". A deeper
+    notebook's too: "more_all_reduces".
 
     What runs is the chapter's top-level imports and the named statements, in their order, and
     nothing else of it. Raises LookupError where the chapter has no such name, or has it twice.
     """
-    (path,) = SOURCES.glob(f"[0-9][0-9]_{chapter}.py")
+    (path,) = [*SOURCES.glob(f"[0-9][0-9]_{chapter}.py"),
+               *SOURCES.glob(f"deeper/[0-9][0-9]_{chapter}.py")]
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     found = [name for node in tree.body for name in _defines(node) if name in names]
     if sorted(found) != sorted(names):

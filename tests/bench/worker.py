@@ -146,10 +146,16 @@ def limits(job, x, y, steps):
 def reduce(job, x, y, steps):
     """Summing 16 MB on two devices by chapter 03's ways and by the engine's, seconds each."""
     import mxnet as mx
-    from lift import lift
 
-    ours = lift("all_reduce", "log", "send", "allreduce", "ADD", "COPY", "run", "tree", "ring",
-                "reduce_scatter", "all_gather", "tree_allreduce", "ring_allreduce")
+    from helpers import schedules
+    from helpers.parallel import allreduce
+
+    def tree_allreduce(arrays):
+        schedules.run(schedules.tree(job.k), arrays, num_chunks=1)
+
+    def ring_allreduce(arrays):
+        schedules.run(schedules.ring(job.k), arrays, num_chunks=job.k)
+
     count = 4 * 2**20 if steps > 1 else 4096
     arrays = [mx.nd.ones(count, ctx=mx.cpu(r)) for r in range(job.k)]
     store = mx.kv.create("device")
@@ -162,7 +168,7 @@ def reduce(job, x, y, steps):
         return run
 
     ways = {way.__name__: by(way)
-            for way in (ours.allreduce, ours.tree_allreduce, ours.ring_allreduce)}
+            for way in (allreduce, tree_allreduce, ring_allreduce)}
     ways["KVStore device"] = by(lambda a: store.pushpull(0, a, out=a))
 
     def measure():

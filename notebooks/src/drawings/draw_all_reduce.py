@@ -378,6 +378,8 @@ def draw_state(x, y, number, state):
         middle = x + size * (chunk + 0.5)
         top = y + step * device
         drawn.append(message_arrow(middle, top - 23, middle, top - 1, what, 4))
+        if device == 0:  # nothing is drawn above the first device
+            drawn.append(words(middle + 8, top - 9, f"from {DEVICES - 1}", 16.5, "start"))
     return group(drawn, class_="state", data_round=number)
 
 
@@ -409,7 +411,9 @@ def draw_ring_rounds():
     drawn.append(words(key + 46, lower + 157, "1 to 3: add", 17, "start"))
     drawn.append(message_arrow(key + 17, lower + 180, key + 17, lower + 210, COPY, 4))
     drawn.append(words(key + 46, lower + 201, "4 to 6: copy", 17, "start"))
-    return page(624, 650, "A ring all-reduce on four devices, round by round",
+    drawn.append(cell(key, lower + 226, 34, set(), outlined=True))
+    drawn.append(words(key + 46, lower + 249, "just arrived", 17, "start"))
+    return page(624, 700, "A ring all-reduce on four devices, round by round",
                 "Grids of four devices by four chunks. At the start each chunk holds its own "
                 "device's part. In each of rounds 1 to 3 one chunk of each device gains parts from "
                 "the device above; after 3, device r holds the whole sum of chunk r. After 6 every "
@@ -541,6 +545,7 @@ def draw_ring_moving():
     drawn.append(box(222, 330, 170, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
     drawn.append(words(307, 314, "rounds 1 to 3: add"))
     drawn.append(words(307, 352, "rounds 4 to 6: copy"))
+    drawn.append(words(307, 390, "framed: is sent"))
     for number, messages in enumerate(ring_rounds(), 1):
         for message in messages:
             drawn.append(film_message(number, message))
