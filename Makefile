@@ -33,6 +33,9 @@ endif
 
 assignments grade: export PYTHONPATH := $(CURDIR)/notebooks/assignments
 
+# Few rounds where a cell measures or demonstrates: COURSE_ROUNDS=all takes all of them.
+test: export COURSE_ROUNDS ?= few
+
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
 test run notebooks: export COURSE_OFFLINE ?= 1
 
@@ -58,10 +61,10 @@ test: setup  ## run all tests, every chapter among them (settings: pyproject.tom
 	    $(BIN)/python -m pytest tests -n 2 --dist loadfile; tests=$$?; \
 	    $(BIN)/python -m pytest notebooks && exit $$tests)
 
-run: setup  ## run the chapters, CH="01 03" or all, and show how long each takes
+run: setup  ## run the chapters, CH="01 deeper/03" or all, and show how long each takes
 	set -f; $(BIN)/python notebooks/src/run.py $$CH
 
-notebooks: setup  ## rebuild the chapters, CH="01 03" or all; ARGS=--prose: without running them
+notebooks: setup  ## rebuild the chapters, CH as above; ARGS=--prose: without running them
 	set -f; $(BIN)/python notebooks/src/build.py $$CH $(ARGS)
 
 assignments: setup  ## make the student versions of the assignments, in build/assignments/release
@@ -80,8 +83,8 @@ test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3
 book: setup  ## make the course a web site, build/book/index.html
 	rm -rf build/book build/book-source
 	mkdir -p build/book-source/src build/book
-	cp notebooks/[0-9]*.ipynb notebooks/*.py notebooks/map.md notebooks/src/book/index.md \
-	    build/book-source
+	cp -r notebooks/[0-9]*.ipynb notebooks/deeper notebooks/*.py notebooks/map.md \
+	    notebooks/src/book/index.md build/book-source
 	cp -r notebooks/src/drawings build/book-source/src
 	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \
 	    -d build/book-source/.doctrees build/book-source build/book

@@ -1,4 +1,10 @@
-"""Passes over the cells that need PyTorch where it isn't installed, and says so.
+"""How the tests run the chapters.
+
+Cells that need PyTorch are passed over where it isn't installed, and that is said.
+
+COURSE_ROUNDS=few runs each cell that has a tag `few:OLD=>NEW` with the text NEW in place of OLD:
+fewer rounds of a measurement, fewer steps of a demonstration. `make test` does so. All is the
+default: what is stored, and what learners run.
 
 COURSE_TWICE=training runs each cell with the tag `trains` twice in a row, as learners do;
 COURSE_TWICE=all does it with every cell but those that only measure, which take most of a
@@ -10,20 +16,29 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from build import needs_torch
+from build import needs_torch, with_few
 
+ROUNDS = os.environ.get("COURSE_ROUNDS", "")
+if ROUNDS not in ("", "few", "all"):
+    raise pytest.UsageError(f"COURSE_ROUNDS={ROUNDS}: must be few or all, or not be set")
 TWICE = os.environ.get("COURSE_TWICE", "")
 if TWICE not in ("", "training", "all"):
     raise pytest.UsageError(f"COURSE_TWICE={TWICE}: must be training or all, or not be set")
 
 
 def pytest_collection_modifyitems(items):
-    if find_spec("torch"):
-        return
+    torch = find_spec("torch")
     for item in items:
-        if hasattr(item, "cell") and item.cell in needs_torch(item.parent.nb):
+        if not hasattr(item, "cell"):
+            continue
+        if not torch and item.cell in needs_torch(item.parent.nb):
             item.add_marker(pytest.mark.skip(
                 reason="PyTorch is not installed: make setup TORCH=1"))
+        if ROUNDS == "few":
+            try:
+                item.cell.source = with_few(item.cell)
+            except ValueError as error:
+                raise pytest.UsageError(f"{item.path.name}, {item.name}: {error}") from error
 
 
 @pytest.hookimpl(wrapper=True)

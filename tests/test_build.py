@@ -46,7 +46,7 @@ raise ValueError("planted")
 
 def write_source(folder, name, text):
     path = folder / "src" / f"{name}.py"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(text)
     return path
 
@@ -217,10 +217,130 @@ def test_only_the_chapters_asked_for(tmp_path):
     files = list(tmp_path.glob("src/*.py"))
     assert [file.stem for file in build.choose(files, ["3", "01"])] == ["01_a", "03_c"]
     assert [file.stem for file in build.choose(files, [])] == ["01_a", "02_b", "03_c"]
-    with pytest.raises(SystemExit, match="no chapter 09"):
+    with pytest.raises(SystemExit, match="no notebook 09; there are 01_a, 02_b, 03_c"):
         build.choose(files, ["01", "09"])
     with pytest.raises(SystemExit, match="no chapters"):
         build.choose([], [])
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [
+    ([], ["01_a", "02_b", "deeper/01_more", "deeper/02_less", "deeper/02_more"]),
+    (["02"], ["02_b"]),
+    (["deeper/02"], ["deeper/02_less", "deeper/02_more"]),
+    (["deeper/02_more", "1"], ["01_a", "deeper/02_more"]),
+    (["02_b.ipynb"], ["02_b"]),
+    (["deeper/2"], ["deeper/02_less", "deeper/02_more"]),
+])
+def test_deeper_notebooks_are_asked_for_by_folder(tmp_path, asked, chosen):
+    for name in ("02_b", "01_a", "deeper/02_more", "deeper/02_less", "deeper/01_more"):
+        write_source(tmp_path, name, "")
+    files = build.sources(tmp_path)
+    assert [course.key(file) for file in build.choose(files, asked)] == chosen
+    for unknown in ("deeper/03", "more", "0", "02_", "deeper/02_mo"):
+        with pytest.raises(SystemExit, match=f"no notebook {unknown};"):
+            build.choose(files, [unknown])
+
+
+DEEPER = """\
+# %% [markdown]
+# # Deeper · More of it
+#
+# As in chapter 01, and in deeper: Something else. See deeper: More of
+# it, which is this one.
+
+# %% tags=["file:kept.py"]
+# kept.py
+print("kept")
+
+# %%
+import pathlib
+import subprocess
+import sys
+
+print(pathlib.Path.cwd().name)
+print(subprocess.check_output([sys.executable, "kept.py"], text=True))
+
+# %% tags=["fold", "measured"]
+# check: one and one are two
+assert 1 + 1 == 2
+"""
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory):
+    """The folder in which a chapter and two deeper notebooks were built."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    write_source(folder, "01_tiny", "# %% [markdown]\n# # 01 · Tiny\n#\n# As in deeper: More of\n"
+                 "# it says, and deeper: Something else.\n")
+    write_source(folder, "deeper/01_more", DEEPER)
+    write_source(folder, "deeper/01_else", "# %% [markdown]\n# # Deeper · Something else\n")
+    assert build.main(["--notebooks", str(folder)]) == 0
+    return folder
+
+
+def test_a_deeper_notebook_is_built_in_its_folder_and_linked_both_ways(deeper):
+    chapter = nbformat.read(deeper / "01_tiny.ipynb", as_version=4)
+    assert chapter.cells[1].source == (
+        "# 01 · Tiny\n\nAs in [deeper: More of\nit](deeper/01_more.ipynb) says, and "
+        "[deeper: Something else](deeper/01_else.ipynb).")
+    notebook = nbformat.read(deeper / "deeper/01_more.ipynb", as_version=4)
+    assert notebook.cells[0].source == "[← 01 Tiny](../01_tiny.ipynb) · [Start](../start.md)"
+    assert notebook.cells[1].source == (
+        "# Deeper · More of it\n\nAs in [chapter 01](../01_tiny.ipynb), and in "
+        "[deeper: Something else](../deeper/01_else.ipynb). See deeper: More of\nit, which is "
+        "this one.")
+
+
+def test_a_program_is_there_when_the_cells_that_start_it_run(deeper):
+    notebook = nbformat.read(deeper / "deeper/01_more.ipynb", as_version=4)
+    assert notebook.cells[3].outputs[0].text == "deeper\nkept\n\n"
+    assert (deeper / "deeper/kept.py").read_text() == 'print("kept")\n'
+
+
+def test_a_folded_cell_is_folded_everywhere_and_labelled(deeper):
+    cell = nbformat.read(deeper / "deeper/01_more.ipynb", as_version=4).cells[4]
+    label = "check: one and one are two"
+    assert cell.metadata == {
+        "tags": ["fold", "measured", "nbval-ignore-output", "hide-input"],
+        "jupyter": {"source_hidden": True}, "cellView": "form",
+        "mystnb": {"code_prompt_show": label, "code_prompt_hide": label}}
+
+
+@pytest.mark.parametrize("first", [
+    "1 + 1", "# one and one", "# check:", "#check: one", "", "# draw "])
+def test_a_folded_cell_without_a_label_is_refused(tmp_path, capsys, first):
+    write_source(tmp_path, "01_a", f'# %% tags=["fold"]\n{first}\nassert 1 + 1 == 2\n')
+    assert build.main(["--notebooks", str(tmp_path)]) == 1
+    assert "01_a: not built; a folded cell begins with a label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["deeper: Nothing of it", "deeper: More\n# of"])
+def test_a_deeper_notebook_that_there_is_not_can_not_be_named(tmp_path, words):
+    write_source(tmp_path, "deeper/01_more", DEEPER)
+    source = write_source(tmp_path, "01_a", f"# %% [markdown]\n# As in {words}.\n")
+    with pytest.raises(ValueError, match="01_a speaks of the deeper notebook '"):
+        build.read_source(source)
+
+
+@pytest.mark.parametrize(("tags", "source", "found"), [
+    (["measured"], "ROUNDS = 15", "ROUNDS = 15"),
+    (["few:ROUNDS = 15=>ROUNDS = 3"], "ROUNDS = 15\nx = 1", "ROUNDS = 3\nx = 1"),
+    (["few:range(9)=>range(2)", "few:1_000=>10"], "range(9), 1_000", "range(2), 10"),
+    (["few:x >= 15=>x >= 3"], "x >= 15", "x >= 3"),
+])
+def test_few_rounds(tags, source, found):
+    assert build.with_few(new_code_cell(source, metadata={"tags": tags})) == found
+
+
+@pytest.mark.parametrize(("tag", "message"), [
+    ("few:ROUNDS = 15=>ROUNDS = 3", "'ROUNDS = 15' is 0 times"),
+    ("few:x=>x", "'x' is 2 times"),
+    ("few:x = 1=>y = 1", "differ in their numbers only"),
+    ("few:x = 1", "differ in their numbers only"),
+])
+def test_few_rounds_that_can_not_be_taken(tag, message):
+    with pytest.raises(ValueError, match=message):
+        build.with_few(new_code_cell("x = 1 + x", metadata={"tags": [tag]}))
 
 
 @pytest.mark.parametrize("given", ["some/where", "~/some/where", "{}/some/where"])

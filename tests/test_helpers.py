@@ -1,8 +1,6 @@
-"""`helpers` stays small, and holds nothing that only a test uses."""
+"""`helpers` holds nothing that only a test uses."""
 
 import ast
-import io
-import tokenize
 from pathlib import Path
 
 import helpers
@@ -13,38 +11,6 @@ MODULES = {path.stem: path for path in sorted(ROOT.glob("helpers/*.py"))}
 # Those for whom it is there: chapters and their build, assignments, the doctor, and the bench.
 FOLDERS = ["notebooks/src", "notebooks/assignments", "requirements", "tests/bench"]
 USERS = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py")]
-MOST = 900
-
-
-# --- small ------------------------------------------------------------------------------------
-
-
-def lines_of_code(source):
-    """How many lines there are without docstrings, comments and blank lines."""
-    text = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-            tokenize.ENDMARKER}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {line for token in tokens if token.type not in text
-             for line in range(token.start[0], token.end[0] + 1)}
-    for node in ast.walk(ast.parse(source)):
-        kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return len(lines)
-
-
-def test_helpers_stay_small():
-    counts = {name: lines_of_code(path.read_text()) for name, path in MODULES.items()}
-    assert sum(counts.values()) < MOST, f"{sum(counts.values())} lines of code: {counts}"
-
-
-def test_what_a_line_of_code_is():
-    assert lines_of_code('"""Says\n\nwhat it is."""\n\nx = 1  # why\n\n# a comment\n') == 1
-    assert lines_of_code('def f():\n    """Says."""\n    return """two\nlines"""\n') == 3
-    assert lines_of_code("x = [\n    1,\n\n    # two\n    2,\n]\n") == 4
-
-
-# --- used -------------------------------------------------------------------------------------
 
 
 def defined(source):

@@ -5,10 +5,10 @@ takes a notebook and returns complaints, so that it can be tried on a notebook w
 fault: a check that finds nothing anywhere would look the same as a course without mistakes.
 """
 
+import ast
 import copy
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,17 +18,18 @@ import build
 import course
 import nbformat
 import pytest
+from cells import is_open, tags, tree
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from nbval.plugin import get_sanitize_patterns
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {path.stem: path for path in sorted(ROOT.glob("notebooks/src/[0-9][0-9]_*.py"))}
-BUILT = {path.stem: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))}
+SOURCES = {course.key(path): path for path in build.choose(build.sources(), [])}
+BUILT = {course.key(path): path for folder in ("notebooks", "notebooks/deeper")
+         for path in sorted(ROOT.glob(f"{folder}/[0-9][0-9]_*.ipynb"))}
+CHAPTERS = {name: path for name, path in BUILT.items() if not name.startswith("deeper/")}
 
 OPENING = ["What you'll do", "What you'll learn", "What you need"]
 ENDING = ["Summary", "Exercises"]
-MOST_LINES, MOST_LINES_OF_A_CLASS, MEDIAN_LINES = 20, 30, 7
-MOST_CODE_IN_A_ROW = 2
 MACHINE_PATH = re.compile(r"/(?:work|root|home|Users|tmp/ipykernel)[\w-]*/[\w./-]*")
 
 
@@ -42,8 +43,8 @@ def test_figures_beside_the_notebooks_are_those_within():
 def test_files_made_of_cells_are_those_cells():
     made = {name: text for path in BUILT.values()
             for name, text in build.files(nbformat.read(path, as_version=4)).items()}
-    found = {path.name: path.read_text() for path in ROOT.glob("notebooks/*.py")
-             if path.name != "conftest.py"}
+    found = {path.name: path.read_text() for folder in ("notebooks", "notebooks/deeper")
+             for path in ROOT.glob(f"{folder}/*.py") if path.name != "conftest.py"}
     assert made and found == made, "make notebooks"
 
 
@@ -52,10 +53,6 @@ def test_files_made_of_cells_are_those_cells():
 
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def tags(cell):
-    return cell.metadata.get("tags", [])
 
 
 def content(notebook):
@@ -133,10 +130,16 @@ def navigation(notebook):
 def mentions_are_links(notebook):
     """Where another chapter is named, there is a link to it."""
     cells = [cell.source for cell in content(notebook) if cell.cell_type == "markdown"]
-    own = course.title(notebook)[:2]
+    own = number(notebook)
     plain = [found for source in cells for found in re.findall(
         r"(?:^|[^\[])\b([Cc]hapters?\s+\d\d)\b", re.sub(r"`[^`]*`", "", source))]
     return [f"names {found!r}" for found in plain if found[-2:] != own]
+
+
+def number(notebook):
+    """A chapter's number, as "03"; of a deeper notebook nothing."""
+    found = re.match(r"\d\d\b", course.title(notebook))
+    return found[0] if found else ""
 
 
 def one_title(notebook):
@@ -148,9 +151,16 @@ def one_title(notebook):
 
 
 def ending(notebook):
-    """A summary, then exercises, then an answer to each, folded, with code in at least one."""
+    """A summary, then exercises, then an answer to each, folded, with code in at least one.
+
+    A deeper notebook may end with its summary.
+    """
     where = {name: number for number, cell in enumerate(notebook.cells)
              for name in headings(cell)}
+    is_deeper = content(notebook)[0].source.startswith("# Deeper · ")
+    if is_deeper and "Summary" in where and not any(
+            name == "Exercises" or name.startswith("Answer ") for name in where):
+        return []
     if not all(name in where for name in ENDING):
         return [f"has not the headings {' and '.join(ENDING)}"]
     complaints = []
@@ -172,27 +182,6 @@ def ending(notebook):
     if any(number < first for number in solutions):
         complaints.append("has a solution before the answers")
     return complaints
-
-
-def lines_of(cell):
-    return len([line for line in cell.source.splitlines() if line.strip()])
-
-
-def short_cells(notebook):
-    """A cell holds one idea: few lines, blank ones not counted; a class may take some more."""
-    complaints = []
-    for number, cell in enumerate(code_cells(notebook), 1):
-        most = MOST_LINES_OF_A_CLASS if re.search("^class ", cell.source, re.M) else MOST_LINES
-        if lines_of(cell) > most:
-            complaints.append(f"code cell {number} has {lines_of(cell)} lines, more than {most}")
-    median = statistics.median(map(lines_of, code_cells(notebook)))
-    return complaints + [f"median cell has {median} lines"] * (median > MEDIAN_LINES)
-
-
-def prose_between(notebook):
-    """There are at most two code cells in a row."""
-    runs = "".join(cell.cell_type[0] for cell in notebook.cells)
-    return ["more than two code cells in a row"] * ("c" * (MOST_CODE_IN_A_ROW + 1) in runs)
 
 
 def prose_in_markdown(notebook):
@@ -247,9 +236,153 @@ def alternative_texts(notebook):
     return complaints
 
 
+def folded_cells_are_labelled(notebook):
+    """A folded cell says what it checks or draws, in its first line, and is folded everywhere."""
+    complaints = []
+    for place, cell in enumerate(notebook.cells):
+        if "fold" not in tags(cell):
+            continue
+        if cell.cell_type != "code" or not build.LABEL.match(cell.source):
+            complaints.append(f"cell {place} has the label {cell.source[:40]!r}")
+        elif any(cell.metadata.get(key) != value for key, value in
+                 build.folded(cell.source, ["fold"]).items() if key != "tags"):
+            complaints.append(f"cell {place} is folded by {cell.metadata}")
+        elif "hide-input" not in tags(cell):
+            complaints.append(f"cell {place} is open in the book")
+    return complaints
+
+
+def few_rounds_can_be_taken(notebook):
+    """What a tag few:OLD=>NEW replaces is in its cell once, and differs in numbers only."""
+    complaints = []
+    for cell in code_cells(notebook):
+        try:
+            build.with_few(cell)
+        except ValueError as error:
+            complaints.append(f"cell {cell.execution_count}: {error}")
+    return complaints
+
+
 CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_title, ending,
-          short_cells, prose_between, prose_in_markdown, mostly_compared, training_tagged,
-          no_machine_paths, alternative_texts]
+          prose_in_markdown, mostly_compared, training_tagged, no_machine_paths,
+          alternative_texts, folded_cells_are_labelled, few_rounds_can_be_taken]
+
+
+# --- the rules for code that is read once ---------------------------------------------------
+
+# They hold for open cells. A cell that proves or draws is folded, and so is each answer.
+
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+LOOPS = ast.For | ast.AsyncFor | ast.While | COMPREHENSIONS
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+# They run through what they are given. Where nobody keeps the result, that is a loop in disguise.
+RUN_THROUGH = {"all", "any", "deque", "dict", "list", "max", "min", "set", "sorted", "sum", "tuple"}
+
+# These notebooks keep the rules. The others are still to be written out.
+WRITTEN = {"02_splitting_a_batch", "03_all_reduce", "deeper/03_more_all_reduces"}
+
+
+def in_open_cells(notebook, find):
+    """Complaints with cell, line and text of each node that `find(code)` finds in an open cell."""
+    complaints = []
+    for number, cell in enumerate(notebook.cells):
+        if is_open(cell):
+            for node in find(tree(cell)):
+                text = " ".join(ast.unparse(node).split())
+                complaints.append(f"cell {number}, line {node.lineno}: {text[:70]}")
+    return complaints
+
+
+def dropped(code):
+    """The values that `code` computes and doesn't keep: alone on a line, or assigned to `_`."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Expr):
+            yield node.value
+        elif isinstance(node, ast.Assign):
+            if all(isinstance(name, ast.Name) and name.id == "_" for name in node.targets):
+                yield node.value
+
+
+def no_tuple_as_a_statement(notebook):
+    """No line does two things by a comma: `ax.set_ylim(0), ax.legend()`."""
+    def find(code):
+        return [value for value in dropped(code) if isinstance(value, ast.Tuple)]
+    return in_open_cells(notebook, find)
+
+
+def no_nested_comprehension(notebook):
+    """No comprehension has another one within it, or two `for`."""
+    def find(code):
+        for node in ast.walk(code):
+            if isinstance(node, COMPREHENSIONS):
+                inner = [each for each in ast.walk(node) if isinstance(each, COMPREHENSIONS)]
+                if len(node.generators) > 1 or inner != [node]:
+                    yield node
+    return in_open_cells(notebook, find)
+
+
+def name_called(node):
+    """`"list"` where `node` is `list(...)` or `builtins.list(...)`; "" where it is no call."""
+    function = getattr(node, "func", None)
+    return getattr(function, "id", getattr(function, "attr", ""))
+
+
+def is_loop_in_disguise(value):
+    """Whether computing `value` runs a comprehension, or a `map`, and no more than that."""
+    if isinstance(value, ast.BoolOp):
+        return any(is_loop_in_disguise(part) for part in value.values)
+    if name_called(value) in RUN_THROUGH:
+        return any(isinstance(given, COMPREHENSIONS) or name_called(given) == "map"
+                   for given in value.args)
+    return isinstance(value, COMPREHENSIONS)
+
+
+def no_comprehension_for_its_effects(notebook):
+    """No comprehension stands where its value is dropped: there it is a loop."""
+    def find(code):
+        return [value for value in dropped(code) if is_loop_in_disguise(value)]
+    return in_open_cells(notebook, find)
+
+
+def names_stored(code):
+    """The names that get a value anywhere in `code`."""
+    return {node.id for node in ast.walk(code)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def names_read(code):
+    return {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+
+
+def defaults(function):
+    """Pairs of a parameter's name and its default, of a function or a lambda."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    pairs = list(zip(reversed(positional), reversed(given.defaults)))  # only the last have one
+    pairs += zip(given.kwonlyargs, given.kw_defaults)
+    return [(parameter.arg, default) for parameter, default in pairs if default is not None]
+
+
+def no_default_that_binds_a_loop(notebook):
+    """No lambda or function in a loop keeps the loop's variable by a default: `lambda x=x: ...`."""
+    def find(code):
+        found = []
+        for loop in ast.walk(code):
+            if not isinstance(loop, LOOPS):
+                continue
+            variables = names_stored(loop)
+            for function in ast.walk(loop):
+                if isinstance(function, FUNCTIONS) and function not in found:
+                    read = [names_read(default) & {name, *variables}
+                            for name, default in defaults(function)]
+                    if any(read):
+                        found.append(function)
+        return found
+    return in_open_cells(notebook, find)
+
+
+PLAIN = [no_tuple_as_a_statement, no_nested_comprehension, no_comprehension_for_its_effects,
+         no_default_that_binds_a_loop]
 
 
 # --- the chapters keep them -----------------------------------------------------------------
@@ -259,24 +392,37 @@ def test_every_source_has_its_notebook_and_every_notebook_its_source():
     assert list(SOURCES) == list(BUILT) != [], "make notebooks"
 
 
-def test_every_chapter_but_two_has_cells_that_train():
-    """Splitting a batch and summing gradients are what comes before."""
-    without = {chapter[3:] for chapter, path in BUILT.items() if not any(
+def test_every_chapter_but_one_has_cells_that_train():
+    """An all-reduce is what training needs first."""
+    without = {chapter[3:] for chapter, path in CHAPTERS.items() if not any(
         "trains" in tags(cell) for cell in nbformat.read(path, as_version=4).cells)}
-    assert without == {"splitting_a_batch", "all_reduce"}
+    assert without == {"all_reduce"}
 
 
 @pytest.mark.parametrize("chapter", BUILT)
 def test_chapter_is_what_its_source_says(chapter):
     notebook = nbformat.read(BUILT[chapter], as_version=4)
     source = build.read_source(SOURCES[chapter])
-    assert not same_as_source(notebook, source), f"make notebooks CH={chapter[:2]}"
+    assert not same_as_source(notebook, source), f"make notebooks CH={chapter}"
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("chapter", BUILT)
 def test_chapter_keeps_the_rule(chapter, check):
     assert not check(nbformat.read(BUILT[chapter], as_version=4)), check.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+@pytest.mark.parametrize("check", PLAIN, ids=lambda check: check.__name__)
+def test_what_is_written_out_can_be_read_once(name, check):
+    assert not check(nbformat.read(BUILT[name], as_version=4)), check.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILT) - WRITTEN))
+def test_what_keeps_all_these_rules_is_listed_as_written(name):
+    notebook = nbformat.read(BUILT[name], as_version=4)
+    broken = [check for check in PLAIN if check(notebook)]
+    assert broken, f"{name} keeps them all: add it to WRITTEN"
 
 
 # --- and together they are a course ---------------------------------------------------------
@@ -332,10 +478,25 @@ def test_a_dead_link_is_found(text, dead):
 
 
 def test_the_course_has_each_chapter_once_and_in_order():
-    listed = [chapter["file"] for part in course.PARTS for chapter in part["chapter"]]
-    assert listed == list(BUILT)
-    titles = [course.title(nbformat.read(path, as_version=4)) for path in BUILT.values()]
-    assert [title[:2] for title in titles] == [f"{n:02}" for n in range(1, len(BUILT) + 1)]
+    chapters = [chapter for part in course.PARTS for chapter in part["chapter"]]
+    assert [chapter["file"] for chapter in chapters] == list(CHAPTERS)
+    numbers = [number(nbformat.read(path, as_version=4)) for path in CHAPTERS.values()]
+    assert numbers == [f"{n:02}" for n in range(1, len(CHAPTERS) + 1)]
+
+
+def test_each_deeper_notebook_is_listed_at_its_chapter_and_linked_from_it():
+    listed = {}
+    for part in course.PARTS:
+        for chapter in part["chapter"]:
+            for deeper in chapter.get("deeper", []):
+                listed[f"deeper/{deeper['file']}"] = chapter["file"]
+    assert sorted(listed) == sorted(set(BUILT) - set(CHAPTERS)) != []
+    for name, chapter in listed.items():
+        assert Path(name).name[:2] == chapter[:2]
+        notebook = nbformat.read(BUILT[name], as_version=4)
+        assert notebook.cells[1].source.startswith("# Deeper · ")
+        prose = [cell.source for cell in nbformat.read(BUILT[chapter], as_version=4).cells]
+        assert any(f"]({name}.ipynb)" in source for source in prose), f"{chapter} never says so"
 
 
 @pytest.mark.parametrize("page", course.pages(), ids=lambda page: page.name)
@@ -409,12 +570,9 @@ def show(number, *output, **values):
     return lambda notebook: notebook.cells[number + 1].outputs.append(new_output(*output, **values))
 
 
-def lengthen(*numbers, lines, first="x = 1"):
-    """A fault: these cells have that many lines."""
-    def plant(notebook):
-        for number in numbers:
-            notebook.cells[number + 1].source = "\n\n".join([first] + ["x = 1"] * (lines - 1))
-    return plant
+def lengthen(number, lines):
+    """A fault: cell `number` has that many lines."""
+    return change(number, source="\n\n".join(["x = 1"] * lines))
 
 
 FAULTS = [
@@ -446,10 +604,19 @@ FAULTS = [
     (ending, replace(10, "### Answer 1", "### Answer 1\n\nEight, and this would not be folded.")),
     (ending, replace(10, "### Answer 1", "### Answer 2")),
     (ending, replace(9, "1. What is 4 + 4?", "1. What is 4 + 4?\n2. And 5 + 5?")),
-    (short_cells, lengthen(3, lines=21)),
-    (short_cells, lengthen(3, lines=31, first="class A:")),
-    (short_cells, lengthen(1, 3, 5, lines=8)),
-    (prose_between, lambda notebook: [notebook.cells.pop(number) for number in (5, 3)]),
+    (folded_cells_are_labelled, change(3, metadata={"tags": ["fold", "hide-input"]})),
+    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2",
+                                       metadata={"tags": ["fold", "hide-input"]})),
+    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2", metadata={
+        **build.folded("# check: products", ["fold"]), "tags": ["fold", "hide-input"]})),
+    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2", metadata={
+        **build.folded("# check: sums", ["fold"]), "tags": ["fold"]})),
+    (folded_cells_are_labelled, change(3, source="# sums\n2 + 2", metadata=build.folded(
+        "# check: sums", ["fold"]))),
+    (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:ROUNDS = 15=>ROUNDS = 3"]})),
+    (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2=>1"]})),
+    (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2 + 2=>2 - 1"]})),
+    (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2 + 2"]})),
     (prose_in_markdown, replace(3, "2 + 2", "2 + 2\n\n# ## Sums\n# These are sums.")),
     (mostly_compared, change(5, metadata={"tags": ["measured", "nbval-ignore-output"]})),
     (mostly_compared, change(5, metadata={"tags": ["nbval-ignore-output"]})),
@@ -468,8 +635,103 @@ FAULTS = [
     (alternative_texts, show(3, "display_data", {"image/svg+xml": "<svg/>"})),
 ]
 
+# For the rules of plain code, a fault is the code of a cell.
+TUPLES = [
+    "ax.set_ylim(0), ax.legend()",
+    "(child.kill(), child.wait())",
+    "net.initialize(),",
+    "for net in nets:\n    net.initialize(), net.hybridize()",
+    "def stop(child):\n    child.kill(), child.wait()\n    return child",
+    "x.shape, y.shape",
+    "_ = ax.set_ylim(0), ax.legend()",
+    "%matplotlib inline\nax.set_ylim(0), ax.legend()",
+    "%%time\nx = 1\nax.set_ylim(0), ax.legend()",
+]
+NESTED = [
+    "[[0 for _ in range(k)] for _ in range(k)]",
+    "rows = [x for shard in shards for x in shard]",
+    "most = max(max(abs(g) for g in grads) for grads in replicas)",
+    "pairs = {a: [b for b in range(a)] for a in range(4)}",
+    "sizes = [n for n in sorted(len(x) for x in shards)]",
+    "good = [x for x in xs if all(x > y for y in ys)]",
+    "texts = {f\"{', '.join(str(x) for x in row)}\" for row in rows}",
+    "calls = [lambda: [x for x in xs] for xs in rows]",
+    "print(*(x for x in xs if x in {y for y in ys}))",
+]
+FOR_EFFECTS = [
+    "[loss.backward() for loss in losses]",
+    "{loss.backward() for loss in losses}",
+    "(loss.backward() for loss in losses)",
+    "{loss: loss.backward() for loss in losses}",
+    "_ = [loss.backward() for loss in losses]",
+    "list(loss.backward() for loss in losses)",
+    "all([thread.join() for thread in threads])",
+    "collections.deque((thread.join() for thread in threads), maxlen=0)",
+    "_ = list(map(wait, threads))",
+    "quiet or [print(loss) for loss in losses]",
+    "if quiet:\n    [loss.backward() for loss in losses]",
+    "def run():\n    [loss.backward() for loss in losses]",
+    "with autograd.record():\n    x = 1; [loss.backward() for loss in losses]",
+]
+BOUND = [
+    "for x in xs:\n    calls.append(lambda x=x: run(x))",
+    "calls = [lambda x=x: run(x) for x in xs]",
+    "calls = {name: (lambda one=net: run(one)) for name, net in nets.items()}",
+    "calls = [lambda some=shards[:k]: run(some) for k in range(4)]",
+    "for x in xs:\n    calls.append(lambda y, *, now=x: run(now))",
+    "for x in xs:\n    def call(y, x=x):\n        return run(x, y)\n    calls.append(call)",
+    "for x in xs:\n    net = build(x)\n    calls.append(lambda n=net: n.run())",
+    "for x in xs:\n    if x:\n        calls.append(lambda given=x, /: run(given))",
+    "for x in xs:\n    def step():\n        run()\n    calls.append(lambda step=step: step())",
+    "while xs:\n    x = xs.pop()\n    calls.append(lambda given=x: run(given))",
+    "for name, net in nets:\n    hook(lambda *_, name=name: log.append(name))",
+    "def make():\n    for x in xs:\n        yield lambda x=x: run(x)",
+]
+NOT_PLAIN = {
+    no_tuple_as_a_statement: TUPLES,
+    no_nested_comprehension: NESTED,
+    no_comprehension_for_its_effects: FOR_EFFECTS,
+    no_default_that_binds_a_loop: BOUND,
+}
+for rule, sources in NOT_PLAIN.items():
+    FAULTS += [(rule, change(5, source=source)) for source in sources]
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+# And this is plain.
+FINE = [
+    "x, y = batch",
+    "low, high = min(times), max(times)",
+    "shapes = x.shape, y.shape",
+    "_, y = batch",
+    "def ends(x):\n    return x[0], x[-1]",
+    "for x, y in zip(xs, ys):\n    print(x, y)",
+    "sizes = [len(shard) for shard in shards if len(shard) > 1]",
+    "sizes = sorted(len(shard) for shard in shards)\ntotal = sum(size for size in sizes)",
+    "both = [x for x in xs] + [y for y in ys]",
+    "for row in rows:\n    shown = [str(x) for x in row]\n    print(', '.join(shown))",
+    "table = [[0] * 3, [1] * 3]",
+    "_ = [0, 1]",
+    "total = _ = sum(x for x in xs)",
+    "print(*[len(shard) for shard in shards])",
+    "print(sum(len(shard) for shard in shards))",
+    "assert all(x > 0 for x in xs)",
+    "'A text.'",
+    "list(devices)",
+    "handles.extend(x.hook() for x in xs)",
+    "def train(net, steps=10, devices=devices):\n    for step in range(steps):\n        net(step)",
+    "calls = {'one': lambda: run(1), 'two': lambda x=3: run(x)}",
+    "for x in xs:\n    calls.append(functools.partial(run, x))",
+    "for x in xs:\n    later = lambda y, scale=two: scale * y",
+    "ordered = sorted(names, key=lambda name: sizes[name])",
+    "calls = [lambda size=3: run(size) for _ in range(4)]",
+    "!ls -l",
+    "%timeit -n 1 x, y",
+    "%%bash\nfor x in a b; do echo $x; done",
+    "files = !ls\n%env COURSE_DATA\nx?",
+    "await run()",
+]
+
+
+@pytest.mark.parametrize("check", CHECKS + PLAIN, ids=lambda check: check.__name__)
 def test_check_is_content_with_a_good_notebook(check):
     assert check(good_notebook()) == []
 
@@ -481,8 +743,49 @@ def test_check_finds_a_planted_fault(check, plant):
     assert check(notebook)
 
 
+def test_a_deeper_notebook_may_end_with_its_summary():
+    notebook = good_notebook()
+    notebook.cells[10:13] = []
+    assert ending(notebook), "a chapter may not"
+    replace(0, "# 01 · Title", "# Deeper · Title")(notebook)
+    assert ending(notebook) == []
+    replace(8, "Summary", "Afterword")(notebook)
+    assert ending(notebook)
+
+
 def test_every_check_has_a_planted_fault():
-    assert {check for check, _ in FAULTS} == set(CHECKS)
+    assert {check for check, _ in FAULTS} == {*CHECKS, *PLAIN}
+
+
+@pytest.mark.parametrize("source", FINE)
+@pytest.mark.parametrize("check", PLAIN, ids=lambda check: check.__name__)
+def test_plain_code_is_fine(check, source):
+    notebook = good_notebook()
+    change(5, source=source)(notebook)
+    assert check(notebook) == []
+
+
+@pytest.mark.parametrize("check", PLAIN, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("tag", ["fold", "solution"])
+def test_code_that_is_folded_need_not_be_plain(check, tag):
+    for source in NOT_PLAIN[check]:
+        notebook = good_notebook()
+        change(5, source=source, metadata={"tags": ["measured", tag]})(notebook)
+        assert check(notebook) == []
+
+
+@pytest.mark.parametrize("tag", ["measured", "trains", "torch", "figure:a", "file:a.py"])
+def test_code_with_another_tag_has_to_be_plain(tag):
+    notebook = good_notebook()
+    change(5, source=TUPLES[0], metadata={"tags": [tag]})(notebook)
+    assert no_tuple_as_a_statement(notebook)
+
+
+def test_a_complaint_says_where_and_what():
+    notebook = good_notebook()
+    change(5, source="x = 1\n\nax.set_ylim(0), ax.legend()")(notebook)
+    assert no_tuple_as_a_statement(notebook) == [
+        "cell 6, line 3: (ax.set_ylim(0), ax.legend())"]
 
 
 @pytest.mark.parametrize("plant", [
@@ -593,12 +896,38 @@ def test_nbval_runs_cells_twice_where_that_is_asked(tmp_path, monkeypatch, twice
     assert (tmp_path / "seen").read_text() == seen
 
 
-def test_another_word_for_twice_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rounds, seen", [("", "15"), ("all", "15"), ("few", "3")])
+def test_nbval_takes_as_many_rounds_as_are_asked_for(tmp_path, monkeypatch, rounds, seen):
+    cells = [new_code_cell("ROUNDS = 15", metadata={"tags": ["few:ROUNDS = 15=>ROUNDS = 3"]}),
+             new_code_cell("_ = open('seen', 'w').write(str(ROUNDS))")]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_scratch.ipynb")
     shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
-    monkeypatch.setenv("COURSE_TWICE", "yes")
+    monkeypatch.setenv("COURSE_ROUNDS", rounds)
+    tested = run_pytest(tmp_path / "01_scratch.ipynb")
+    assert tested.returncode == 0, tested.stdout
+    assert (tmp_path / "seen").read_text() == seen
+
+
+def test_few_rounds_of_what_is_not_in_the_cell_are_refused_by_its_name(tmp_path, monkeypatch):
+    cells = [new_code_cell("1 + 1"),
+             new_code_cell("steps = 15", metadata={"tags": ["few:ROUNDS = 15=>ROUNDS = 3"]})]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_scratch.ipynb")
+    shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
+    monkeypatch.setenv("COURSE_ROUNDS", "few")
+    tested = run_pytest(tmp_path / "01_scratch.ipynb")
+    assert tested.returncode == pytest.ExitCode.USAGE_ERROR
+    said = tested.stdout + tested.stderr
+    assert "01_scratch.ipynb, Cell 1: " in said and "'ROUNDS = 15' is 0 times" in said
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("COURSE_TWICE", "yes", "training or all"), ("COURSE_ROUNDS", "3", "few or all")])
+def test_another_word_is_refused(tmp_path, monkeypatch, name, value, words):
+    shutil.copy(ROOT / "notebooks/conftest.py", tmp_path)
+    monkeypatch.setenv(name, value)
     tested = run_pytest(tmp_path)
     assert tested.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "COURSE_TWICE=yes: must be training or all" in tested.stdout + tested.stderr
+    assert f"{name}={value}: must be {words}" in tested.stdout + tested.stderr
 
 
 def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):

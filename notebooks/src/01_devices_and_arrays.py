@@ -457,7 +457,7 @@ def three_clocks(size, turn):
 # $B$, $t(s) = L + s/B$. `w=1 / alone` makes `polyfit` minimise relative errors; otherwise
 # the largest sizes alone would decide.
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:for turn in range(8)=>for turn in range(3)"]
 sizes = np.geomspace(4e3, LARGEST, 10)
 rounds = np.array([[three_clocks(int(size), turn) for size in sizes] for turn in range(8)])
 low, middle, high = np.percentile(rounds, (10, 50, 90), axis=0)  # [10, 3] each, seconds

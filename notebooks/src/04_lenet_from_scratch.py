@@ -286,7 +286,7 @@ def plain_steps(seed):
     return params, losses
 
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:range(3)=>range(1)"]
 references = [plain_steps(seed) for seed in range(3)]
 for seed, (reference, alone) in enumerate(references):
     for k in (1, 2, 3, 4):
@@ -413,7 +413,7 @@ def drift(dtype, seed, steps=100):
             rows.append((step, apart(runs[1], runs[0][0])))
     return rows
 
-# %% tags=["measured", "trains"]
+# %% tags=["measured", "trains", "few: 5)=> 1)", "few: 2)=> 1)"]
 grown = {dtype: [drift(dtype, seed) for seed in range(seeds)]
          for dtype, seeds in (("float32", 5), ("float64", 2))}
 assert max(rows[0][1] for rows in grown["float32"]) < 1e-6, "one step leaves next to nothing"
@@ -532,7 +532,7 @@ def measure(team):
     images, starts, ends = zip(*[read_result(process) for process, _ in team])
     return sum(images) / (max(ends) - min(starts))  # images/s, from the first start to the last end
 
-# %%
+# %% tags=["few:rounds=9=>rounds=3"]
 def contest(rows, rounds=9):
     workers = {name: [(start(settings), groups) for groups in processes]
                for name, (settings, processes) in rows.items()}
@@ -596,7 +596,7 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and
 # with all:
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:rounds=4=>rounds=2"]
 threads = {name: value for name, value in SETTINGS.items() if "THREADS" in name}
 scratch = {name: value for name, value in SETTINGS.items() if name not in threads}
 memory = {name: value for name, value in ALL.items() if name not in SETTINGS}

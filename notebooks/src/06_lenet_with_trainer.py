@@ -501,7 +501,7 @@ train_on(ready)  # warms up
 # %% [markdown]
 # **Predict:** will two processes shorten the epoch here, where both cores already train?
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:for _ in range(3):=>for _ in range(1):"]
 rows = {name: [] for name in pipelines}
 for _ in range(3):
     training = seconds(train_on, ready)
@@ -679,7 +679,7 @@ for batch in (64, 256):
         jobs[batch, k] = net, trainer, batches, two[:k]
         fit(net, trainer, batches[:3], two[:k], progress=False)  # warms up
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:kept) < 3 and len(discarded) < 3=>kept) < 1 and len(discarded) < 1"]
 kept, discarded = [], []
 while len(kept) < 3 and len(discarded) < 3:
     with Others() as others:
@@ -792,7 +792,7 @@ print("shards", shards, "so an image counts", [f"1/{2 * n}" for n in shards], "i
 # same for all. The best of these give each class its frequency. Relu passes a gradient only where
 # its output is above zero, so little can reach the first convolution.
 
-# %% tags=["solution", "measured", "trains"]
+# %% tags=["solution", "measured", "trains", "few:len(losses) < 100=>len(losses) < 40"]
 looked_at = nd.array(data.test_images[:500], ctx=two[0])
 for seed in (1, 2, 3):
     net = start(two, seed=seed, init=mx.init.Uniform(0.07))

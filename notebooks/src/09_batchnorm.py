@@ -1009,7 +1009,7 @@ def outcome(child, deadline):  # and the seconds that it took, or its CPU time a
 # Three cases: both devices with plenty of scratch space; one device sitting out; both devices with
 # the four scratch spaces that MXNet has by default. **Predict** which finish.
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:max(3=>max(1"]
 good, seconds = outcome(start_child(2, 64), 60)
 deadline = max(3, 10 * seconds)  # ten times what is enough when all goes well
 print(f"both devices: {good}, in {seconds:.2f} s; deadline of the others {deadline:.0f} s")

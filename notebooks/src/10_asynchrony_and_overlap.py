@@ -523,7 +523,7 @@ def add_up(name, clocks, parts, lost, quiet):
 # ResNet-18 is hybridised as in chapter 08. **Predict:** which part of LeNet's step on two devices
 # is the largest after compute? And of the wide network's?
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 9)=> 5)", "few: 12)=> 5)"]
 static = {"static_alloc": True, "static_shape": True}
 budgets = {"LeNet, batch 256": compare(lenet, 256, 9),
            "ResNet-18, batch 32": compare(resnet18, 32, 5, **static),
@@ -686,7 +686,7 @@ def report(times, against):
             f"; ratio to {against!r} {middle:.2f} (middle half {low:.2f} to {high:.2f})"))
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 5)=> 2)", "few: 9)=> 3)"]
 def repeat(training, steps, between=lambda: None):
     def work():
         for _ in range(steps):
@@ -858,7 +858,7 @@ print(f"a step needs {alone:.1f} ms of compute on each device and {2 * alone:.1f
 # sends those of the *first* layer first. **Predict** from the two numbers: how long is a step in
 # sequence, and how short can it get?
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 9)=> 3)"]
 WAYS = {"in sequence": in_sequence, "overlapped": linked,
         "first layer first": lambda t: linked(t, by_layer=True)}
 times = rounds({name: lambda one=one: loop(far, 3, one) for name, one in WAYS.items()}, 9)
@@ -882,7 +882,7 @@ def with_link(one):
     return length(recording), ahead, second - recording.begin, {**dict(rows), "link": sent}
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:one[1])[3]=>one[1])[1]", "few:for _ in range(7)]=>for _ in range(3)]"]
 recorded = [[with_link(one) for one in WAYS.values()] for _ in range(7)]
 found = {name: sorted(each, key=lambda one: one[1])[3] for name, each in zip(WAYS, zip(*recorded))}
 for name, (*_, panel) in found.items():
@@ -955,7 +955,7 @@ for lag, steps in ((None, 1), (0, 2), (1, 3), (2, 4)):
 # loss. Each further lag allows one more step; `waitall` stops after the first. So d2l's two steps
 # can overlap with `lag=0` already. Does it save time?
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 5)=> 2)"]
 LAGS = {"waitall": None, "lag 0": 0, "lag 1": 1, "lag 2": 2, "never wait": 8}
 report(rounds({name: lambda lag=lag: loop(usual, 8, lag=lag) for name, lag in LAGS.items()}, 5),
        "waitall")
@@ -1021,7 +1021,7 @@ print(f"{products_of(16, 48) / products_of(20, 50):.2f} times the arithmetic")
 fit = {(c, len(d)): repeat(prepare(lambda c=c: lenet(c), 256, d), 3)
        for c in ((20, 50), (16, 48)) for d in (pair[:1], pair)}
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 6)=> 2)"]
 times = rounds(fit, 6)
 for c in ((20, 50), (16, 48)):
     low, median, high = np.percentile(times[c, 1] / times[c, 2], [25, 50, 75])
@@ -1099,7 +1099,7 @@ assert counts(record(three_steps).events) == {
 #
 # One device with the whole batch, one device with the shard of 16 images, and both devices:
 
-# %% tags=["solution", "measured"]
+# %% tags=["solution", "measured", "few:for _ in range(4)])=>for _ in range(2)])"]
 ways = [*(prepare(resnet18, n, pair[:1], **static) for n in (32, 16)), big]
 for training in ways:
     step(training)
@@ -1128,7 +1128,7 @@ assert all((a == b).all() for a, b in zip(never, trained(on_store=False)))
 # %% [markdown]
 # Does the wide network's step get shorter? We time both in turns, then take a budget of each:
 
-# %% tags=["solution", "measured"]
+# %% tags=["solution", "measured", "few: 9)=> 3)", "few:for _ in range(9)]=>for _ in range(3)]"]
 ways = {"updates in the store": bulks,
         "on each device": prepare(wide, 32, on_store=False)}
 report(rounds({name: repeat(training, 2) for name, training in ways.items()}, 9),

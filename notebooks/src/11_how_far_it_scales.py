@@ -193,7 +193,7 @@ def median_and_noise(rounds):
     return middle, 1.25 * (high - low) / 1.35 / np.sqrt(len(rounds)) / middle
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:grid] for _ in range(10)]=>grid] for _ in range(4)]"]
 with Others() as others:
     rounds = [[one_point(*point) for point in grid] for _ in range(10)]
 measured, noise = median_and_noise(rounds[1:])
@@ -447,7 +447,7 @@ def update_after_passes(w, k):
     return seconds(lambda: trainers[w, k].update(32 * k), 1)
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:range(20)=>range(5)", "few:range(11)=>range(4)"]
 for m in (32, 64, 128):
     shards = list(zip(*(split(a[: 2 * m], places[:2]) for a in (x, y))))
     gaps = [[seconds(lambda some=shards[:k]: passes(some), 3) for k in (1, 2)]
@@ -537,7 +537,7 @@ def after_passes(w):
 
 halves = list(zip(*(split(a[:64], places[:2]) for a in (x, y))))
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:for _ in range(25)]=>for _ in range(6)]"]
 found = [[*(after(None, a) for a in actions), *map(after_passes, widths)] for _ in range(25)]
 reduced, spread = median_and_noise(found[1:])
 plain = np.array([(1, A, 4 * A * n) for A, n in lists], dtype=float)
@@ -896,7 +896,7 @@ def trained_accuracy(batch, lr, seed):
 # The map takes about **15 seconds**. Its title names the learning rates whose mean plus standard
 # deviation reaches the best mean.
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:range(5)=>range(2)"]
 batches, lrs, seeds = [16, 32, 64, 128, 256], [0.025, 0.05, 0.1, 0.2, 0.4, 0.8], range(5)
 maps = np.array([[[trained_accuracy(batch, lr, seed) for batch in batches] for lr in lrs]
                  for seed in seeds])  # [seed, learning rate, batch]

@@ -392,7 +392,7 @@ def jobs(x, y, sizes, handicaps):
     return [padded(*shard) for shard in zip(load(x, sizes, four), load(y, sizes, four), handicaps)]
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 7=> 3"]
 net = lenet(four[:1])
 cases = {(n, h): jobs(images[:n], labels[:n], [n], [h]) for n in (8, 32, 128) for h in (1, 2, 3, 6)}
 times = in_turns({case: lambda job=job: compute(net, job) for case, job in cases.items()}, 7, 2)
@@ -575,7 +575,7 @@ for n in SIZES:
         passes = jobs(*whole, [fast, slow], [1, h])
         steps[n, h] = lambda j=passes, n=n: full_step(both, j, n)
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 16)=> 5)"]
 with Others() as others:
     times = in_turns(steps, 16)
 ms = {case: np.median(found) for case, found in times.items()}

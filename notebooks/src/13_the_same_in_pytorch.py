@@ -954,7 +954,7 @@ def errors(i, norm=gluon.nn.BatchNorm, smooth=False):  # of MXNet and of PyTorch
     return [[apart([a], [b]) for a, b in zip(pick(g), pick(truth))] for g in both]
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few: 24=> 8"]
 starts = range(0, 24, 8)
 single = np.array([errors(i) for i in starts])  # [batches, 2, gradients]
 for name, row in zip(("MXNet", "PyTorch"), single.transpose(1, 0, 2)):
@@ -1010,7 +1010,7 @@ class Float64Norm(gluon.nn.BatchNorm):
 # If so, the large error should disappear with a smooth activation, softplus, with the norms as they
 # were. **Predict** both outcomes.
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:[i - 0.1] * 3=>[i - 0.1] * 1", "few:[i + 0.1] * 3=>[i + 0.1] * 1"]
 smooth = np.array([errors(i, smooth=True) for i in starts])
 rows = {"MXNet": single[:, 0],
         "MXNet, norms\nin float64": np.array([errors(i, Float64Norm)[0] for i in starts]),

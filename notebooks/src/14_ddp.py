@@ -730,7 +730,7 @@ def contestants():
             "torch": DistributedDataParallel(deep())}
 
 
-# %%
+# %% tags=["few:def race(rounds=9)=>def race(rounds=3)"]
 def race(rounds=9):
     models, found = contestants(), {}
     optimizers = {name: torch.optim.SGD(m.parameters(), 0.01) for name, m in models.items()}
@@ -851,7 +851,7 @@ class LinkedAtEnd(Linked):
         pass
 
 
-# %%
+# %% tags=["few:rounds=8)=>rounds=3)"]
 import random
 
 SIZES = (0.01, 2, 4, 8, 16, 25)
@@ -1223,7 +1223,7 @@ for keep in (True, False):
 # bf16_compress_hook)`, from `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.) What does
 # it cost? One epoch from each of three seeds:
 
-# %% tags=["trains", "measured"]
+# %% tags=["trains", "measured", "few:range(3)=>range(1)"]
 class BFloat16(DDP):
     def message(self, bucket):
         return flatten(bucket).bfloat16()

@@ -1151,7 +1151,7 @@ for compute, most in ((None, 1e-5), (torch.bfloat16, 0.02)):
 #
 # All take turns, with a transformer of 0.9 million parameters and 16 images a rank:
 
-# %%
+# %% tags=["few:rounds=6=>rounds=2"]
 def race(ways, rounds=6):
     pairs, times = {}, {way: [] for way in ways}
     for way, make in ways.items():

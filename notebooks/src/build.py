@@ -1,6 +1,8 @@
 """Turns notebooks/src/NN_*.py into executed notebooks, notebooks/NN_*.ipynb.
 
-    python notebooks/src/build.py [01 03 ...] [--prose] [--data digits]
+    python notebooks/src/build.py [01 deeper/03 ...] [--prose] [--data digits]
+
+Deeper notebooks are made in the same way, from notebooks/src/deeper/ into notebooks/deeper/.
 
 The sources (jupytext, py:percent) are all that an author edits. What is written depends on the
 source, on the titles of its neighbours and on what its cells print, and on nothing else, so a
@@ -12,6 +14,10 @@ their tables. Tags that a cell can have:
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     trains      takes training steps; CI runs it twice in a row, as learners do
     solution    the code of an answer, below a heading "### Answer 1"
+    fold        proves the prose, or draws: the code is folded wherever that can be, and its first
+                line, "# check: ..." or "# draw: ...", is its label
+    few:OLD=>NEW  where COURSE_ROUNDS=few, tests run the cell with the text NEW in place of OLD;
+                the two differ in numbers only (notebooks/conftest.py)
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
     figure:NAME the figure that it shows is also written to notebooks/src/figures/NAME.png
@@ -45,6 +51,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
+LABEL = re.compile(r"# ((?:check|draw): \S.*)")
 
 
 class Refused(Exception):
@@ -65,13 +72,34 @@ def absolute_course_data():
         os.environ["COURSE_DATA"] = os.path.abspath(os.path.expanduser(folder))
 
 
-def choose(files, numbers):
-    """Those of `files` whose names begin with one of `numbers` ("3" is "03"); all if none given."""
-    wanted = [number.zfill(2) for number in numbers]
-    if unknown := set(wanted) - {file.name[:2] for file in files}:
-        sys.exit(f"There is no chapter {', '.join(sorted(unknown))}.")
-    chosen = [file for file in sorted(files) if not wanted or file.name[:2] in wanted]
+def choose(files, names):
+    """Those of `files` that `names` name, chapters before deeper notebooks; all if none given.
+
+    A chapter is "03", "3" or "03_all_reduce"; a deeper notebook "deeper/03_more_all_reduces", and
+    "deeper/03" is all those of chapter 03.
+    """
+    def key(file):
+        return course.key(file).startswith("deeper/"), file.name
+
+    files = sorted(files, key=key)
+    chosen = []
+    for name in names:
+        folder, _, short = name.removesuffix(".py").removesuffix(".ipynb").rpartition("/")
+        short = short.zfill(2)
+        begin = f"{folder}/{short}" if folder else short
+        found = [file for file in files if course.key(file) == begin
+                 or re.fullmatch(r"\d\d", short) and course.key(file).startswith(f"{begin}_")]
+        if not found:
+            known = ", ".join(map(course.key, files))
+            sys.exit(f"There is no notebook {name}; there are {known}.")
+        chosen += found
+    chosen = [file for file in files if file in chosen or not names]
     return chosen or sys.exit("There are no chapters.")
+
+
+def sources(notebooks=NOTEBOOKS):
+    """All sources in the folder that has src/, chapters and deeper notebooks."""
+    return [*notebooks.glob("src/[0-9][0-9]_*.py"), *notebooks.glob("src/deeper/[0-9][0-9]_*.py")]
 
 
 def read_source(path):
@@ -80,15 +108,17 @@ def read_source(path):
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     time = f"about {course.minutes(notebook)} minutes"
-    titles = {source.stem: course.title(jupytext.read(source, fmt="py:percent"))
-              for source in sorted(path.parent.glob("[0-9][0-9]_*.py"))}
+    name = course.key(path)
+    src = path.parent.parent if name.startswith("deeper/") else path.parent
+    titles = {course.key(source): course.title(jupytext.read(source, fmt="py:percent"))
+              for source in sorted(sources(src.parent))}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = course.link_mentions(cell.source, path.stem, list(titles))
+            cell.source = course.link_mentions(cell.source, name, titles)
             cell.source = cell.source.replace(course.TIME, time)
     notebook.cells = [part for cell in notebook.cells for part in split_answer(cell)]
     # The second begins with a heading, or it would belong to the folded answer before it.
-    links = course.navigation(path.stem, titles)
+    links = course.navigation(name, titles)
     for place, source in ((0, links), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
         cell = new_markdown_cell(source, metadata={"tags": ["navigation", "remove-cell"]})
         notebook.cells.insert(place, cell)
@@ -104,8 +134,27 @@ def read_source(path):
             kept["jp-MarkdownHeadingCollapsed"] = True
         if "measured" in kept.get("tags", []):
             kept["tags"] = [*kept["tags"], "nbval-ignore-output"]  # the tag that nbval knows
+        if "fold" in kept.get("tags", []):
+            kept |= folded(cell.source, kept["tags"])
         cell.metadata = nbformat.from_dict(kept)
     return notebook
+
+
+def folded(source, tags):
+    """The metadata by which each place folds a cell's code, and shows its label instead.
+
+    Raises Refused where the first line is no label.
+    """
+    label = LABEL.match(source)
+    if not label:
+        raise Refused(f"a folded cell begins with a label, # check: ... or # draw: ..., and not "
+                      f"with {source.splitlines()[0]!r}")
+    return {
+        "jupyter": {"source_hidden": True},                         # JupyterLab, VS Code
+        "cellView": "form",                                         # Colab
+        "tags": [*tags, "hide-input"],                              # the book, by MyST-NB,
+        "mystnb": {"code_prompt_show": label[1], "code_prompt_hide": label[1]},   # with a label
+    }
 
 
 def split_answer(cell):
@@ -114,6 +163,26 @@ def split_answer(cell):
     if cell.cell_type == "markdown" and heading.startswith(course.ANSWER) and text.strip():
         return [new_markdown_cell(heading), new_markdown_cell(text.strip())]
     return [cell]
+
+
+def with_few(cell):
+    """A code cell's source with the few rounds that its tags `few:OLD=>NEW` ask for.
+
+    Raises ValueError where OLD isn't there once, or where the two differ in more than numbers.
+    """
+    source = cell.source
+    for tag in cell.metadata.get("tags", []):
+        if tag.startswith("few:"):
+            old, arrow, new = tag.removeprefix("few:").partition("=>")
+            without = [re.sub(r"\d[\d_.]*", "0", text) for text in (old, new)]
+            if not arrow or without[0] != without[1]:
+                raise ValueError(f"the tag {tag!r} is not few:OLD=>NEW with two texts that differ "
+                                 "in their numbers only")
+            if source.count(old) != 1:
+                raise ValueError(f"the tag {tag!r}: {old!r} is {source.count(old)} times in the "
+                                 "cell, and must be there once")
+            source = source.replace(old, new)
+    return source
 
 
 def needs_torch(notebook):
@@ -230,6 +299,8 @@ def build(source, target, prose=False, data=None):
     else:
         if data or (old and data_used(old) != "-"):
             check_data(data_used(old) if old else data, data)
+        target.parent.mkdir(exist_ok=True)
+        write_files(notebook, target.parent)  # before: a cell may start such a program
         execute(notebook, target.parent)
     normalise(notebook)
     nbformat.validate(notebook)
@@ -243,8 +314,7 @@ def build(source, target, prose=False, data=None):
     for name, png in figures(notebook):
         (source.parent / "figures").mkdir(exist_ok=True)
         (source.parent / "figures" / name).write_bytes(png)
-    for name, text in files(notebook).items():
-        (target.parent / name).write_text(text)
+    write_files(notebook, target.parent)
 
 
 def figures(notebook):
@@ -267,9 +337,17 @@ def files(notebook):
     return {name: "\n\n\n".join(cells) + "\n" for name, cells in parts.items()}
 
 
+def write_files(notebook, folder):
+    """Write the programs that are made of the notebook's cells; one that is the same stays."""
+    for name, text in files(notebook).items():
+        if not (folder / name).exists() or (folder / name).read_text() != text:
+            (folder / name).write_text(text)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Build the notebooks from their sources.")
-    parser.add_argument("chapters", nargs="*", help="numbers, such as 01 03; none means all")
+    parser.add_argument("chapters", nargs="*",
+                        help="such as 01 03, or deeper/03_more_all_reduces; none means all")
     parser.add_argument("--prose", action="store_true",
                         help="run nothing: only prose has changed, outputs stay")
     parser.add_argument("--data", help="the data set to show, if another than before: digits")
@@ -278,18 +356,19 @@ def main(arguments=None):
 
     absolute_course_data()
     failed = False
-    for source in choose(list(options.notebooks.glob("src/[0-9][0-9]_*.py")), options.chapters):
+    for source in choose(sources(options.notebooks), options.chapters):
+        name = course.key(source)
         start = time.perf_counter()
         try:
-            build(source, options.notebooks / f"{source.stem}.ipynb", options.prose, options.data)
+            build(source, options.notebooks / f"{name}.ipynb", options.prose, options.data)
         except CellFailed as error:
             failed = True
-            print(f"{source.stem}: FAILED in code cell {error.number}\n{error.reason}", flush=True)
+            print(f"{name}: FAILED in code cell {error.number}\n{error.reason}", flush=True)
         except Refused as error:
             failed = True
-            print(f"{source.stem}: not built; {error}", flush=True)
+            print(f"{name}: not built; {error}", flush=True)
         else:
-            print(f"{source.stem}: built in {time.perf_counter() - start:.1f} s", flush=True)
+            print(f"{name}: built in {time.perf_counter() - start:.1f} s", flush=True)
     if options.notebooks == NOTEBOOKS:
         course.write_contents()
     return int(failed)

@@ -20,12 +20,25 @@ ANSWER = "### Answer"       # begins a folded answer to an exercise
 TIME = "{reading time}"     # stands in a source for what `minutes` finds
 BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of chapters -->"
 
+# "deeper: More all-reduces", up to what can't be in a title.
+DEEPER = re.compile(r"\bdeeper:\s+([A-Z][\w\s’'-]*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
 NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
 
 
 # --- reading time ------------------------------------------------------------------------------
+
+# That is a rule and not a measurement. It counts somewhat slower than the 238 words a minute at
+# which adults read non-fiction (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047).
+WORDS_A_MINUTE = 200
+LINES_A_MINUTE = 15
+MINUTES_A_PICTURE = 1
+
+
+def key(path):
+    """What a notebook or its source is called here: "03_all_reduce", "deeper/03_more"."""
+    return f"deeper/{path.stem}" if path.parent.name == "deeper" else path.stem
 
 
 def main_line(notebook):
@@ -40,17 +53,22 @@ def main_line(notebook):
 def minutes(notebook):
     """Minutes to read a chapter, to the nearest five, without its exercises.
 
-    200 words of prose a minute, 15 lines of code, one figure. That is a rule and not a measurement.
-    It counts somewhat slower than the 238 words a minute at which adults read non-fiction
-    (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047), since there is something to check in each.
+    Prose, open code, and pictures at the pace of the constants above. Folded cells don't count,
+    but for what they draw.
     """
     cells = main_line(notebook)
     prose = " ".join(c.source for c in cells if c.cell_type == "markdown")
+    prose = re.sub(r"```.*?```", "", prose, flags=re.DOTALL)
+    drawings = len(re.findall(r"!\[[^\]]*\]\([^)]*\)", prose))
+    prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", lambda m: "" if m[0][0] == "!" else m[1], prose)
     code = [c.source for c in cells if c.cell_type == "code"]
-    words = len(re.findall(r"\w+(?:['’-]\w+)*", re.sub(r"```.*?```", "", prose, flags=re.DOTALL)))
-    lines = sum(bool(line.strip()) for source in code for line in source.splitlines())
-    figures = sum("show(" in source for source in code)
-    return max(5, 5 * round((words / 200 + lines / 15 + figures) / 5))
+    is_open = [c.source for c in cells
+               if c.cell_type == "code" and "fold" not in c.metadata.get("tags", [])]
+    words = len(re.findall(r"\w+(?:['’-]\w+)*", prose))
+    lines = sum(bool(line.strip()) for source in is_open for line in source.splitlines())
+    pictures = drawings + sum("show(" in source for source in code)
+    time = words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + pictures * MINUTES_A_PICTURE
+    return max(5, 5 * round(time / 5))
 
 
 def exercises(notebook):
@@ -68,19 +86,26 @@ def as_hours(number):
 
 
 def title(notebook):
-    """"03 All-reduce", of a notebook that begins with "# 03 · All-reduce"."""
+    """"03 All-reduce", of a notebook that begins with "# 03 · All-reduce".
+
+    Of a deeper one it is the title alone: "More all-reduces".
+    """
     for cell in notebook.cells:
         if found := re.match(r"# (.+)", cell.source):
-            return found[1].replace(" · ", " ")
+            return found[1].removeprefix("Deeper · ").replace(" · ", " ")
     return "?"
 
 
 def navigation(name, titles):
     """Markdown that leads from a chapter to its neighbours and to the start.
 
-    `titles` has the title of each chapter by its file's name without suffix, in order.
+    `titles` has the title of each notebook by its `key`, in order. A deeper notebook leads to its
+    chapter and to the start.
     """
-    names = list(titles)
+    names = [each for each in titles if not each.startswith("deeper/")]
+    if name not in names:
+        (chapter,) = [each for each in names if each[:2] == Path(name).name[:2]]
+        return f"[← {titles[chapter]}](../{chapter}.ipynb) · [Start](../start.md)"
     place = names.index(name)
     links = ["[Start](start.md)"]
     if place > 0:
@@ -92,17 +117,34 @@ def navigation(name, titles):
     return " · ".join(links)
 
 
-def link_mentions(text, name, names):
-    """`text` with each "chapter 03" made a link to it, but for the chapter `name` itself.
+def link_mentions(text, name, titles):
+    """`text` with each "chapter 03" and "deeper: Its title" made a link, but for `name` itself.
 
-    Raises ValueError for a number that no chapter of `names` has.
+    name: the `key` of the notebook that has the text; titles: the title of each notebook by its
+    key. Raises ValueError for a chapter or a title that there is not.
     """
-    files = {each[:2]: f"{each}.ipynb" for each in names}
+    up = "../" if name.startswith("deeper/") else ""
+    files = {each[:2]: each for each in titles if not each.startswith("deeper/")}
+    deeper = {words: each for each, words in titles.items() if each.startswith("deeper/")}
 
     def link(number, words):
         if number not in files:
             raise ValueError(f"{name} speaks of chapter {number}, which there is not")
-        return words if number == name[:2] else f"[{words}]({files[number]})"
+        return words if files[number] == name else f"[{words}]({up}{files[number]}.ipynb)"
+
+    def link_deeper(found):
+        said = " ".join(found[1].split())
+        # The sentence may go on: the longest title that it begins with.
+        for words in sorted(deeper, key=len, reverse=True):
+            if re.match(rf"{re.escape(words)}\b", said):
+                pattern = r"\s+".join(map(re.escape, words.split()))
+                length = re.match(pattern, found[1]).end()
+                mention = found[0][: len(found[0]) - len(found[1]) + length]
+                rest = found[1][length:]
+                if deeper[words] == name:
+                    return mention + rest
+                return f"[{mention}]({up}{deeper[words]}.ipynb){rest}"
+        raise ValueError(f"{name} speaks of the deeper notebook {said!r}, which there is not")
 
     def replace(found):
         numbers = re.findall(r"\d\d", found[0])
@@ -110,9 +152,11 @@ def link_mentions(text, name, names):
             return link(numbers[0], found[0])
         return re.sub(r"\d\d", lambda number: link(number[0], number[0]), found[0])
 
-    parts = NOT_PROSE.split(text)
-    parts[::2] = [MENTION.sub(replace, part) for part in parts[::2]]
-    return "".join(parts)
+    for mention, by in ((DEEPER, link_deeper), (MENTION, replace)):
+        parts = NOT_PROSE.split(text)
+        parts[::2] = [mention.sub(by, part) for part in parts[::2]]
+        text = "".join(parts)
+    return text
 
 
 # --- tables of contents ------------------------------------------------------------------------
@@ -121,27 +165,39 @@ def link_mentions(text, name, names):
 def chapters(folder=NOTEBOOKS):
     """For each part its name and a list of chapters, each with what the tables need.
 
-    Raises FileNotFoundError where a chapter of course.toml has not been built.
+    A deeper notebook stands after its chapter, with "deeper" True. Raises FileNotFoundError where
+    a notebook of course.toml has not been built.
     """
     found = []
     for numeral, part in zip(NUMERALS, PARTS, strict=True):
         rows = []
         for chapter in part["chapter"]:
-            notebook = nbformat.read(folder / f"{chapter['file']}.ipynb", as_version=4)
-            rows.append(chapter | {"title": title(notebook), "minutes": minutes(notebook),
-                                   "exercises": exercises(notebook)})
+            rows.append(row(folder, chapter | {"deeper": False}))
+            for deeper in chapter.get("deeper", []):
+                file = f"deeper/{deeper['file']}"
+                rows.append(row(folder, deeper | {"file": file, "deeper": True, "short": False}))
         found.append((f"{numeral}. {part['name']}", rows))
     return found
 
 
+def row(folder, listed):
+    """What course.toml says of a notebook, and what the notebook says of itself."""
+    notebook = nbformat.read(folder / f"{listed['file']}.ipynb", as_version=4)
+    return listed | {"title": title(notebook), "minutes": minutes(notebook),
+                     "exercises": exercises(notebook)}
+
+
 def short_path(parts):
     """One sentence with the chapters of the short path and the time that it takes."""
-    short = [row for _, rows in parts for row in rows if row["short"]]
+    main = [row for _, rows in parts for row in rows if not row["deeper"]]
+    short = [row for row in main if row["short"]]
     numbers = [row["file"][:2] for row in short]
     time = as_hours(sum(row["minutes"] for row in short))
-    everything = as_hours(sum(row["minutes"] for _, rows in parts for row in rows))
+    everything = as_hours(sum(row["minutes"] for row in main))
+    deeper = as_hours(sum(row["minutes"] for _, rows in parts for row in rows if row["deeper"]))
     return (f"The **short path** (●) is {', '.join(numbers[:-1])} and {numbers[-1]}: {time} of "
-            f"reading, of {everything} for all.")
+            f"reading, of {everything} for all. No chapter needs a *deeper* notebook; reading them "
+            f"takes {deeper} more.")
 
 
 def table(parts, prefix, proves):
@@ -151,8 +207,9 @@ def table(parts, prefix, proves):
     for name, rows in parts:
         lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
         for row in rows:
+            link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
             lines.append(["●" if row["short"] else "",
-                          f"[{row['title']}]({prefix}{row['file']}.ipynb)",
+                          f"↳ *deeper:* {link}" if row["deeper"] else link,
                           *[row["proves"]] * proves, f"{row['minutes']} min",
                           str(row["exercises"]), row["running"]])
     return "\n".join(re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines)

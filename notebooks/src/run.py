@@ -1,9 +1,9 @@
 """Runs the chapters from top to bottom, without a browser, and shows how long each takes.
 
-    python notebooks/src/run.py [01 03 ...]
+    python notebooks/src/run.py [01 deeper/03 ...]
 
-What is run is notebooks/NN_*.ipynb, as a learner has it; nothing in notebooks/ is written. The
-table goes to build/run.json too. Exit status 1 says that a cell failed.
+What is run is notebooks/NN_*.ipynb and notebooks/deeper/NN_*.ipynb, as a learner has it; nothing in
+notebooks/ is written. The table goes to build/run.json too. Exit status 1 says that a cell failed.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import course
 import nbformat
 from build import (
     NOTEBOOKS,
@@ -44,7 +45,7 @@ def run(path):
     except CellFailed as failure:
         error = {"cell": failure.number, "reason": failure.reason}
     return {
-        "chapter": path.stem,
+        "chapter": course.key(path),
         "seconds": round(time.perf_counter() - start, 1),
         "cells": len(code),
         "skipped": len(skipped),
@@ -55,13 +56,15 @@ def run(path):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Run the chapters and time them.")
-    parser.add_argument("chapters", nargs="*", help="numbers, such as 01 03; none means all")
+    parser.add_argument("chapters", nargs="*",
+                        help="such as 01 03, or deeper/03_more_all_reduces; none means all")
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS)
     parser.add_argument("--json", type=Path, default=NOTEBOOKS.parent / "build" / "run.json")
     options = parser.parse_args(arguments)
 
     absolute_course_data()
-    paths = choose(list(options.notebooks.glob("[0-9][0-9]_*.ipynb")), options.chapters)
+    paths = choose([*options.notebooks.glob("[0-9][0-9]_*.ipynb"),
+                    *options.notebooks.glob("deeper/[0-9][0-9]_*.ipynb")], options.chapters)
     rows = []
     print(ROW.format("chapter", "seconds", "cells", "data"), flush=True)
     for path in paths:

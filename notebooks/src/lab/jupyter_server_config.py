@@ -17,7 +17,7 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 c = get_config()  # noqa: F821  (Jupyter supplies it)
 
 HERE = Path(__file__).resolve().parent
-CHAPTER = re.compile(r"notebooks/\d\d_\w+\.ipynb")
+CHAPTER = re.compile(r"notebooks/(?:deeper/)?\d\d_\w+\.ipynb")
 # What JupyterLab notes in a cell when somebody folds or unfolds it.
 FOLDS = ["collapsed", "jp-MarkdownHeadingCollapsed", "jupyter", "scrolled"]
 
