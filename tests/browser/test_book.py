@@ -1,7 +1,9 @@
 """The book, page by page, as a reader without a network opens it."""
 
+import os
 import re
 import subprocess
+from pathlib import Path
 from urllib.parse import unquote
 
 import nbformat
@@ -10,6 +12,9 @@ from bs4 import BeautifulSoup
 from conftest import PICTURES, ROOT
 
 CHAPTERS = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
+DEEPER = sorted(f"deeper/{path.stem}" for path in ROOT.glob("notebooks/deeper/[0-9][0-9]_*.ipynb"))
+# In the order of the side bar.
+NOTEBOOKS = sorted([*CHAPTERS, *DEEPER], key=lambda name: (Path(name).name[:2], name in DEEPER))
 TELEPHONE = {"width": 390, "height": 844}
 
 # Lines of code that go on below no further in than they began. Only one that begins close to the
@@ -63,9 +68,16 @@ def read(name):
 
 def answers(notebook):
     """The cells of the answers, each with its heading; the last cell leads to other chapters."""
-    sources = [cell.source for cell in notebook.cells]
-    first = next(n for n, source in enumerate(sources) if source.startswith("### Answer"))
-    return notebook.cells[first:-1]
+    for number, cell in enumerate(notebook.cells):
+        if cell.source.startswith("### Answer"):
+            return notebook.cells[number:-1]
+    return []   # a deeper notebook may have none
+
+
+def labels(notebook):
+    """What is to be read instead of the code of each folded cell."""
+    return [cell.source.splitlines()[0].removeprefix("# ") for cell in notebook.cells
+            if "fold" in cell.metadata.get("tags", [])]
 
 
 def seen(page, selector):
@@ -76,25 +88,26 @@ def seen(page, selector):
 
 @pytest.fixture(scope="session")
 def pages(book):
-    return {path.name: BeautifulSoup(path.read_text("utf-8"), "html.parser")
-            for path in book.glob("*.html")}
+    return {str(path.relative_to(book)): BeautifulSoup(path.read_text("utf-8"), "html.parser")
+            for path in book.rglob("*.html") if path.parts[-2] != "_static"}
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
     page = opened(f"{name}.html")
     notebook = read(name)
     page.wait_for_function("!document.querySelector('.math') || "
                            "document.querySelector('mjx-container')")
     assert page.locator("mjx-merror").count() == 0, "a formula that can't be read"
-    assert page.title().startswith(name[:2])
+    assert page.title().startswith("Deeper · " if name in DEEPER else name[:2])
     assert page.locator("article.bd-article h1").count() == 1
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = page.locator("div.cell_input pre").evaluate_all("all => all.map(e => e.textContent)")
     assert [text.strip("\n") for text in shown] == [cell.source.strip("\n") for cell in code]
     texts = [output.metadata["image/png"]["alt"] for cell in code for output in cell.outputs
              if "image/png" in output.get("data", {})]
-    assert not seen(page, "article details > div"), "an answer that is not folded"
+    assert not seen(page, "article details > div"), "an answer or a cell that is not folded"
+    assert page.locator("details.folded > summary").all_text_contents() == labels(notebook)
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert len(seen(page, "article details > div")) == page.locator("details summary").count()
     shown = page.evaluate("[...document.querySelectorAll('.cell_output img')].filter("
@@ -109,10 +122,10 @@ def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
         assert not cut, "code or outputs of which the end is out of sight"
         assert not page.evaluate(BADLY_WRAPPED), "lines that lose their indentation"
         assert len(seen(page, ".search-button__button, .bd-search")) == 1
-        page.screenshot(path=PICTURES / f"book-{name}-{size['width']}.png")
+        page.screenshot(path=PICTURES / f"book-{name.replace('/', '-')}-{size['width']}.png")
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_page_has_the_parts_of_its_chapter_once(pages, name):
     page = pages[f"{name}.html"]
     cells = answers(read(name))
@@ -122,21 +135,71 @@ def test_a_page_has_the_parts_of_its_chapter_once(pages, name):
         if cell.source.startswith("### Answer")]
     code = [cell for cell in cells if cell.cell_type == "code"]
     for kind, number in (("input", len(code)), ("output", sum(bool(c.outputs) for c in code))):
-        assert len(page.select(f"article details div.cell_{kind}")) == number
-        assert not page.select(f"article details ~ div.cell div.cell_{kind}")
+        assert len(page.select(f"article details.answer div.cell_{kind}")) == number
+        assert not page.select(f"article details.answer ~ div.cell div.cell_{kind}")
     headings = [each.text.rstrip("#") for each in page.select("article h2")]
     contents = [each.text for each in page.select("#pst-page-toc-nav a")]
     assert [each for each in contents if each in headings] == headings
     assert not [each for each in contents if each.startswith("Answer")]
-    assert headings[-1] == "Exercises", "a notebook's own links to its neighbours"
-    around = ["index", *CHAPTERS, "map"][CHAPTERS.index(name):][:3:2]
-    assert [link["href"] for link in page.select("a.left-prev, a.right-next")] == [
-        f"{each}.html" for each in around]
+    assert headings[-1] == ("Exercises" if cells else "Summary"), "its own links to neighbours"
+
+
+def test_chapters_lead_to_chapters_and_a_deeper_notebook_back_to_its_own(pages):
+    around = {name: [before, after] for before, name, after in zip(
+        ["index", *CHAPTERS], CHAPTERS, [*CHAPTERS[1:], "map"])}
+    for name in DEEPER:
+        (chapter,) = [each for each in CHAPTERS if each[:2] == Path(name).name[:2]]
+        around[name] = [f"../{chapter}", f"../{around[chapter][1]}"]
+    for name, links in around.items():
+        found = pages[f"{name}.html"].select("a.left-prev, a.right-next")
+        assert [link["href"] for link in found] == [f"{link}.html" for link in links]
+
+
+def test_a_folded_cell_is_a_quiet_line_that_opens(opened):
+    name = next(name for name in NOTEBOOKS if labels(read(name)))
+    page = opened(f"{name}.html")
+    folded = page.locator("details.folded").first
+    summary = folded.locator("summary")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for size in ({"width": 1440, "height": 900}, TELEPHONE):
+            page.set_viewport_size(size)
+            summary.scroll_into_view_if_needed()
+            assert contrast(summary) > 4.5, "as the WCAG ask for text"
+            box = summary.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"]
+            page.screenshot(path=PICTURES / f"book-folded-{size['width']}-{scheme}.png")
+    code = folded.locator("pre")
+    assert not code.is_visible()
+    summary.click()
+    assert code.is_visible()
+    page.screenshot(path=PICTURES / "book-folded-opened.png")
+    summary.click()
+    assert not code.is_visible()
+
+
+def contrast(element):
+    """How much lighter or darker the text is than what is behind it, by the WCAG's formula."""
+    colours = element.evaluate("""element => {
+        let behind = element
+        while (/, 0\\)|transparent/.test(getComputedStyle(behind).backgroundColor))
+            behind = behind.parentElement
+        return [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor]
+    }""")
+    light = []
+    for colour in colours:
+        linear = []
+        for number in re.findall(r"\d+", colour)[:3]:
+            share = int(number) / 255
+            linear.append(share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4)
+        red, green, blue = linear
+        light.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(light) + 0.05) / (min(light) + 0.05)
 
 
 def test_answers_are_printed_and_a_link_into_one_opens_it(opened):
     page = opened(f"{CHAPTERS[0]}.html")
-    inside = page.locator("article details > div")
+    inside = page.locator("article details.answer > div")
     showing = "all => all.map(each => each.checkVisibility())"
     assert not any(inside.evaluate_all(showing))
     page.emulate_media(media="print")
@@ -155,25 +218,31 @@ def test_no_link_is_dead(pages, book):
     for name in pages:
         for link in links[name]:
             file, _, part = unquote(link).partition("#")
-            file = file.split("?")[0] or name
+            file = file.split("?")[0]
             if file.startswith(("http:", "https:")):
                 continue
-            if not (book / file).exists() or (part and part not in names[file]):
+            path = (book / name).parent / file if file else book / name
+            page = os.path.relpath(path, book)
+            if not path.exists() or (part and part not in names[page]):
                 dead.append((name, link))
     assert not dead
     # It was looked at, too: notebooks to download, their sources, other chapters, parts of pages.
-    for name in CHAPTERS:
-        assert {f"_sources/{name}.ipynb", f"{name}.py", "#summary",
-                "_static/favicon.svg"} <= links[f"{name}.html"]
-    assert {f"{name}.html" for name in CHAPTERS} <= set.union(*links.values())
+    for name in NOTEBOOKS:
+        up = "../" if name in DEEPER else ""
+        assert {f"{up}_sources/{name}.ipynb", f"{Path(name).name}.py", "#summary",
+                f"{up}_static/favicon.svg", f"{up}LICENSE.txt"} <= links[f"{name}.html"]
+    assert {f"{name}.html" for name in NOTEBOOKS} <= set.union(*links.values())
 
 
 def test_nothing_is_there_that_no_reader_needs(book):
-    sources = {path.name: path.read_text("utf-8") for path in book.glob("*.py")}
+    beside = [*book.iterdir(), *book.glob("deeper/*")]
+    found = {str(path.relative_to(book)): path for path in beside}
+    sources = {name: path.read_text("utf-8") for name, path in found.items()
+               if path.suffix == ".py"}
     assert sources == {f"{name}.py": (ROOT / f"notebooks/src/{name}.py").read_text("utf-8")
-                       for name in CHAPTERS}
-    pages = {f"{name}.html" for name in [*CHAPTERS, "index", "map", "search"]}
-    assert {path.name for path in book.iterdir()} - set(sources) - pages == {
+                       for name in NOTEBOOKS}
+    pages = {f"{name}.html" for name in [*NOTEBOOKS, "index", "map", "search"]}
+    assert set(found) - set(sources) - pages - {"deeper"} == {
         ".buildinfo", "LICENSE.txt", "_downloads", "_images", "_sources", "_static", "objects.inv",
         "searchindex.js"}
     texts = [path for path in book.rglob("*") if path.is_file() and path.suffix not in (
@@ -187,17 +256,24 @@ def test_the_first_page_says_what_there_is(opened, book):
     rows = page.locator("#chapters table tr").all()[1:]
     cells = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
     listed = [row for row in cells if row[2]]
-    assert [row[1][:2] for row in listed] == [name[:2] for name in CHAPTERS]
-    for row, name in zip(listed, CHAPTERS, strict=True):
+    for row, name in zip(listed, NOTEBOOKS, strict=True):
         chapter = (book / f"{name}.html").read_text("utf-8")
-        assert f"<h1>{row[1][:2]} · {row[1][3:]}<" in chapter
+        title = re.sub(r"^(\d\d) ", r"\1 · ", row[1])
+        if name in DEEPER:
+            assert not row[0]
+            title = row[1].replace("↳ deeper: ", "Deeper · ")
+        assert f"<h1>{title}<" in chapter
         assert f"about {row[3]}utes" in re.sub(r"\s+", " ", chapter)
         assert row[4] == str(chapter.count("<summary>Answer"))
     short = [row for row in listed if row[0]]
     said = page.locator("p:has-text('short path')").inner_text()
     assert re.findall(r"\b\d\d\b", said.split(":")[0]) == [row[1][:2] for row in short]
-    hours, minutes = re.search(r": (\d+) h(?: (\d+) min)? of reading", said).groups("0")
-    assert 60 * int(hours) + int(minutes) == sum(int(row[3].split()[0]) for row in short)
+    deeper = [row for row in listed if "deeper" in row[1]]
+    chapters = [row for row in listed if row not in deeper]
+    for before, rows in ((": ", short), ("of ", chapters), ("them takes ", deeper)):
+        found = re.search(rf"{before}(?=\d)(?:(\d+) h ?)?(?:(\d+) min)?\b", said)
+        hours, minutes = found.groups("0")
+        assert 60 * int(hours) + int(minutes) == sum(int(row[3].split()[0]) for row in rows)
     side = page.locator("nav.bd-links p.caption, nav.bd-links a").all_text_contents()
     assert side == [*(re.sub(r"^(\d\d) ", r"\1 · ", row[1]) for row in cells), "The map"]
     assert page.locator(".bd-footer-content").inner_text() == (

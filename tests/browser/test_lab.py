@@ -28,6 +28,9 @@ IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
 COPY = ROOT / "build/lab"
 CHAPTERS = {path.stem[:2]: path.name
             for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))}
+DEEPER = [f"deeper/{path.name}" for path in sorted(ROOT.glob("notebooks/deeper/*.ipynb"))]
+PLACEHOLDER = ".jp-InputPlaceholder .jp-PlaceholderText"    # instead of the code of a folded cell
+CORNER = {"x": 3, "y": 3}
 FOLDED = "jp-MarkdownHeadingCollapsed"
 # A reader's own settings. All cells are on the page, also those that are out of sight, so that they
 # can be looked at.
@@ -221,6 +224,12 @@ def unfolded(cells):
     return seen
 
 
+def folded(notebook):
+    """The number of each folded cell, with the label that is seen of it."""
+    return {number: cell.source.splitlines()[0] for number, cell in enumerate(notebook.cells)
+            if "fold" in cell.metadata.get("tags", [])}
+
+
 def neighbours(name):
     """By arrow, text and target of the links in a chapter's last cell, or the map's first line."""
     path = ROOT / "notebooks" / name
@@ -252,7 +261,7 @@ def title(page, name):
         page.wait_for_selector('.jp-Toolbar-kernelName:visible:has-text("Python 3")')
         page.wait_for_selector(f"{IDLE}:visible", timeout=MINUTE)
         title = page.locator(".jp-Notebook:visible h1").inner_text()
-        assert title.startswith(name[:2])
+        assert title.startswith((name[:2], "Deeper · "))
         return title
     if name.endswith(".md"):
         return page.locator(".jp-MarkdownViewer:visible h1").inner_text()
@@ -275,7 +284,7 @@ def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
     assert tabs(start) == ["start.md"]
     assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
     assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
-        "assignments", *CHAPTERS.values(), "ddp_train.py", "map.md", "ranks.py",
+        "assignments", "deeper", *CHAPTERS.values(), "ddp_train.py", "map.md", "ranks.py",
         "sharded_train.py", "start.md"]
     assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
     assert not complaints((folder / "log").read_text())
@@ -300,7 +309,8 @@ def test_each_link_of_the_first_page_opens_what_it_names(start, lab):
         if path.suffix == ".ipynb":      # named by its number or by a word of its title
             names = re.findall(r"\d\d|\w{4,}", text.lower())
             assert any(name in opened[path].lower() for name in names), (text, opened[path])
-    assert {path.name for path in opened} >= set(CHAPTERS.values())
+    assert {str(path.relative_to("notebooks")) for path in opened if path.suffix == ".ipynb"} >= {
+        *CHAPTERS.values(), *DEEPER}
     assert len(start.context.pages) == 1, "a page opened in the browser, not in JupyterLab"
     # By now it would have asked.
     assert start.locator(".Toastify__toast").count() == 0
@@ -349,6 +359,61 @@ def test_a_chapter_that_is_read_stays_as_it_was(page, opened, version):
     book.save()
     assert path.read_bytes() == before
     close(page, path.name)
+
+
+@pytest.mark.parametrize("name", [CHAPTERS["02"], *DEEPER])
+def test_cells_that_check_or_draw_open_by_a_click_and_leave_no_trace(page, opened, name):
+    path = COPY / "notebooks" / name
+    before = path.read_bytes()
+    cells = folded(nbformat.read(path, 4))
+    book = opened(f"notebooks/{name}")
+    assert page.locator(PLACEHOLDER).all_inner_texts() == list(cells.values()) != []
+    for width in (1440, 1024):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.locator(PLACEHOLDER).first.scroll_into_view_if_needed()
+        page.wait_for_timeout(500)
+        assert page.locator(".jp-WindowedPanel-outer").evaluate(
+            "panel => panel.scrollWidth <= panel.clientWidth"), "a label moves the notebook"
+        assert page.locator(PLACEHOLDER).evaluate_all(
+            "all => all.every(each => each.scrollWidth <= each.clientWidth)"), "a label is cut"
+        page.screenshot(path=PICTURES / f"lab-folded-{Path(name).stem}-{width}.png")
+    for number, label in cells.items():
+        cell = page.locator(".jp-Notebook-cell").nth(number)
+        code = cell.locator(".cm-content")
+        assert not code.is_visible()
+        cell.locator(PLACEHOLDER).click()
+        code.wait_for()
+        assert code.inner_text().startswith(label)
+    page.screenshot(path=PICTURES / f"lab-folded-{Path(name).stem}-opened.png")
+    assert page.locator(PLACEHOLDER).count() == 0
+    page.wait_for_selector(".lm-DockPanel-tabBar .jp-mod-dirty")
+    book.save()
+    assert path.read_bytes() == before
+    close(page, path.name)
+
+
+@pytest.mark.parametrize("name", [CHAPTERS["02"], *DEEPER])
+def test_cells_that_check_or_draw_stay_folded_when_they_run(page, opened, name):
+    committed = nbformat.read(ROOT / "notebooks" / name, 4)
+    cells = folded(committed)
+    book = opened(f"notebooks/{name}")
+    book.choose("Edit", "editmenu:clear-all")
+    book.start()
+    book.wait()
+    assert page.locator(PLACEHOLDER).all_inner_texts() == list(cells.values())
+    saved = book.save()
+    assert not errors(saved)
+    assert [cell.metadata for cell in saved.cells] == [cell.metadata for cell in committed.cells]
+    assert_seen(saved, page)
+    book.picture(f"lab-{Path(name).stem}")
+    # And one alone, as by a reader who goes from cell to cell.
+    number = list(cells)[-1]
+    page.locator(".jp-Notebook-cell").nth(number).click(position=CORNER)
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_selector(".lm-DockPanel-tabBar .jp-mod-dirty")
+    book.wait()
+    assert page.locator(PLACEHOLDER).all_inner_texts() == list(cells.values())
+    assert book.save().cells[number].execution_count == len(code(committed)) + 1
 
 
 def test_a_chapter_runs_from_top_to_bottom(page, opened, folder):

@@ -9,10 +9,13 @@ import re
 import sys
 from base64 import b64decode
 from hashlib import sha256
+from html import escape
 from pathlib import Path
+from shutil import copyfile
 
 import nbformat
 from docutils import nodes
+from myst_nb.sphinx_ import HideCodeCellNode
 from pygments.formatters import HtmlFormatter
 from sphinx.highlighting import PygmentsBridge
 from sphinx.transforms import SphinxTransform
@@ -20,6 +23,7 @@ from sphinx.transforms import SphinxTransform
 SRC = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(SRC))
 
+import build  # noqa: E402
 import course  # noqa: E402
 
 project = html_title = "Many devices, one model"
@@ -33,14 +37,12 @@ html_theme_options = {
     "show_toc_level": 2,
     "navbar_persistent": [],  # by default a second search box, above the one in the side bar
     "article_footer_items": ["source.html"],
-    "footer_content_items": ["extra-footer.html"],
-    "extra_footer": 'Licensed under the <a href="LICENSE.txt">Apache License 2.0</a>.',
+    "footer_content_items": ["licence.html"],
 }
 html_favicon = "static/favicon.svg"
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["book.css"]
-html_extra_path = [str(path) for path in SRC.glob("[0-9][0-9]_*.py")]  # what an author edits
 html_use_index = False
 
 
@@ -55,9 +57,16 @@ def write_chapters(app, docname, source):
         parts = course.chapters(Path(app.srcdir))
         source[0] += f"\n{course.short_path(parts)}\n\n{course.table(parts, '', True)}\n"
         for name, rows in parts:
-            files = "\n".join(row["file"] for row in rows)
+            files = "\n".join(entry(row) for row in rows)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{files}\n```\n"
         source[0] += "\n```{toctree}\n:hidden:\n\nmap\n```\n"
+
+
+def entry(row):
+    """What the side bar lists a notebook as; a deeper one is marked as optional."""
+    if row["deeper"]:
+        return f"↳ deeper: {row['title']} <{row['file']}>"
+    return row["file"]
 
 
 class FoldAnswers(SphinxTransform):
@@ -88,6 +97,20 @@ class LineByLine(HtmlFormatter):
 PygmentsBridge.html_formatter = LineByLine
 
 
+def begin_folded(translator, node):
+    """A folded cell's code, closed, below its label.
+
+    MyST-NB writes an "admonition", and for screen readers it puts "Toggle hidden content" in the
+    label's place.
+    """
+    translator.body.append('<details class="folded"><summary>'
+                           f'{escape(node["prompt_show"])}</summary>')
+
+
+def end_folded(translator, node):
+    translator.body.append("</details>")
+
+
 def describe_figures(app, doctree):
     """Give each figure the text that `helpers.plotting.show` put beside it: MyST-NB doesn't."""
     path = Path(app.env.doc2path(app.env.docname))
@@ -107,6 +130,30 @@ def offer_notebooks_only(app, pagename, templatename, context, doctree):
         context["page_source_suffix"] = ""
 
 
+def pass_over_deeper(app, pagename, templatename, context, doctree):
+    """Chapters lead to chapters. A deeper notebook leads to its chapter and to the next one."""
+    relations = app.builder.relations
+    if pagename not in relations:   # the search
+        return
+    for direction, place in (("prev", 1), ("next", 2)):
+        name = relations[pagename][place]
+        while name and name.startswith("deeper/"):
+            name = relations[name][place]
+        if name:
+            context[direction] = {
+                "link": app.builder.get_relative_uri(pagename, name),
+                "title": app.builder.render_partial(app.env.titles[name])["title"]}
+
+
+def write_sources(app, error):
+    """Put what an author edits beside each chapter's page, which leads to it."""
+    if not error:
+        for path in build.sources(SRC.parent):
+            target = app.outdir / f"{course.key(path)}.py"
+            target.parent.mkdir(exist_ok=True)
+            copyfile(path, target)
+
+
 def write_pages(app, error):
     """Put all pages into a script: from a file, search can load no page to quote from it."""
     if not error:
@@ -119,7 +166,10 @@ def setup(app):
     # Light or dark as the reader's system is; the theme does so too, but only after an error.
     app.add_js_file(None, body='document.documentElement.dataset.mode ||= "auto";')
     app.add_transform(FoldAnswers)
+    app.add_node(HideCodeCellNode, override=True, html=(begin_folded, end_folded))
     app.connect("source-read", write_chapters)
     app.connect("doctree-read", describe_figures)
     app.connect("html-page-context", offer_notebooks_only)
+    app.connect("html-page-context", pass_over_deeper)
+    app.connect("build-finished", write_sources)
     app.connect("build-finished", write_pages)

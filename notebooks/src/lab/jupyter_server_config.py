@@ -2,7 +2,8 @@
 
 Jupyter finds this file through JUPYTER_CONFIG_PATH, and reads the reader's own settings as well;
 what the command line says goes before both. Lab's settings are beside it, in overrides.json5: they
-are defaults, which the reader's choice in JupyterLab's menu Settings replaces.
+are defaults, which the reader's choice in JupyterLab's menu Settings replaces. So is custom.css,
+for readers who have none of their own.
 """
 
 import json
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 
 from ipykernel.ipkernel import IPythonKernel
+from jupyter_core.paths import jupyter_config_dir
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
 c = get_config()  # noqa: F821  (Jupyter supplies it)
@@ -27,8 +29,8 @@ class Contents(AsyncLargeFileManager):
 
     JupyterLab writes into each notebook that it opens which Python runs it, 3.11.7 or 3.11.9, and
     into each cell whether it is folded. Git would take that for the reader's work, and an update
-    of the course would stop at it. Here the file's own entries stay, and an answer that was
-    looked at is folded again when the chapter is opened the next time.
+    of the course would stop at it. Here the file's own entries stay, and an answer or a
+    check that was looked at is folded again when the chapter is opened the next time.
     """
 
     async def get(self, path, content=True, *args, **options):
@@ -79,6 +81,9 @@ c.ServerApp.ip = "127.0.0.1"
 c.ServerApp.root_dir = str(HERE.parents[2])
 c.LabApp.default_url = "/lab/tree/notebooks/start.md"
 c.LabApp.app_settings_dir = str(HERE)     # overrides.json5, page_config.json5
+c.LabApp.custom_css = True
+c.ServerApp.tornado_settings = {    # the first custom.css that is found
+    "static_custom_path": [str(Path(jupyter_config_dir()) / "custom"), str(HERE)]}
 c.ServerApp.contents_manager_class = Contents
 
 # The list of files shows what is there to be read; `marking` and `source` in assignments/ hold
