@@ -48,6 +48,14 @@ def run(rounds, arrays, num_chunks):
                 send(source, target)
 
 
+def partner_of(rank, gap):
+    """Who exchanges with `rank`: for a gap of 1 0 and 1, 2 and 3; of 2 0 and 2, 1 and 3."""
+    if rank % (2 * gap) < gap:
+        return rank + gap
+    else:
+        return rank - gap
+
+
 def star(k):
     """All send to rank 0, one after the other, and it sends the sum to all. Uncut arrays."""
     rounds = []
@@ -117,7 +125,7 @@ eight = [mx.cpu(rank) for rank in range(8)]  # being right needs no speed
 backwards = list(reversed(eight))
 
 NUMBERS = nd.arange(2001.5, 2013.5)
-MORE_DIGITS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25 + 1.5  # too many for float32
+LONG_NUMBERS = nd.array([[0.5, 1.5], [2.5, 3.5]], dtype="float64") + 2**25  # too long for float32
 
 
 def wrong_ranks(all_reduce, arrays):
@@ -126,7 +134,7 @@ def wrong_ranks(all_reduce, arrays):
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    all_reduce(list(arrays))  # a copy of the list: whatever is put into it, we keep the arrays
+    all_reduce(list(arrays))  # another list, with the same arrays in it
 
     wrong = []
     for rank, array in enumerate(arrays):
@@ -142,15 +150,16 @@ def replicas(k, numbers=NUMBERS, order=eight):
     """
     arrays = []
     for rank in range(k):
-        arrays.append((3**rank * numbers).copyto(order[rank]))
+        array = 3**rank * numbers
+        arrays.append(array.copyto(order[rank]))
     return arrays
 
 
 def wrong_devices(all_reduce, k):
     """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
     wrong = set()
-    for numbers in [NUMBERS, MORE_DIGITS]:
-        for order in [eight, backwards, eight]:
-            wrong.update(wrong_ranks(all_reduce, replicas(k, numbers, order)))
-            numbers = numbers + 1
+    for numbers in [NUMBERS, LONG_NUMBERS]:
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))
     return sorted(wrong)

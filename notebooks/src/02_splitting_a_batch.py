@@ -38,18 +38,14 @@ from mxnet import autograd, gluon, nd
 # ## By hand
 #
 # How does a part of a batch get to a device? We take six examples with two features each. Every
-# number is different, so that a row in the wrong place can be seen.
-
-# %%
-x = nd.arange(12).reshape((6, 2))
-print(x.asnumpy())
-
-# %% [markdown]
-# Whether a cut is *right* doesn't depend on cores or GPUs. So we name three simulated devices
-# ourselves. A slice takes rows out of the batch, and `as_in_context` moves them to a device.
+# number is different, so that a row in the wrong place can be seen. Whether a cut is *right*
+# doesn't depend on cores or GPUs, so we name three simulated devices ourselves. A slice takes rows
+# out of the batch, and `as_in_context` moves them to a device.
 
 # %%
 three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+x = nd.arange(12).reshape((6, 2))
+print(x.asnumpy())
 
 first = x[0:2].as_in_context(three[0])
 second = x[2:4].as_in_context(three[1])
@@ -59,18 +55,16 @@ for shard in [first, second, third]:
     print(shard.context, shard.asnumpy().tolist())
 
 # %% [markdown]
-# A shard is a slice of the batch, moved to its device.
-#
 # ## Where to cut
 #
-# Ten examples don't divide by three devices. **Predict:** which sizes are the fairest, and before
-# which rows must we cut?
+# Eleven examples don't divide by four devices. **Predict:** which sizes are the fairest, and
+# which rows does each device get?
 
 # %%
-n = 10
-k = 3
-size = n // k  # every shard has at least 3 examples
-longer = n % k  # and 1 example is left: the first shard gets it
+n = 11
+k = 4
+size = n // k  # every shard has at least 2 examples
+longer = n % k  # and 3 are left: one more for each of the first 3 shards
 
 begin = 0
 for rank in range(k):
@@ -81,16 +75,16 @@ for rank in range(k):
     begin = end
 
 # %% [markdown]
-# The first `longer` shards have one example more than the others. So sizes differ by one at most,
-# and the last cut is at $n$: nothing is left out.
-#
-# What does a program lose that gives `n // k` examples to each device, and no more? An epoch of
-# MNIST with batch size 128 has 468 full batches and a last one of 96 examples.
+# Sizes differ by one at most, and nothing is left out. Suppose a program gives just `n // k`
+# examples to each device. What does it lose? An epoch of MNIST with batch size 128 has 468 full
+# batches and a last one of 96 examples.
 
 # %%
 for k in [2, 3, 5, 7]:
-    left_out = 468 * (128 % k) + 96 % k
-    print(f"{k} devices: {left_out} of 60,000 images are left out in an epoch")
+    lost_in_each = 128 % k  # of the 468 full batches
+    lost_in_last = 96 % k
+    lost = 468 * lost_in_each + lost_in_last
+    print(f"{k} devices: {lost} of 60,000 images are left out in an epoch")
 
 # %% [markdown]
 # If the data is shuffled, other images are left out in each epoch, and you may never notice. In an
@@ -99,7 +93,8 @@ for k in [2, 3, 5, 7]:
 # ## The function
 #
 # `split_and_load` puts the two steps together: find the rows of a shard, move them to its device.
-# Shards of different size must be asked for, by `even=False`; you will see below why.
+# Shards of different size must be asked for, by `even=False`, since a mean over them is easily
+# wrong, as you will see.
 
 # %%
 def split_and_load(data, devices, even=True):
@@ -119,21 +114,17 @@ def split_and_load(data, devices, even=True):
         begin = end
     return shards
 
-# %%
+
 for shard in split_and_load(nd.arange(10), three, even=False):
-    print(shard.context, shard.asnumpy().tolist())
+    print(shard.context, shard.asnumpy())
 
-# %% [markdown]
-# Without `even=False` it refuses the same batch:
-
-# %%
 try:
     split_and_load(nd.arange(10), three)
 except ValueError as error:
     print("refused:", error)
 
 # %% tags=["fold"]
-# check: cut i is at i * size + min(i, longer), and shards come in the order of the devices
+# check: shard i begins at row i * size + min(i, longer); no row is lost; devices keep their order
 for n in range(3, 40):
     shards = split_and_load(nd.arange(n), three, even=False)
     for i, shard in enumerate(shards):
@@ -141,7 +132,7 @@ for n in range(3, 40):
         assert shard[0].asscalar() == first_row, f"{n} examples: shard {i} begins elsewhere"
     assert np.array_equal(np.concatenate([s.asnumpy() for s in shards]), np.arange(n)), "every row"
 backwards = [three[2], three[1], three[0]]
-assert [shard.context for shard in split_and_load(x, backwards)] == backwards, "another order"
+assert [s.context for s in split_and_load(nd.arange(6), backwards)] == backwards, "another order"
 
 # %% [markdown]
 # ## Labels stay with their images
@@ -188,144 +179,186 @@ for shard in deal(labels, three):
 # %%
 wrong = 0
 for x_shard, y_shard in zip(x_shards, deal(labels, three)):
-    pixel = x_shard[:, 0, 0, 0]
-    print(x_shard.context, "images", pixel.asnumpy(), "labels", y_shard.asnumpy())
-    wrong += int((pixel != y_shard).sum().asscalar())
+    pixels = x_shard[:, 0, 0, 0].asnumpy()
+    their_labels = y_shard.asnumpy()
+    print(x_shard.context, "images", pixels, "labels", their_labels)
+    wrong += np.sum(pixels != their_labels)
 print("images with the label of another:", wrong)
 assert wrong == 9
 
 # %% [markdown]
 # Only image 0 has its own label. All shapes are right, and nothing raises. Does training notice?
-# We try it, with real images. `load_data` looks for MNIST in the folder that `$COURSE_DATA`
-# names, among its downloads, and on the network. If there is none, it says so and uses
-# scikit-learn's handwritten digits. It returns NumPy arrays.
+#
+# We try it with real images, on two devices: `devices(2)` gives GPUs if there are two, or else
+# simulated ones. `load_data` finds MNIST, or says that there is none and takes scikit-learn's
+# handwritten digits. It returns NumPy arrays.
 
 # %% tags=["measured"]
 data = helpers.load_data("mnist", limit=4000)
 two = devices(2)
 print(data)
 
+# %% tags=["fold", "measured"]
+# draw: sixteen images in two shards, each below its label
+import matplotlib.pyplot as plt
+from helpers.plotting import curves, show
+
+x_shards = split_and_load(nd.array(data.train_images[:16]), two)
+y_shards = split_and_load(nd.array(data.train_labels[:16]), two)
+fig, axes = plt.subplots(2, 8, figsize=(7, 2.3), layout="constrained")
+for row, x_shard, y_shard in zip(axes, x_shards, y_shards):
+    row[0].set_ylabel(x_shard.context)
+    for ax, image, label in zip(row, x_shard.asnumpy(), y_shard.asnumpy()):
+        ax.imshow(image[0], cmap="gray_r")
+        ax.set(title=int(label), xticks=[], yticks=[])
+fig.suptitle(f"16 images ({data.name}) in two shards of 8, each below its label")
+show(fig, alt="Two rows of eight handwritten digits, one row for each device, each digit below its "
+              "label.")
+
+# %% tags=["fold"]
+# check: each shard is on its device, with eight images in their order and their labels
+for rank, (x_shard, y_shard) in enumerate(zip(x_shards, y_shards, strict=True)):
+    rows = slice(8 * rank, 8 * rank + 8)
+    assert x_shard.context == y_shard.context == two[rank], "a shard is on another device"
+    assert np.array_equal(x_shard.asnumpy(), data.train_images[rows]), "other images"
+    assert np.array_equal(y_shard.asnumpy(), data.train_labels[rows]), "a label lost its image"
+
 # %% [markdown]
 # The model is the simplest one that reads digits: one matrix turns 784 pixels into 10 scores, and
-# the loss is the cross-entropy. Each device has its own copy of the matrix and finds the gradient
-# of its shard. The two gradients are added, as in chapter 01. How images are cut, and how labels
-# are, are arguments.
+# the loss is the cross-entropy. `log_softmax` makes log-probabilities of scores, and `pick` takes
+# that of the right label.
 
 # %%
 def loss_of(x, y, weight):
     scores = nd.dot(x.reshape((len(x), 784)), weight)  # [n, 10]
-    return -nd.pick(nd.log_softmax(scores), y).sum()  # cross-entropy, summed over the shard
+    log_probability = nd.pick(nd.log_softmax(scores), y)  # [n]
+    return -log_probability.sum()
 
+# %% [markdown]
+# Each device has its own copy of the matrix and finds the gradient of its shard. The two gradients
+# are added, as in chapter 01. Each is a sum over its shard, so the update divides by the number of
+# examples.
 
-def train_two(split_images, split_labels, steps=120, lr=0.1, seed=0):
+# %%
+def step_on_two(x_shards, y_shards, weights, lr=0.1):
+    total_loss = 0
+    for x_shard, y_shard, weight in zip(x_shards, y_shards, weights):
+        with autograd.record():
+            loss = loss_of(x_shard, y_shard, weight)
+        loss.backward()
+        total_loss += loss.asscalar()
+
+    n = len(x_shards[0]) + len(x_shards[1])
+    gradient = weights[0].grad + weights[1].grad.as_in_context(two[0])
+    mean_gradient = gradient / n
+    for weight in weights:
+        weight[:] = weight - lr * mean_gradient.as_in_context(weight.context)
+    return total_loss / n
+
+# %% [markdown]
+# How images are cut is one argument of the training, how labels are cut another.
+
+# %%
+def train_two(cut_images, cut_labels, seed=0):
     rng = np.random.default_rng(seed)
-    replicas = [nd.zeros((784, 10), ctx=device) for device in two]
-    for weight in replicas:
+    weights = [nd.zeros((784, 10), ctx=two[0]), nd.zeros((784, 10), ctx=two[1])]
+    for weight in weights:
         weight.attach_grad()
     losses = []
-    for step in range(steps):
+    for step in range(120):
         rows = rng.integers(0, len(data.train_images), size=64)  # a random batch
-        x_shards = split_images(nd.array(data.train_images[rows]), two)
-        y_shards = split_labels(nd.array(data.train_labels[rows]), two)
-
-        batch_loss = 0
-        for x_shard, y_shard, weight in zip(x_shards, y_shards, replicas):
-            with autograd.record():
-                loss = loss_of(x_shard, y_shard, weight)
-            loss.backward()
-            batch_loss += loss.asscalar()
-
-        total = replicas[0].grad + replicas[1].grad.as_in_context(two[0])
-        for weight in replicas:
-            weight -= lr / 64 * total.as_in_context(weight.context)
-        losses.append(batch_loss / 64)
+        x_shards = cut_images(nd.array(data.train_images[rows]), two)
+        y_shards = cut_labels(nd.array(data.train_labels[rows]), two)
+        losses.append(step_on_two(x_shards, y_shards, weights))
     return losses
 
 # %% tags=["measured", "trains"]
-in_blocks = train_two(split_and_load, split_and_load)
-dealt = train_two(split_and_load, deal)
+own_labels = train_two(split_and_load, split_and_load)
+dealt_labels = train_two(split_and_load, deal)
 for step in [0, 30, 60, 90, 119]:
-    print(f"step {step:3}: loss {in_blocks[step]:.2f} with its own labels, "
-          f"{dealt[step]:.2f} with dealt labels")
-print(f"ln 10 = {np.log(10):.2f}")
+    print(f"step {step:3}: loss {own_labels[step]:.2f} with their own labels, "
+          f"{dealt_labels[step]:.2f} with dealt labels")
 
 # %% tags=["fold", "measured"]
 # draw: the loss, with each image's own label and with dealt labels
-from helpers.plotting import curves, show
-
 steps = range(120)
 fig, ax = curves("With dealt labels the loss stays where it begins", "step", "loss of a batch", {
-    "labels cut like images": (steps, in_blocks),
-    "labels dealt": (steps, dealt),
+    "their own labels": (steps, own_labels),
+    "dealt labels": (steps, dealt_labels),
+    "guessing: ln 10": (steps, [np.log(10)] * 120),
 })
-ax.axhline(np.log(10), color="#888888", lw=0.8)
 ax.set_ylim(bottom=0)
-show(fig, alt="Loss against the training step: with the right labels it falls, with dealt labels "
+show(fig, alt="Loss against the training step: with their own labels it falls, with dealt labels "
               "it stays at 2.3.")
 
 # %% [markdown]
-# A model that gives each of ten classes the same probability has the loss $\ln 10 \approx 2.3$.
-# With dealt labels ours stays there: it is shown images with the labels of others, and there is
-# nothing to learn. So this mistake shows in the loss, if you know where the loss of guessing is.
-# A loss that stays at $\ln(\text{classes})$ says: look at the labels. And it's quicker to compare
-# values that tell examples apart, as above, before any training.
+# A model that gives each of the ten classes the same probability has the loss $\ln 10 \approx
+# 2.3$. With dealt labels the loss stays near there: the images come with the labels of others, and
+# there is nothing to learn. So this mistake shows in the loss. A loss that stays at
+# $\ln(\text{classes})$ says, among other things: look at the labels. But comparing values that
+# tell examples apart, as above, is quicker, and says what is wrong.
 
 # %% tags=["fold", "measured"]
-# check: five seeds: the mean of the last 20 losses is below 1 with own labels, above 2.2 with dealt
+# check: five seeds: the last 20 losses are below 1 with own labels and above 2.2 with dealt ones
 for seed in range(5):
     own = np.mean(train_two(split_and_load, split_and_load, seed=seed)[-20:])
     others = np.mean(train_two(split_and_load, deal, seed=seed)[-20:])
-    print(f"seed {seed}: {own:.2f} with its own labels, {others:.2f} with dealt labels")
+    print(f"seed {seed}: {own:.2f} with their own labels, {others:.2f} with dealt labels")
     assert own < 1 and 2.2 < others < 2.6, "own labels are learnt, dealt ones are not"
 
 # %% [markdown]
 # ## Against Gluon
 #
 # `gluon.utils.split_and_load` has the same job; its option is called `even_split`. Does it do the
-# same? We ask both for 24 batch sizes, 1 to 4 devices, even and uneven. What a function does with
-# a case is either the list of its shards (device, type, values), or a refusal.
+# same as ours? We try 24 batch sizes on 1 to 4 devices, even and uneven, and compare devices, types
+# and values of all shards. **Predict:** with `even=False`, what do both do with 2 examples on 3
+# devices?
 
-# %%
-def shards_or_refusal(split, n, k, **even):
+# %% tags=["fold"]
+# check: ours and Gluon's give the same shards, or refuse, in 192 cases
+def ours(batch, places, even):
+    return split_and_load(batch, places, even=even)
+
+
+def by_gluon(batch, places, even):
+    return gluon.utils.split_and_load(batch, places, even_split=even)
+
+
+def result_of(split, n, k, even):
     batch = nd.arange(2 * n, dtype="int32").reshape((n, 2))
     places = [mx.cpu(rank) for rank in range(k)]
-    found = []
+    result = []
     try:
-        for shard in split(batch, places, **even):
-            found.append((str(shard.context), shard.dtype, shard.asnumpy().tolist()))
+        for shard in split(batch, places, even):
+            result.append((str(shard.context), shard.dtype, shard.asnumpy().tolist()))
     except (ValueError, mx.base.MXNetError):
         return "refused"
-    return found
+    return result
 
 
-print(shards_or_refusal(split_and_load, n=3, k=2, even=False))
-print(shards_or_refusal(split_and_load, n=3, k=2, even=True))
-
-# %% [markdown]
-# **Predict:** with `even=False`, what happens to 2 examples on 3 devices?
-
-# %%
 cases = 0
-too_few = []  # refused although uneven shards are allowed
 for n in range(1, 25):
-    for k in range(1, 5):
+    for k in [1, 2, 3, 4]:
         for even in [True, False]:
-            ours = shards_or_refusal(split_and_load, n, k, even=even)
-            theirs = shards_or_refusal(gluon.utils.split_and_load, n, k, even_split=even)
-            assert ours == theirs, f"{n} examples on {k} devices, even={even}"
+            result = result_of(ours, n, k, even)
+            assert result == result_of(by_gluon, n, k, even), f"{n} on {k} devices, even={even}"
             cases += 1
-            if ours == "refused" and not even:
-                too_few.append((n, k))
-print(f"the same in {cases} cases")
-print("refused with even=False, (examples, devices):", too_few)
+print("the same in", cases, "cases")
+print("3 examples on 2 devices:", result_of(ours, n=3, k=2, even=False))
+print("2 examples on 3 devices:", result_of(ours, n=2, k=3, even=False))
 
 # %% [markdown]
-# Ours does what Gluon's does. Both refuse a batch with fewer examples than devices, but neither
-# looks for it: `mx.nd` can't *copy* the empty slice that the last device would get. Where no copy
-# is needed, or where empty arrays are allowed, an empty shard comes back, and no error.
+# Ours does what Gluon's does. Both refuse a batch with fewer examples than devices, but only
+# because MXNet can't copy the empty slice that the last device would get. Where nothing has to be
+# copied, an empty shard comes back, and no error.
 
 # %% tags=["fold"]
 # check: an empty shard comes back where it needs no copy, and in MXNet's NumPy mode (chapter 08)
+too_few = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
+for n in range(1, 25):
+    for k in [1, 2, 3, 4]:
+        assert (result_of(ours, n, k, even=False) == "refused") == ((n, k) in too_few), (n, k)
+
 on_the_third = nd.arange(4, ctx=three[2]).reshape((2, 2))  # where the empty shard will be
 for shards in [split_and_load(on_the_third, three, even=False),
                gluon.utils.split_and_load(on_the_third, three, even_split=False)]:
@@ -342,8 +375,8 @@ for n, k in too_few:
 # %% [markdown]
 # ## A device without data
 #
-# What is wrong with a device that gets nothing? Take the model $wx$, and its output as the loss.
-# The gradient on a device is then the sum of its inputs. The first step has the six examples 1 to
+# What is wrong with a device that gets nothing? Let the model be $wx$ and the loss its output. Then
+# the gradient on a device is the sum of its inputs. The first step has the six examples 1 to
 # 6: two for each device.
 
 # %%
@@ -363,8 +396,8 @@ def backward_on(shards):
 backward_on(split_and_load(nd.arange(1, 7), three))
 
 # %% [markdown]
-# 1 + 2, 3 + 4 and 5 + 6. The next batch has only two examples, 1 and 2, so the third device gets
-# nothing. **Predict** the three gradients.
+# 1 + 2, 3 + 4 and 5 + 6. The next batch has only two examples, 1 and 2. It makes two shards, and
+# `zip` stops after them: the third device takes no part. **Predict** the three gradients.
 
 # %%
 backward_on(split_and_load(nd.arange(1, 3), three[:2]))
@@ -372,9 +405,8 @@ assert [weight.grad.asscalar() for weight in replicas] == [1, 2, 11]
 
 # %% [markdown]
 # `backward` overwrote the first two. The third device still has 11, the gradient of the step
-# *before*. The sum over the devices is 14, where the gradient of this batch is 3, and nothing
-# raises. An empty shard is no cure. Whether it overwrites the gradient depends on how the loss is
-# written:
+# *before*. The sum over the devices is 14, and the gradient of this batch is 3. Nothing raises.
+# Would an empty shard help? Not always:
 
 # %% tags=["fold"]
 # check: with an empty shard (w * x).sum() keeps the old gradient, (x.sum() * w).sum() makes it 0
@@ -389,6 +421,8 @@ def gradient_of_nothing(loss_of):
         return weight.grad.item()
 
 
+# MXNet 1.9.1 skips the backward pass of a product with an empty array
+# (BinaryBroadcastBackwardUseIn in elemwise_binary_broadcast_op.h).
 product_first = gradient_of_nothing(lambda w, x: (w * x).sum())
 sum_first = gradient_of_nothing(lambda w, x: (x.sum() * w).sum())
 print("after six examples and then none:", product_first, "and", sum_first)
@@ -396,11 +430,7 @@ assert product_first == 6, "the old gradient should have stayed"
 assert sum_first == 0, "the right one"
 
 # %% [markdown]
-# In the first, `w` meets an empty array, and MXNet 1.9.1 skips the backward pass of that product
-# (`BinaryBroadcastBackwardUseIn` in `elemwise_binary_broadcast_op.h`). In the second, `x.sum()` is
-# already a number, 0.
-#
-# So each device must get at least one example, or be left out of the sum as well.
+# So each device must get at least one example, or its gradient must be left out of the sum.
 # `helpers.split_and_load` is the function that you wrote, with its arguments checked:
 
 # %%
@@ -410,12 +440,10 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# It also refuses a device that is named twice; chapter 05 shows what Gluon does with one.
-#
 # ## Uneven shards and the mean
 #
-# Why should uneven shards be asked for? Let ten examples have the losses 0 to 9. **Predict:** is
-# the mean of the three shards' means the mean of all ten?
+# What can go wrong with shards of different size? Let ten examples have the losses 0 to 9.
+# **Predict:** is the mean of the three shards' means the mean of all ten?
 
 # %%
 losses = nd.arange(10)
@@ -429,7 +457,8 @@ print("mean of the three means:", sum(means) / 3)
 print("mean of all ten:        ", losses.mean().asscalar())
 
 # %% [markdown]
-# It isn't. The mean of four examples counts as much as a mean of three. Sums don't have this
+# It isn't. The mean of four examples counts as much as a mean of three. That is why uneven shards
+# must be asked for: a program that takes means would be wrong without a word. Sums don't have this
 # trouble:
 
 # %%
@@ -464,39 +493,6 @@ print(x.asnumpy())
 # **On GPUs:** the batch is usually in host memory, and the devices are GPUs. Then every shard is a
 # copy. It crosses the link between host and GPU, on threads and streams that MXNet 1.9.1 keeps for
 # copies (`src/engine/threaded_engine_perdevice.cc`).
-#
-# ## A real batch
-#
-# At last, sixteen real images on two devices. To draw a shard, `asnumpy` brings it back to the
-# host.
-
-# %%
-x_shards = split_and_load(nd.array(data.train_images[:16]), two)
-y_shards = split_and_load(nd.array(data.train_labels[:16]), two)
-for x_shard, y_shard in zip(x_shards, y_shards):
-    print("images", x_shard.shape, "labels", y_shard.shape)
-
-# %% tags=["fold", "measured"]
-# draw: sixteen images in two shards, each below its label
-import matplotlib.pyplot as plt
-
-fig, axes = plt.subplots(2, 8, figsize=(7, 2.3), layout="constrained")
-for row, x_shard, y_shard in zip(axes, x_shards, y_shards):
-    row[0].set_ylabel(x_shard.context)
-    for ax, image, label in zip(row, x_shard.asnumpy(), y_shard.asnumpy()):
-        ax.imshow(image[0], cmap="gray_r")
-        ax.set(title=int(label), xticks=[], yticks=[])
-fig.suptitle(f"16 images ({data.name}) in two shards of 8, each below its label")
-show(fig, alt="Two rows of eight handwritten digits, one row for each device, each digit below its "
-              "label.")
-
-# %% tags=["fold"]
-# check: each shard is on its device, with eight images in their order and their labels
-for rank, (x_shard, y_shard) in enumerate(zip(x_shards, y_shards, strict=True)):
-    rows = slice(8 * rank, 8 * rank + 8)
-    assert x_shard.context == y_shard.context == two[rank], "a shard is on another device"
-    assert np.array_equal(x_shard.asnumpy(), data.train_images[rows]), "other images"
-    assert np.array_equal(y_shard.asnumpy(), data.train_labels[rows]), "a label lost its image"
 
 # %% [markdown]
 # ## Summary

@@ -27,9 +27,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-eight = []
-for rank in range(8):
-    eight.append(mx.cpu(rank))  # being right needs no speed, so we name the devices ourselves
+eight = [mx.cpu(number) for number in range(8)]  # to be right needs no speed, so any will do
 
 # %% [markdown]
 # ## A bug that was printed for eleven months
@@ -79,23 +77,23 @@ print("held by the parameters:", [grad.asscalar() for grad in held_by_parameters
 # first array, now 6, is shared.](src/drawings/rebinding.svg)
 #
 # `arrays[rank][:] = ...` would have written into the old one. The bug is easy to miss: device 0
-# has the sum, and the page judges the training by the network on device 0.
+# has the sum, and who looks at that device alone sees nothing wrong.
 #
 # So an all-reduce must work **in place**: it writes into the arrays that were there before.
 #
 # ## A judge, in three steps
 #
 # How do we find out that an all-reduce is right? Give it arrays, keep hold of them, and compare
-# each with the sum that NumPy finds. The *rank* of an array is its place in the list.
+# each with the sum that NumPy finds. The judge says which *ranks* are wrong; an array's rank is
+# its place in the list.
 
 # %%
 def wrong_ranks(all_reduce, arrays):
-    """The ranks whose array doesn't hold the sum of all afterwards."""
     expected = 0
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    all_reduce(list(arrays))  # a copy of the list: whatever is put into it, we keep the arrays
+    all_reduce(list(arrays))  # another list, with the same arrays in it
 
     wrong = []
     for rank, array in enumerate(arrays):
@@ -104,47 +102,26 @@ def wrong_ranks(all_reduce, arrays):
     return wrong
 
 # %% [markdown]
-# What remains is to choose the arrays. We do it in three steps, and each step catches a mistake
-# that the one before let pass.
+# What remains is to choose the arrays. We do it in three steps. Each catches a mistake that slips
+# through the one before.
 #
-# ### Step 1: ones
+# **Step 1: ones.** Each device holds a 1.
 
 # %%
 def ones(k):
-    arrays = []
-    for rank in range(k):
-        arrays.append(nd.ones(1, ctx=eight[rank]))
-    return arrays
+    return [nd.ones(1, ctx=eight[rank]) for rank in range(k)]
 
 
 print("rebinding is wrong on the ranks", wrong_ranks(rebinding, ones(4)))
 
 # %% [markdown]
-# That catches the bug of the book. It also catches an all-reduce that forgets to send the sum back,
-# and one that sends back without a sum:
-
-# %%
-def no_broadcast(arrays):
-    total = arrays[0]
-    for array in arrays[1:]:
-        total += array.as_in_context(total.context)
-
-
-def first_only(arrays):
-    for array in arrays[1:]:
-        arrays[0].copyto(array)  # writes into `array`
-
-
-print("no_broadcast is wrong on the ranks", wrong_ranks(no_broadcast, ones(4)))
-print("first_only is wrong on the ranks", wrong_ranks(first_only, ones(4)))
-
-# %% [markdown]
-# Here is one that sends nothing at all. **Predict:** is it caught?
+# The book's bug is caught. Here is an all-reduce that sends nothing at all. **Predict:** is it
+# caught, too?
 
 # %%
 def multiply(arrays):
     for array in arrays:
-        array *= len(arrays)
+        array *= len(arrays)  # like +=, this writes into the array
 
 
 print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
@@ -152,10 +129,8 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
 # %% [markdown]
 # It isn't. Four ones make 4, and so does four times a one.
 #
-# ### Step 2: values that tell devices and entries apart
-#
-# Let device 0 hold 2001.5, 2002.5, ... up to 2012.5. Device 1 holds three times these numbers,
-# device 2 nine times, and so on.
+# **Step 2: values that tell devices and entries apart.** Device 0 holds 2001.5, 2002.5, and so on.
+# Device 1 holds three times these numbers, device 2 nine times, device 3 twenty-seven times.
 
 # %%
 NUMBERS = nd.arange(2001.5, 2013.5)
@@ -164,7 +139,8 @@ NUMBERS = nd.arange(2001.5, 2013.5)
 def replicas(k, numbers=NUMBERS, order=eight):
     arrays = []
     for rank in range(k):
-        arrays.append((3**rank * numbers).copyto(order[rank]))
+        array = 3**rank * numbers
+        arrays.append(array.copyto(order[rank]))
     return arrays
 
 
@@ -174,11 +150,9 @@ for array in replicas(4):
 print("multiply is wrong on the ranks", wrong_ranks(multiply, replicas(4)))
 
 # %% [markdown]
-# Why powers of three? The right sum is 1 + 3 + 9 + 27 = 40 times the numbers of device 0. Without
-# device 1 it would be 37 times, with device 2 counted twice 49 times: each way to count devices
-# never, once or twice gives a sum of its own. No two entries are alike, so an entry in the wrong
-# place is seen, too. And the numbers have more digits than float16 keeps, and a half that an
-# integer type would lose.
+# The right sum is 1 + 3 + 9 + 27 = 40 times the numbers of device 0. Without device 1 it would be
+# 37 times, with device 2 counted twice 49 times. And no two entries are alike, so an entry in the
+# wrong place is seen, too.
 
 # %% tags=["fold"]
 # check: of the 81 ways to count four devices 0, 1 or 2 times, no two give the same sum
@@ -196,67 +170,73 @@ for k in range(1, 9):
     assert np.array_equal(exact, exact.astype("float32")), f"{k} devices: rounded"
 
 # %% [markdown]
-# Here is a cleverer mistake. First neighbours exchange their arrays and add: 0 and 1, 2 and 3. Then
-# devices that are two apart do: 0 and 2, 1 and 3. Then those that are four apart. A device whose
-# partner doesn't exist waits.
+# Now a cleverer mistake. Partners exchange their arrays, and each adds what it gets. At first the
+# partners are neighbours, then devices two apart, then four apart:
+
+# %%
+def partner_of(rank, gap):
+    if rank % (2 * gap) < gap:
+        return rank + gap
+    else:
+        return rank - gap
+
+
+for gap in [1, 2, 4]:
+    print("gap", gap, "- partners of 0 to 7:", [partner_of(rank, gap) for rank in range(8)])
 
 # %%
 def powers_of_two(arrays):
     for gap in [1, 2, 4]:
-        before = [array.copy() for array in arrays]
+        before = [array.copy() for array in arrays]  # what each sends in this round
         for rank, array in enumerate(arrays):
-            if rank // gap % 2 == 0:
-                partner = rank + gap
-            else:
-                partner = rank - gap
-            if partner < len(arrays):
+            partner = partner_of(rank, gap)
+            if partner < len(arrays):  # or there is nobody to exchange with
                 array += before[partner].as_in_context(array.context)
 
 
 print("powers_of_two is wrong on the ranks", wrong_ranks(powers_of_two, replicas(4)))
 
 # %% [markdown]
-# On four devices it is right. **Predict:** for which $k$ is it?
+# On four devices it is right. **Predict:** for which numbers of devices is it wrong?
 
 # %%
 for k in range(2, 9):
     print(k, "devices: wrong on the ranks", wrong_ranks(powers_of_two, replicas(k)))
 
 # %% [markdown]
-# With three devices, device 1 has no partner two apart and never hears of device 2.
+# On three devices, rank 1 has no partner in the second round, since there is no rank 3. So it never
+# hears of rank 2.
 #
-# ### Step 3: every number of devices, and more habits
-#
-# So we try every $k$. An all-reduce may have other habits that one case doesn't show. It might
-# compute in float32, whatever it is given. It might take the number of a device for its rank. It
-# might remember something from its last call. So our judge tries a second type and shape, and with
-# each it calls three times: with the devices in order, in reverse, and in order again, each time
-# with other numbers.
+# **Step 3: every number of devices, other types, other devices, again.** So we must try every $k$.
+# And an all-reduce may have other bad habits. Does it compute in float32 when it is given float64?
+# Is it right only if `cpu(0)` comes first in the list? Is it right only the first time? The judge
+# that we keep tries all of that:
 
 # %%
-MORE_DIGITS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25 + 1.5  # too many for float32
-backwards = list(reversed(eight))
+LONG_NUMBERS = nd.array([[0.5, 1.5], [2.5, 3.5]], dtype="float64") + 2**25  # too long for float32
+backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
 
 
 def wrong_devices(all_reduce, k):
-    """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
     wrong = set()
-    for numbers in [NUMBERS, MORE_DIGITS]:
-        for order in [eight, backwards, eight]:
-            wrong.update(wrong_ranks(all_reduce, replicas(k, numbers, order)))
-            numbers = numbers + 1
+    for numbers in [NUMBERS, LONG_NUMBERS]:
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))
     return sorted(wrong)
 
-
-for all_reduce in [rebinding, no_broadcast, first_only, multiply, powers_of_two]:
-    caught = []
-    for k in range(2, 9):
-        if wrong_devices(all_reduce, k):
-            caught.append(k)
-    print(f"{all_reduce.__name__:13} is caught on", caught, "devices")
-
 # %% tags=["fold"]
-# check: seven more mistakes are caught; the arrays of step 2 let three of them pass
+# check: twelve wrong all-reduces, those of the text among them, and which step catches them
+def no_broadcast(arrays):  # the sum stays on the first device
+    for array in arrays[1:]:
+        arrays[0] += array.as_in_context(arrays[0].context)
+
+
+def first_only(arrays):  # sends back without a sum
+    for array in arrays[1:]:
+        arrays[0].copyto(array)
+
+
 def one_for_all(arrays):  # puts the first array into every place of the list
     no_broadcast(arrays)
     arrays[:] = [arrays[0]] * len(arrays)
@@ -299,75 +279,70 @@ def remembers(arrays):  # a second call with as many devices and entries gets th
         remembered[key].copyto(array)
 
 
-more = [one_for_all, counts_twice, through("float16"), through("float32"), through("int32"),
-        by_device_number, remembers]
-for all_reduce in [rebinding, no_broadcast, first_only, multiply, *more]:
-    for k in range(2, 9):
-        assert wrong_devices(all_reduce, k), f"{all_reduce.__name__} passes on {k} devices"
-remembered.clear()
-passed = [all_reduce.__name__ for all_reduce in more if not wrong_ranks(all_reduce, replicas(4))]
-print("caught by step 3 only:", ", ".join(passed))
-assert passed == ["through float32", "by_device_number", "remembers"]
-for k in range(2, 9):
-    assert bool(wrong_devices(powers_of_two, k)) == (k in [3, 5, 6, 7]), k
+def caught_or_not(all_reduce, arrays):
+    remembered.clear()
+    return "caught" if wrong_ranks(all_reduce, arrays) else "passes"
+
+
+for all_reduce in [rebinding, no_broadcast, first_only, one_for_all, multiply, counts_twice,
+                   through("float16"), through("int32"), through("float32"), by_device_number,
+                   remembers, powers_of_two]:
+    caught = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
+    print(f"{all_reduce.__name__:17} step 1: {caught_or_not(all_reduce, ones(4))}, step 2: "
+          f"{caught_or_not(all_reduce, replicas(4))}, step 3: caught on", *caught)
+    assert caught == ([3, 5, 6, 7] if all_reduce is powers_of_two else list(range(2, 9)))
 
 # %% [markdown]
 # A test of an all-reduce keeps the old arrays, looks at every one of them, uses values that tell
-# devices apart, and tries many $k$.
+# devices apart, and tries many numbers of devices.
 #
 # ## A star
 #
 # What is the plainest all-reduce that passes? All devices send to device 0, which adds; then it
-# sends the sum back to all. Whatever crosses between devices goes through one function, `send`,
-# and it takes notes.
+# sends the sum back to all. Whatever crosses between devices goes through one function, `send`, and
+# it takes notes.
 
 # %%
-from typing import NamedTuple
-
-
-class Sent(NamedTuple):
-    sender: int  # the number of a device
-    receiver: int
-    nbytes: int
-
-
 log = []  # everything that was sent
 
 
 def send(array, to):
-    """Copy `array` to a device, or into an array that is on one. Returns the copy."""
+    """Copy `array` to the device `to`, or into the array `to`. Returns the copy."""
     if isinstance(to, mx.Context):
         receiver = to
     else:
         receiver = to.context
-    nbytes = array.size * np.dtype(array.dtype).itemsize
-    log.append(Sent(array.context.device_id, receiver.device_id, nbytes))
+    log.append({"sender": array.context, "receiver": receiver, "entries": array.size})
     return array.copyto(to)
 
-# %%
+
 def allreduce(arrays):
     total = arrays[0]
     for array in arrays[1:]:
-        total += send(array, total.context)
+        total += send(array, total.context)  # a copy on the first device, added
     for array in arrays[1:]:
         send(total, array)  # into the array that is there
 
+# %%
+def judge(all_reduce):
+    for k in range(1, 9):
+        assert wrong_devices(all_reduce, k) == [], f"wrong on {k} devices"
+    print(f"{all_reduce.__name__} is right on 1 to 8 devices")
 
-for k in range(1, 9):
-    assert wrong_devices(allreduce, k) == [], f"wrong on {k} devices"
-print("right on 1 to 8 devices")
+
+judge(allreduce)
 
 log.clear()
-allreduce(replicas(4))
+allreduce(replicas(3))
 for sent in log:
-    print(f"{sent.sender} -> {sent.receiver}: {sent.nbytes} bytes")
+    print(sent["sender"], "sends", sent["entries"], "entries to", sent["receiver"])
 
 # %% [markdown]
 # The first half has a name: *reduce* leaves the sum on one device. So has the second: *broadcast*
 # sends one device's array to all. `helpers.allreduce` is this function, with its arguments checked.
 #
 # One mistake our judge *can't* see, since simulated devices share memory: to forget `send`, and let
-# arrays of two devices meet. On GPUs that may crash (chapter 01). The notes of `send` do show it:
+# arrays of two devices meet. On GPUs that may crash (chapter 01). The notes of `send` show it:
 
 # %% tags=["fold"]
 # check: an all-reduce without any send passes the judge, and its count of messages gives it away
@@ -389,18 +364,20 @@ for all_reduce, messages in [(allreduce, 6), (without_moves, 0)]:
 # ## Messages as data
 #
 # In this star, device 0 has all the work. Here are three ways on four devices. In a ring, each
-# message is a quarter of the array only:
+# message is only a quarter of the array:
 #
 # ![Messages on four devices, round by round. A star takes 6 rounds of one whole array, a tree 4
 # rounds of whole arrays, a ring 6 rounds in which every device sends a quarter; receivers add in
 # the first half and overwrite in the second.](src/drawings/star_tree_ring.svg)
 #
 # An arrow is a message. Messages of one *round* can go at the same time: no device sends two, and
-# none receives two. (So in a star, whose messages all go to device 0 or come from it, each message
-# needs a round of its own.) To compare such ways, we write them down as data. A *schedule* is a
-# list of rounds, a round a list of messages.
+# none receives two. (In a star all messages come from device 0 or go to it, so each needs a round
+# of its own.) To compare such ways, we write them down as data. A *schedule* is a list of rounds,
+# a round a list of messages.
 
 # %%
+from typing import NamedTuple
+
 ADD = "add"
 COPY = "copy"
 
@@ -425,8 +402,9 @@ for messages in star(3):
     print(messages)
 
 # %% [markdown]
-# A message carries one chunk. To find it, we cut a window out of the array. As in chapter 02, a
-# slice of an `mx.nd` array shares its memory, and so does `reshape(-1)`, which makes one row of it.
+# A message carries a chunk. `window` finds it in an array. As in chapter 02, a slice of an `mx.nd`
+# array shares its memory, and so does `reshape(-1)`, which makes one row of it: what we write into
+# a window is in the array.
 
 # %%
 def window(array, chunk, num_chunks):
@@ -441,7 +419,8 @@ for chunk in range(4):
     print("chunk", chunk, "of 4:", window(ten, chunk, num_chunks=4).asnumpy())
 
 # %% [markdown]
-# Now one function carries out any schedule:
+# One function carries out any schedule. It takes one message after the other. That comes to the
+# same as all messages of a round at once, as long as none of them reads what another one writes.
 
 # %%
 def run(rounds, arrays, num_chunks):
@@ -461,9 +440,7 @@ def star_allreduce(arrays):
     run(star(len(arrays)), arrays, num_chunks=1)
 
 
-for k in range(1, 9):
-    assert wrong_devices(star_allreduce, k) == [], f"wrong on {k} devices"
-print("right on 1 to 8 devices")
+judge(star_allreduce)
 
 # %% tags=["fold"]
 # check: carried out as a schedule, the star sends what allreduce sends, in the same order
@@ -488,7 +465,7 @@ def tree(k):
     gap = 1
     while gap < k:
         messages = []
-        for rank in range(0, k, 2 * gap):  # these receive, from the device that is `gap` further
+        for rank in range(0, k, 2 * gap):  # these receive, each from the one that is `gap` further
             if rank + gap < k:
                 messages.append(Message(sender=rank + gap, receiver=rank, chunk=0, what=ADD))
         up.append(messages)
@@ -504,17 +481,12 @@ def tree(k):
     return up + down
 
 
-for number, messages in enumerate(tree(5), 1):
-    for message in messages:
-        print(f"round {number}: {message.sender} -> {message.receiver} {message.what}")
-
-# %%
 def tree_allreduce(arrays):
     run(tree(len(arrays)), arrays, num_chunks=1)
 
 
-for k in range(1, 9):
-    assert wrong_devices(tree_allreduce, k) == [], f"wrong on {k} devices"
+judge(tree_allreduce)
+for k in [2, 3, 4, 5, 8]:
     print(f"{k} devices: {len(star(k))} rounds as a star, {len(tree(k))} as a tree")
 
 # %% [markdown]
@@ -537,8 +509,9 @@ for k in range(1, 9):
 # the device above, until device r has the whole sum of chunk r; after round 6 every device has all
 # four sums.](src/drawings/ring_rounds.svg)
 #
-# In the first round rank $r$ sends chunk $r - 1$. In each round after it, a device sends on the
-# chunk to which it has just added its own part.
+# A chunk gets to the rank of its own number last: chunk 0 begins at rank 1, goes to 2 and 3, and
+# ends at rank 0. So in the first round rank $r$ sends chunk $r - 1$ (and rank 0 the last one). In
+# the next round it sends on the chunk that it has just got and added to, $r - 2$, and so on.
 
 # %%
 def reduce_scatter(k):
@@ -598,9 +571,7 @@ def ring_allreduce(arrays):
     run(ring(len(arrays)), arrays, num_chunks=len(arrays))
 
 
-for k in range(1, 9):
-    assert wrong_devices(ring_allreduce, k) == [], f"wrong on {k} devices"
-print("right on 1 to 8 devices")
+judge(ring_allreduce)
 
 # %% [markdown]
 # Operations in which all devices take part are called *collectives*. You have now met five, and two
@@ -615,26 +586,23 @@ print("right on 1 to 8 devices")
 # ## Rounds and bytes
 #
 # **Predict:** each of 8 devices has an array of $S$ bytes. How many bytes does the *busiest* device
-# send in a star, a tree and a ring? We run each and read the log.
+# send in a star, a tree and a ring? We run each and add up what the log says:
 
-# %%
-def bytes_sent(rounds, k, num_chunks):
-    """What each of k devices sends, in units of the whole array."""
+# %% tags=["fold"]
+# check: what each of 8 devices sends, in units of the whole array
+def shares_sent(rounds, k, num_chunks):
     entries = 840  # a multiple of 1 to 8, so that all chunks are equal
-    arrays = []
-    for rank in range(k):
-        arrays.append(nd.ones(entries, ctx=eight[rank]))
     log.clear()
-    run(rounds, arrays, num_chunks)
-    in_all = np.zeros(k)
+    run(rounds, [nd.ones(entries, ctx=device) for device in eight[:k]], num_chunks)
+    shares = np.zeros(k)
     for sent in log:
-        in_all[sent.sender] += sent.nbytes / (4 * entries)
-    return in_all
+        shares[sent["sender"].device_id] += sent["entries"] / entries
+    return shares
 
 
-print(len(star(8)), "rounds; a star sends", bytes_sent(star(8), k=8, num_chunks=1))
-print(len(tree(8)), "rounds;  a tree sends", bytes_sent(tree(8), k=8, num_chunks=1))
-print(len(ring(8)), "rounds; a ring sends", bytes_sent(ring(8), k=8, num_chunks=8))
+for name, rounds, num_chunks in [("star", star(8), 1), ("tree", tree(8), 1), ("ring", ring(8), 8)]:
+    shares = shares_sent(rounds, 8, num_chunks)
+    print(f"{name}: {len(rounds):2} rounds; sent by devices 0 to 7:", *shares)
 
 # %% [markdown]
 # All three send the same in all, $2(k-1)S$. They differ in who sends it, and when:
@@ -645,10 +613,11 @@ print(len(ring(8)), "rounds; a ring sends", bytes_sent(ring(8), k=8, num_chunks=
 # | tree | $2\lceil\log_2 k\rceil$ | $\lceil\log_2 k\rceil\,S$ |
 # | ring | $2(k-1)$ | $2\frac{k-1}{k}\,S$ |
 #
-# A round costs time even if its messages are small. So for small arrays rounds count, and a tree is
-# good. For large arrays bytes count, and a ring is good: no device sends more than $2S$, however
-# many devices there are. Where only the devices add, the busiest one can't send less than in a ring
-# (Patarasuk and Yuan, 2009). Some switches can add, too.
+# A round costs time even if its messages are small, its *latency*. So for small arrays rounds
+# count, and a tree is good. For large arrays bytes count, since a link carries only so many a
+# second, its *bandwidth*. Then a ring is good: no device sends more than $2S$, however many there
+# are. If all the adding is done by the devices, the busiest one can't send less (Patarasuk and
+# Yuan, 2009).
 
 # %% tags=["fold"]
 # check: rounds, the busiest device's bytes and all bytes follow the table on 2 to 8 devices
@@ -660,10 +629,10 @@ for k in range(2, 9):
         "ring": (ring(k), k, 2 * (k - 1), 2 * (k - 1) / k),
     }
     for name, (rounds, num_chunks, number, busiest) in table.items():
-        sent = bytes_sent(rounds, k, num_chunks)
+        shares = shares_sent(rounds, k, num_chunks)
         assert len(rounds) == number, f"{name} on {k} devices: {len(rounds)} rounds"
-        assert np.isclose(max(sent), busiest), f"{name} on {k} devices: busiest sends {max(sent)}"
-        assert np.isclose(sum(sent), 2 * (k - 1)), f"{name} on {k} devices: {sum(sent)} in all"
+        assert np.isclose(max(shares), busiest), f"{name} on {k} devices: busiest {max(shares)}"
+        assert np.isclose(sum(shares), 2 * (k - 1)), f"{name} on {k} devices: {sum(shares)} in all"
 
 # %% tags=["fold"]
 # check: messages of one round can go at the same time, in star, tree and ring on 2 to 8 devices
@@ -677,37 +646,34 @@ for k in range(2, 9):
 
 # %% [markdown]
 # Is there a way with few rounds *and* few bytes? There is, and there are networks on which yet
-# other ways win. They are in a notebook of their own, deeper: More all-reduces.
+# other ways win, or on which a switch adds. The notebook deeper: More all-reduces is about them.
 #
 # ## On this machine
 #
-# Which is the fastest here, on two devices? MXNet has an all-reduce of its own to compare with. In
-# a *key-value store* (KVStore), `pushpull` adds up a list of arrays and writes the sum into each;
-# chapter 07 takes it apart.
+# Which is the fastest here, on two devices? MXNet has an all-reduce of its own to compare with: the
+# `pushpull` of its *key-value store* (KVStore), which chapter 07 takes apart. **Predict:** with two
+# devices, which of star, tree and ring send the same messages?
+#
+# We measure each fifteen times, in turns, in five new processes, since a process can be lucky or
+# unlucky as a whole. A row shows the median of the processes' medians, and in brackets the lowest
+# and the highest. If these ranges overlap, we name no winner.
 
-# %%
+# %% tags=["fold", "measured", "few:ROUNDS = 15=>ROUNDS = 3", "few: * 5)=> * 2)"]
+# check: times of five all-reduces on two devices, in five new processes
+from helpers.timing import in_new_processes, in_turns
+
+ROUNDS = 15
+SMALL = 1_000  # entries of 4 bytes: 4 KB
+LARGE = 4_096_000  # 16.4 MB
+
+
 def kvstore_allreduce(arrays):
     store = mx.kvstore.create("device")
     store.init("our sum", arrays[0])  # a place in the store, with its shape and type
     store.pushpull("our sum", arrays)
 
 
-for k in range(1, 9):
-    assert wrong_devices(kvstore_allreduce, k) == [], f"wrong on {k} devices"
-print("right on 1 to 8 devices")
-
-# %% [markdown]
-# To compare times, `in_turns` runs several functions in turn, in another order in each round, and
-# returns the seconds of each round by name. Each waits until the sum is there (chapter 01).
-# **Predict:** with two devices, which of star, tree and ring send the same messages?
-
-# %% tags=["few:ROUNDS = 15=>ROUNDS = 3"]
-from helpers.timing import in_new_processes, in_turns
-
-ROUNDS = 15
-
-
-def measure(size):
+def time_all_reduces(size):
     two = devices(2)
     arrays = [nd.zeros(size, ctx=two[0]), nd.zeros(size, ctx=two[1])]
     store = mx.kvstore.create("device")
@@ -720,18 +686,11 @@ def measure(size):
         "KVStore": lambda: store.pushpull("our sum", arrays),
     }, rounds=ROUNDS)
 
-# %% [markdown]
-# A process can be lucky or unlucky as a whole, for instance in where its memory lies. So we measure
-# in five new processes for each size. A row shows the median of their five medians, and in brackets
-# the lowest and the highest. If these ranges overlap, we name no winner.
 
-# %% tags=["measured", "few: * 5)=> * 2)"]
-SMALL = 1_000  # entries of 4 bytes: 4 KB
-LARGE = 4_096_000  # 16.4 MB
-
+judge(kvstore_allreduce)
 medians = {}  # milliseconds, one a process
 for size in [SMALL, LARGE]:
-    runs = in_new_processes(measure, [size] * 5)
+    runs = in_new_processes(time_all_reduces, [size] * 5)
     print(f"{4 * size / 1e3:,.0f} KB")
     for name in runs[0]:
         found = [1e3 * np.median(times[name]) for times in runs]
@@ -742,21 +701,12 @@ for size in [SMALL, LARGE]:
 # **For 4 KB** `star` and `tree` send the same two messages, and they can't be told apart. But
 # `allreduce` sends these two messages as well, and takes less than half of their time. What
 # differs is Python: `run` reads a schedule and cuts windows. The ring cuts twice as many. So this
-# order says how much Python each of ours needs, and nothing about messages. The output below shows
-# it from another side: the sum is there as soon as Python has handed out the work.
-#
-# **For 16.4 MB** the copies take the time, and no one of ours can be told from the others.
+# order says how much Python each of ours needs, and nothing about messages. Here it is from
+# another side: the sum is there almost as soon as Python has handed out the work.
 
 # %% tags=["fold", "measured"]
-# check: which ranges don't overlap, and how long Python takes to hand out the work for 4 KB
+# check: for 4 KB, when Python has handed out the work, and when the sum is there
 import time
-
-NAMES = ["allreduce", "star", "tree", "ring", "KVStore"]
-for size in [SMALL, LARGE]:
-    print(f"{4 * size / 1e3:,.0f} KB, each beside those whose whole range is above its own")
-    for name in NAMES:
-        slower = [other for other in NAMES if max(medians[size, name]) < min(medians[size, other])]
-        print(f"    {name:10}", ", ".join(slower) or "-")
 
 two = devices(2)
 arrays = [nd.zeros(SMALL, ctx=two[0]), nd.zeros(SMALL, ctx=two[1])]
@@ -776,42 +726,44 @@ for all_reduce in [allreduce, star_allreduce, tree_allreduce, ring_allreduce]:
           f"{np.median(returned):.0f} µs, the sum is there after {np.median(finished):.0f} µs")
 
 # %% [markdown]
-# **On GPUs** these times would be others: here, no message crosses a link.
+# **For 16.4 MB** the copies take the time: `allreduce`, `star` and `tree`, with the same two
+# messages, can't be told apart.
+
+# %% tags=["fold", "measured"]
+# check: which all-reduce is faster than which: its whole range is below the other's
+NAMES = ["allreduce", "star", "tree", "ring", "KVStore"]
+for size in [SMALL, LARGE]:
+    print(f"{4 * size / 1e3:,.0f} KB")
+    for name in NAMES:
+        slower = [other for other in NAMES if max(medians[size, name]) < min(medians[size, other])]
+        if slower:
+            print(f"    {name} is faster than", ", ".join(slower))
+
+# %% [markdown]
+# **On GPUs** times may be quite different: here, no message crosses a link.
 #
 # ## Order matters to the last bit
 #
-# In floating point $(a + b) + c$ need not be $a + (b + c)$. **Predict:** for random float32
-# numbers on eight devices, do star, tree and ring give the same bits? And within one of them, do
+# In floating point $(a + b) + c$ need not be $a + (b + c)$. **Predict:** eight devices hold 1,000
+# random float32 numbers each. Do star, tree and ring give the same bits? And within one of them, do
 # all devices have the same bits?
 
-# %%
-rng = np.random.default_rng(0)
-values = rng.standard_normal((8, 1000)).astype("float32")  # [device, entry]
-
-
-def summed_by(all_reduce):
-    arrays = []
-    for rank in range(8):
-        arrays.append(nd.array(values[rank], ctx=eight[rank]))
-    all_reduce(arrays)
-    first = arrays[0].asnumpy()
-    for array in arrays:
-        assert np.array_equal(array.asnumpy(), first), "two devices have other bits"
-    return first
-
-
-by_star = summed_by(star_allreduce)
-by_tree = summed_by(tree_allreduce)
-by_ring = summed_by(ring_allreduce)
-print("star and tree differ in", np.sum(by_star != by_tree), "of 1000 sums")
-print("star and ring differ in", np.sum(by_star != by_ring), "of 1000 sums")
-print("by at most", max(np.abs(by_star - by_tree).max(), np.abs(by_star - by_ring).max()))
-
 # %% tags=["fold"]
-# check: each is as close to the sum in float64 as seven roundings of a sum allow
+# check: the bits of star, tree and ring, on all devices, and beside the sum in float64
+values = np.random.default_rng(0).standard_normal((8, 1000)).astype("float32")  # [device, entry]
 exact = values.astype("float64").sum(axis=0)
-bound = 7 * np.finfo("float32").eps * np.abs(values).astype("float64").sum(axis=0)
-for found in [by_star, by_tree, by_ring]:
+bound = 7 * np.finfo("float32").eps * np.abs(values).astype("float64").sum(axis=0)  # 7 roundings
+
+by_star = None
+for all_reduce in [star_allreduce, tree_allreduce, ring_allreduce]:
+    arrays = [nd.array(row, ctx=device) for row, device in zip(values, eight)]
+    all_reduce(arrays)
+    found = arrays[0].asnumpy()
+    by_star = found if by_star is None else by_star
+    same = all(np.array_equal(array.asnumpy(), found) for array in arrays)
+    print(f"{all_reduce.__name__}: all devices the same: {same}; "
+          f"{np.sum(found != by_star)} of 1000 sums have other bits than the star's")
+    assert same, "two devices have other bits"
     assert np.all(np.abs(found - exact) <= bound), "too far away"
 
 # %% [markdown]
@@ -823,7 +775,7 @@ for found in [by_star, by_tree, by_ring]:
 #
 # - All-reduce leaves the sum on every device, in the arrays that were there. A test keeps hold of
 #   those arrays, looks at every one, uses values that tell devices and entries apart, and tries
-#   many $k$.
+#   many numbers of devices.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
 # - A star takes $2(k-1)$ rounds, and its busiest device sends $(k-1)S$. A tree takes
 #   $2\lceil\log_2 k\rceil$ rounds. A ring takes $2(k-1)$ rounds, and each device sends

@@ -28,7 +28,8 @@
 from functools import cache, partial
 
 import helpers
-from helpers.schedules import ADD, COPY, Message, eight, ring, run, star, tree, wrong_devices
+from helpers.schedules import ADD, COPY, Message, eight, partner_of, ring, run, star, tree
+from helpers.schedules import wrong_devices
 
 import numpy as np
 from mxnet import nd
@@ -42,8 +43,10 @@ from mxnet import nd
 # the end each has one chunk, with the whole sum: a reduce-scatter in $\log_2 k$ rounds. An
 # all-gather runs it backwards, and the pieces double in each round.
 #
-# Who keeps what? With a gap of 1, even ranks keep even chunks and odd ranks odd ones. With a gap of
-# 2, a rank keeps the chunks that have the same remainder by 4 as itself.
+# Who keeps what? With a gap of 1, even ranks keep the even chunks and odd ranks the odd ones. With
+# a gap of 2, a rank keeps those chunks that have the same remainder as itself when divided by 4.
+# So a rank sends what its partner keeps. (A device may send several chunks to *one* partner in a
+# round.)
 
 # %%
 def halving_doubling(k):
@@ -54,14 +57,10 @@ def halving_doubling(k):
     while gap < k:
         messages = []
         for rank in range(k):
-            if rank // gap % 2 == 0:
-                partner = rank + gap
-            else:
-                partner = rank - gap
+            partner = partner_of(rank, gap)
             for chunk in range(k):
-                partner_keeps_it = chunk % (2 * gap) == partner % (2 * gap)
-                if partner_keeps_it:
-                    messages.append(Message(rank, partner, chunk, ADD))
+                if chunk % (2 * gap) == partner % (2 * gap):  # the partner keeps it
+                    messages.append(Message(sender=rank, receiver=partner, chunk=chunk, what=ADD))
         halving.append(messages)
         gap = 2 * gap
 
@@ -69,7 +68,8 @@ def halving_doubling(k):
     for messages in reversed(halving):
         back = []
         for message in messages:
-            back.append(Message(message.receiver, message.sender, message.chunk, COPY))
+            back.append(Message(sender=message.receiver, receiver=message.sender,
+                                chunk=message.chunk, what=COPY))
         doubling.append(back)
     return halving + doubling
 
@@ -82,7 +82,8 @@ for number, messages in enumerate(halving_doubling(4), 1):
 
 # %% [markdown]
 # `powers_of_two` was wrong on 3, 5, 6 and 7 devices and didn't say so. This scheme has the same
-# limit, but it is no mistake: it says what it needs and refuses anything else.
+# limit, but it is no mistake: it says what it needs and refuses anything else. For other numbers of
+# devices one needs another scheme.
 
 # %%
 for k in [1, 2, 4, 8]:
@@ -187,30 +188,45 @@ for number, messages in enumerate(in_rounds(chain), 1):
 
 # %% [markdown]
 # In round 2 chunk 0 leaves device 1 while chunk 1 arrives there. Now the two trees: even chunks go
-# through the first, odd ones through the second.
+# through the first, odd ones through the second. In the first, place 1 is rank 0, place 2 rank 1,
+# and so on. In the second everything is moved by one, and the last place becomes rank 0.
+
+# %%
+def tree_of_ranks(k, moved):
+    """(child, parent) of a tree over the ranks 0 to k - 1, moved by so many places."""
+    pairs = []
+    for child_place, parent_place in edges(1, k):
+        child = (child_place - 1 + moved) % k
+        parent = (parent_place - 1 + moved) % k
+        pairs.append((child, parent))
+    return pairs
+
+
+print("first tree: ", tree_of_ranks(7, moved=0))
+print("second tree:", tree_of_ranks(7, moved=1))
 
 # %%
 def double_tree(k, num_chunks):
     up = []
     down = []
     for chunk in range(num_chunks):
-        moved = chunk % 2  # the second tree is moved by one place
-        pairs = []
-        for child, parent in edges(1, k):
-            child_rank = (child - 1 + moved) % k
-            parent_rank = (parent - 1 + moved) % k
-            pairs.append((child_rank, parent_rank))
+        pairs = tree_of_ranks(k, moved=chunk % 2)
         for child, parent in pairs:
-            up.append(Message(child, parent, chunk, ADD))
+            up.append(Message(sender=child, receiver=parent, chunk=chunk, what=ADD))
         for child, parent in reversed(pairs):
-            down.append(Message(parent, child, chunk, COPY))
+            down.append(Message(sender=parent, receiver=child, chunk=chunk, what=COPY))
     return in_rounds(up + down)
 
 
 for num_chunks in [2, 8, 32]:
-    print(f"{num_chunks:2} chunks on 8 devices: {len(double_tree(8, num_chunks))} rounds")
+    rounds = len(double_tree(8, num_chunks))
+    print(f"{num_chunks:2} chunks on 8 devices: {rounds} rounds of 1/{num_chunks} of the array, "
+          f"{rounds / num_chunks:.1f} arrays one after the other")
 
 # %% [markdown]
+# More chunks mean more rounds, but each is shorter. A tree of whole arrays would take 6 rounds, so
+# 6 arrays one after the other.
+#
 # ## Direct
 #
 # The simplest of all: each rank sums one chunk. Everybody sends each chunk straight to the rank
@@ -261,9 +277,10 @@ print("all are right on 1 to 8 devices, halving on powers of two")
 # `run` sends one message after the other. Are the messages of a round *independent*, so that they
 # could go at the same time? Nobody may read a chunk that is written in the same round, no chunk may
 # be overwritten twice (several may be added to one), and no device may send to more others than it
-# has ports, or receive from more.
+# has ports, or receive from more. A function says so of a schedule:
 
-# %%
+# %% tags=["fold"]
+# check: the rounds of all six schedules are independent, on 1 to 8 devices
 def independent(rounds, ports=1):
     for messages in rounds:
         read = set()
@@ -333,8 +350,8 @@ for name, (rounds, num_chunks) in schedules(8).items():
 # | double tree, $m$ (even) chunks, $k \ge 4$ | $2m$ to $3m + 4\lceil\log_2 k\rceil$ | $2\,S$ |
 #
 # As long as the devices do all the adding, the busiest one must send at least $2\frac{k-1}{k}S$
-# (Patarasuk and Yuan, 2009). Ring, direct, and halving and doubling reach it. (nccl-tests reports
-# this number over the time as *bus bandwidth*.)
+# (Patarasuk and Yuan, 2009). Ring, direct, and halving and doubling reach it. (The benchmark
+# nccl-tests divides these bytes by the time and calls the result *bus bandwidth*.)
 
 # %% tags=["fold"]
 # check: rounds and bytes follow the table on 2 to 8 devices, and on 4, 16, 64 for the double tree
@@ -452,14 +469,18 @@ for k in [2, 8, 64]:
 # %% [markdown]
 # ### Up to 64 devices
 #
-# We let all six schemes meet on 2 to 64 devices. Where a device can use all links at once, it has
-# as many ports. For the double tree we try five numbers of chunks and take the best.
+# We let all six schemes meet on 2 to 64 devices. On all-to-all, star and direct use all links of a
+# device at once; the other schedules stay as they are. For the double tree we try five numbers of
+# chunks and take the best.
 
-# %%
+# %% tags=["fold"]
+# check: all six schedules for k devices, and the time that is predicted for each
 @cache
 def candidates(k, ports):
     """(name, rounds, into how many chunks an array is cut) of all schemes."""
-    star_messages = [message for messages in star(k) for message in messages]
+    star_messages = []
+    for messages in star(k):
+        star_messages += messages
     found = [
         ("star", in_rounds(star_messages, ports), 1),
         ("tree", tree(k), 1),
@@ -485,7 +506,7 @@ def predict_all(size, network, k):
     return seconds
 
 # %% tags=["fold"]
-# check: all schedules for up to 64 devices leave each part in each chunk once, and are independent
+# check: for up to 64 devices, each sum has each device's part once, and rounds are independent
 def complete(rounds, num_chunks, k):
     contains = np.zeros((k, num_chunks, k), dtype=int)  # [device, chunk, whose part], how often
     contains[range(k), :, range(k)] = 1
@@ -564,9 +585,10 @@ show(fig, alt="Predicted time against the number of devices for six schemes on t
 # **Large arrays pay for bytes**, and then the network decides:
 #
 # - *One switch*: halving leads, and the tree takes 2.6 to 5.8 times as long from 4 devices on.
-# - *Two switches*: more than half of *direct*'s messages (17 ms on 64 devices, not 1.7) and all of
-#   halving's last halving and first doubling round share one link. In each round the ring sends one
-#   message over it in each direction, and leads from 4 to 32 devices.
+# - *Two switches*: the link in the middle is what everybody waits for. More than half of
+#   *direct*'s messages cross it (17 ms on 64 devices, not 1.7), and all messages of halving's two
+#   middle rounds. The ring sends one message over it in each direction and round, and leads from 4
+#   to 32 devices.
 # - *All-to-all*: one ring uses one of a device's links; several could use more, in $2(k-1)$ rounds
 #   where *direct* takes 2. Star, ring and halving lie within 12 % from 8 devices on.
 #
