@@ -18,6 +18,10 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "reduce_scatter": ("schedules", "03_all_reduce"),
     "all_gather": ("schedules", "03_all_reduce"),
     "ring": ("schedules", "03_all_reduce"),
+    "lenet": ("networks", "06_lenet_with_trainer"),
+    "HybridResidual": ("networks", "08_resnet18"),
+    "hybrid_resnet18": ("networks", "08_resnet18"),
+    "allocated": ("memory", "08_resnet18"),
     "wrong_ranks": ("schedules", "03_all_reduce"),
     "replicas": ("schedules", "03_all_reduce"),
     "wrong_devices": ("schedules", "03_all_reduce"),
@@ -62,14 +66,21 @@ def test_chapter_05_compares_gluon_with_chapter_04(name):
     assert definition(by_hand, name) == definition(again, name)
 
 
-def test_every_function_that_works_on_devices_is_compared():
+@pytest.mark.parametrize("name", ["lenet", "Residual", "resnet18"])
+def test_pytorchs_networks_are_those_of_chapter_13(name):
+    chapter = (ROOT / "notebooks/src/13_the_same_in_pytorch.py").read_text()
+    helper = (ROOT / "helpers/torch_networks.py").read_text()
+    assert definition(helper, name) == definition(chapter, name)
+
+
+def test_every_function_that_a_chapter_teaches_is_compared():
     names = set()
-    for module in ("parallel", "schedules"):
+    for module in ("parallel", "schedules", "networks"):
         helper = ast.parse((ROOT / f"helpers/{module}.py").read_text())
         names |= {node.name for node in helper.body
                   if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     beside = {"send", "assert_replicas_equal", "check_batch", "check_devices", "check_replicas"}
-    assert names - beside == set(TAUGHT)
+    assert names - beside == set(TAUGHT) - {"allocated"}
 
 
 def assigned(source, name):
