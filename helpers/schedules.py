@@ -66,25 +66,31 @@ def star(k):
     return rounds
 
 
-def tree(k):
-    """Pairs add up at the same time, then pairs of pairs; the sum goes back. Uncut arrays."""
-    up = []
+def tree_up(k):
+    """Pairs add up at the same time, then pairs of pairs, until rank 0 has the sum."""
+    rounds = []
     gap = 1
     while gap < k:
         messages = []
         for rank in range(0, k, 2 * gap):
             if rank + gap < k:
                 messages.append(Message(sender=rank + gap, receiver=rank, chunk=0, what=ADD))
-        up.append(messages)
+        rounds.append(messages)
         gap = 2 * gap
+    return rounds
 
+
+def answer(message):
+    """The message that goes back the same way, and overwrites."""
+    return Message(message.receiver, message.sender, message.chunk, COPY)
+
+
+def tree(k):
+    """Up a tree, and the sum back. Uncut arrays."""
+    up = tree_up(k)
     down = []
     for messages in reversed(up):
-        back = []
-        for message in messages:
-            back.append(Message(sender=message.receiver, receiver=message.sender, chunk=0,
-                                what=COPY))
-        down.append(back)
+        down.append([answer(message) for message in messages])
     return up + down
 
 

@@ -22,7 +22,10 @@ def in_turns(contestants, rounds, warm_up=2, seed=0, quiet=None, wait=None):
 
     quiet: the largest share of the machine that others may use during a round, from 0 to 1. A
     round that was disturbed more is taken again, up to `rounds` more times in all. How many were
-    left out is printed. If fewer than three rounds were quiet, all are used, and that is printed.
+    left out is printed. If fewer than three were quiet (than `rounds`, where that is less), all are
+    used, and that is printed.
+    Systems count CPU time in steps of 10 ms: a round that is to be judged takes half a second or
+    more.
 
     Returns `{name: array of seconds, one a round}`. Raises ValueError for no contestants, fewer
     than one round, or a negative warm_up.
@@ -48,7 +51,7 @@ def in_turns(contestants, rounds, warm_up=2, seed=0, quiet=None, wait=None):
             kept.append(row)
         else:
             disturbed.append(row)
-    if disturbed and len(kept) >= 3:
+    if disturbed and len(kept) >= min(rounds, 3):
         print(f"{len(disturbed)} of {len(kept) + len(disturbed)} rounds left out: "
               f"others used more than {quiet:.0%} of the machine")
     elif disturbed:

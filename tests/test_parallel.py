@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parent / "bench"))
 from lift import lift  # noqa: E402
 
 # What chapter 03's deeper notebook teaches besides, from the notebook itself.
-DEEPER = lift("more_all_reduces", "times_even", "edges", "in_rounds", "double_tree")
+DEEPER = lift("more_all_reduces", "evenness", "edges", "tree_of_ranks", "in_rounds", "double_tree")
 
 
 def tree_allreduce(arrays):

@@ -13,6 +13,8 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "window": ("schedules", "03_all_reduce"),
     "run": ("schedules", "03_all_reduce"),
     "partner_of": ("schedules", "03_all_reduce"),
+    "tree_up": ("schedules", "03_all_reduce"),
+    "answer": ("schedules", "03_all_reduce"),
     "star": ("schedules", "03_all_reduce"),
     "tree": ("schedules", "03_all_reduce"),
     "reduce_scatter": ("schedules", "03_all_reduce"),

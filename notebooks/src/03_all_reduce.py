@@ -133,26 +133,23 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
 # Device 1 holds three times these numbers, device 2 nine times, device 3 twenty-seven times.
 
 # %%
-NUMBERS = nd.arange(2001.5, 2013.5)
-
-
-def replicas(k, numbers=NUMBERS, order=eight):
+def powers_of_three(k):
     arrays = []
     for rank in range(k):
-        array = 3**rank * numbers
-        arrays.append(array.copyto(order[rank]))
+        array = 3**rank * nd.arange(2001.5, 2013.5)
+        arrays.append(array.copyto(eight[rank]))
     return arrays
 
 
-for array in replicas(4):
+for array in powers_of_three(4):
     print(array.context, array[:3].asnumpy(), "... to", array[-1].asscalar())
 
-print("multiply is wrong on the ranks", wrong_ranks(multiply, replicas(4)))
+print("multiply is wrong on the ranks", wrong_ranks(multiply, powers_of_three(4)))
 
 # %% [markdown]
 # The right sum is 1 + 3 + 9 + 27 = 40 times the numbers of device 0. Without device 1 it would be
 # 37 times, with device 2 counted twice 49 times. And no two entries are alike, so an entry in the
-# wrong place is seen, too.
+# wrong place is seen, too. (2001.5 is too long for float16, and integers lose the half.)
 
 # %% tags=["fold"]
 # check: of the 81 ways to count four devices 0, 1 or 2 times, no two give the same sum
@@ -166,14 +163,16 @@ assert len(sums) == 3**4
 # %% tags=["fold"]
 # check: float32 holds these sums exactly, so that another order of adding gives the same bits
 for k in range(1, 9):
-    exact = sum(array.asnumpy().astype("float64") for array in replicas(k))
+    exact = sum(array.asnumpy().astype("float64") for array in powers_of_three(k))
     assert np.array_equal(exact, exact.astype("float32")), f"{k} devices: rounded"
 
 # %% [markdown]
-# Now a cleverer mistake. Partners exchange their arrays, and each adds what it gets. At first the
-# partners are neighbours, then devices two apart, then four apart:
+# Now a cleverer mistake: partners exchange their arrays, and each adds what it gets. At first the
+# partners are neighbours, 0 and 1, 2 and 3; then devices two apart, 0 and 2, 1 and 3; then four
+# apart. A device without a partner waits. **Predict:** on how many devices does that work?
 
-# %%
+# %% tags=["fold"]
+# check: an all-reduce by partners, with the arrays of step 2, on 2 to 8 devices
 def partner_of(rank, gap):
     if rank % (2 * gap) < gap:
         return rank + gap
@@ -181,10 +180,6 @@ def partner_of(rank, gap):
         return rank - gap
 
 
-for gap in [1, 2, 4]:
-    print("gap", gap, "- partners of 0 to 7:", [partner_of(rank, gap) for rank in range(8)])
-
-# %%
 def powers_of_two(arrays):
     for gap in [1, 2, 4]:
         before = [array.copy() for array in arrays]  # what each sends in this round
@@ -194,14 +189,8 @@ def powers_of_two(arrays):
                 array += before[partner].as_in_context(array.context)
 
 
-print("powers_of_two is wrong on the ranks", wrong_ranks(powers_of_two, replicas(4)))
-
-# %% [markdown]
-# On four devices it is right. **Predict:** for which numbers of devices is it wrong?
-
-# %%
 for k in range(2, 9):
-    print(k, "devices: wrong on the ranks", wrong_ranks(powers_of_two, replicas(k)))
+    print(k, "devices: wrong on the ranks", wrong_ranks(powers_of_two, powers_of_three(k)))
 
 # %% [markdown]
 # On three devices, rank 1 has no partner in the second round, since there is no rank 3. So it never
@@ -209,20 +198,32 @@ for k in range(2, 9):
 #
 # **Step 3: every number of devices, other types, other devices, again.** So we must try every $k$.
 # And an all-reduce may have other bad habits. Does it compute in float32 when it is given float64?
-# Is it right only if `cpu(0)` comes first in the list? Is it right only the first time? The judge
-# that we keep tries all of that:
+# Is it right only if `cpu(0)` comes first in the list? Is it right only the first time? So we
+# choose the numbers and the devices anew for each call:
 
 # %%
+NUMBERS = nd.arange(2001.5, 2013.5)
 LONG_NUMBERS = nd.array([[0.5, 1.5], [2.5, 3.5]], dtype="float64") + 2**25  # too long for float32
 backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
 
 
+def replicas(k, numbers=NUMBERS, order=eight):
+    arrays = []
+    for rank in range(k):
+        array = 3**rank * numbers
+        arrays.append(array.copyto(order[rank]))
+    return arrays
+
+# %% [markdown]
+# Here is the judge that we keep:
+
+# %%
 def wrong_devices(all_reduce, k):
     wrong = set()
     for numbers in [NUMBERS, LONG_NUMBERS]:
         wrong.update(wrong_ranks(all_reduce, replicas(k, numbers)))
         wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))  # again, as at first
     return sorted(wrong)
 
 # %% tags=["fold"]
@@ -370,10 +371,10 @@ for all_reduce, messages in [(allreduce, 6), (without_moves, 0)]:
 # rounds of whole arrays, a ring 6 rounds in which every device sends a quarter; receivers add in
 # the first half and overwrite in the second.](src/drawings/star_tree_ring.svg)
 #
-# An arrow is a message. Messages of one *round* can go at the same time: no device sends two, and
-# none receives two. (In a star all messages come from device 0 or go to it, so each needs a round
-# of its own.) To compare such ways, we write them down as data. A *schedule* is a list of rounds,
-# a round a list of messages.
+# An arrow is a message. Messages of one *round* can go at the same time: a device sends one at
+# most and receives one at most. (In a star all messages come from device 0 or go to it, so each
+# needs a round of its own.) To compare such ways, we write them down as data. A *schedule* is a
+# list of rounds, a round a list of messages.
 
 # %%
 from typing import NamedTuple
@@ -402,9 +403,9 @@ for messages in star(3):
     print(messages)
 
 # %% [markdown]
-# A message carries a chunk. `window` finds it in an array. As in chapter 02, a slice of an `mx.nd`
-# array shares its memory, and so does `reshape(-1)`, which makes one row of it: what we write into
-# a window is in the array.
+# A message carries a chunk. `window` finds it in an array; chunks differ by one entry at most. As
+# in chapter 02, a slice of an `mx.nd` array shares its memory, and so does `reshape(-1)`, which
+# makes one row of it: what we write into a window is in the array.
 
 # %%
 def window(array, chunk, num_chunks):
@@ -460,24 +461,33 @@ for k in range(1, 9):
 # a tree take on 8 devices? And on 5?
 
 # %%
-def tree(k):
-    up = []
+def tree_up(k):
+    rounds = []
     gap = 1
     while gap < k:
         messages = []
         for rank in range(0, k, 2 * gap):  # these receive, each from the one that is `gap` further
             if rank + gap < k:
                 messages.append(Message(sender=rank + gap, receiver=rank, chunk=0, what=ADD))
-        up.append(messages)
+        rounds.append(messages)
         gap = 2 * gap
+    return rounds
 
+
+for messages in tree_up(5):
+    print([f"{message.sender} to {message.receiver}" for message in messages])
+
+# %%
+def answer(message):
+    """The message that goes back the same way, and overwrites."""
+    return Message(message.receiver, message.sender, message.chunk, COPY)
+
+
+def tree(k):
+    up = tree_up(k)
     down = []
     for messages in reversed(up):
-        back = []
-        for message in messages:
-            back.append(Message(sender=message.receiver, receiver=message.sender, chunk=0,
-                                what=COPY))
-        down.append(back)
+        down.append([answer(message) for message in messages])
     return up + down
 
 
