@@ -91,6 +91,7 @@ def test_mxnets_and_pytorchs_arrays():
     ([RIGHT, {"bias": RIGHT["bias"]}], RIGHT, "found has bias, expected"),
     (np.ones((2, 1)), np.ones(2), r"shape \(2, 1\), expected \(2,\)"),
     ([np.ones(2), np.ones(3)], [np.ones(2), np.ones(2)], r"array 1 has the shape \(3,\)"),
+    ([np.ones(2), np.ones(2)], [np.ones(2)], "found has array 0, array 1, expected array 0"),
 ])
 def test_what_does_not_fit_is_refused(found, expected, message):
     with pytest.raises(ValueError, match=message):
@@ -100,6 +101,20 @@ def test_what_does_not_fit_is_refused(found, expected, message):
 def test_it_compares_and_prints_like_a_number():
     difference = largest_difference(changed("bias", 0, 1e-11), RIGHT)
     assert difference < 1e-11 and difference <= 1e-11 and difference > 1e-13 and not difference > 1
+    assert difference >= 1e-13 and not difference >= 1
     assert max(difference, 0.0) is difference
     assert f"{difference:.0e}" == "1e-12"
     assert str(difference) == f"{difference}" == "1.0e-12 (in bias)"
+
+
+def test_no_comparison_with_nan_holds():
+    difference = largest_difference(RIGHT, RIGHT)
+    nan = math.nan
+    assert not (difference < nan or difference <= nan or difference > nan or difference >= nan)
+    assert difference != nan
+
+
+@pytest.mark.parametrize("array", [np.array([1 + 2j]), {"a": np.ones(1)}.values()])
+def test_what_is_no_array_of_real_numbers_is_refused(array):
+    with pytest.raises(TypeError):
+        largest_difference(array, np.array([1.0]))

@@ -148,6 +148,14 @@ def test_a_disturbed_round_is_taken_again(monkeypatch, capsys, shares, kept, sai
     assert said in printed and bool(said) == bool(printed)
 
 
+def test_of_two_rounds_two_quiet_ones_are_enough(monkeypatch, capsys):
+    Disturbed.shares = iter([0, 0.5, 0])
+    monkeypatch.setattr(timing, "Others", Disturbed)
+    found = in_turns({"a": lambda: None}, rounds=2, warm_up=0, quiet=0.02, wait=lambda: None)
+    assert len(found["a"]) == 2
+    assert "1 of 3 rounds left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"contestants": {}, "rounds": 3}, "contestants={}"),
     ({"contestants": {"a": print}, "rounds": 0}, "rounds=0"),

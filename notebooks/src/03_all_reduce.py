@@ -737,7 +737,8 @@ for all_reduce in [allreduce, star_allreduce, tree_allreduce, ring_allreduce]:
 
 # %% [markdown]
 # **For 16.4 MB** the copies take the time: `allreduce`, `star` and `tree`, with the same two
-# messages, can't be told apart.
+# messages, can't be told apart. KVStore makes four copies where they make two (chapter 07), and
+# takes longer.
 
 # %% tags=["fold", "measured"]
 # check: which all-reduce is faster than which: its whole range is below the other's

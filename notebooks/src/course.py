@@ -29,10 +29,12 @@ NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^
 
 # --- reading time ------------------------------------------------------------------------------
 
-# That is a rule and not a measurement. It counts somewhat slower than the 238 words a minute at
-# which adults read non-fiction (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047).
-WORDS_A_MINUTE = 200
-LINES_A_MINUTE = 15
+# The pace of a student who meets a chapter for the first time, in a second language, makes the
+# predictions and looks at what cells print: much slower than the 238 words a minute at which adults
+# read non-fiction (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047). It is a rule and not a
+# measurement of each chapter.
+WORDS_A_MINUTE = 75
+LINES_A_MINUTE = 7
 MINUTES_A_PICTURE = 1
 
 
