@@ -635,8 +635,8 @@ def made(folder):
     """The Makefile, beside stand-ins for set-up and for the environment's Python."""
     (folder / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     write_script(folder / ".venv/bin/python", RECORDER)
-    for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/ddp_train.py",
-                 "notebooks/map.md", "notebooks/src/book/index.md",
+    for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/deeper/01_a.ipynb",
+                 "notebooks/ddp_train.py", "notebooks/map.md", "notebooks/src/book/index.md",
                  "notebooks/src/drawings/a.svg"):  # make book's
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).touch()
@@ -686,6 +686,15 @@ def test_every_target_hands_on_what_it_is_given(made, target, typed):
         assert environment["PYTHONPATH"] == str(made)
     if target in ("assignments", "grade"):
         assert environment["PYTHONPATH"] == f"{made}/notebooks/assignments"
+
+
+@pytest.mark.parametrize("target, given, wanted", [
+    ("test", {}, "few"), ("test", {"COURSE_ROUNDS": "all"}, "all"),
+    ("run", {}, None), ("notebooks", {}, None), ("lab", {}, None)])
+def test_only_the_tests_take_few_rounds_and_only_if_nobody_asks_for_all(
+        made, target, given, wanted):
+    _, environment, _ = make(made, target, **given)
+    assert environment.get("COURSE_ROUNDS") == wanted
 
 
 @pytest.mark.parametrize("target", ["lab", "test", "test-grading", "bench", "lint"])

@@ -1013,7 +1013,7 @@ def steps_to_stop(call, given, least, send):
         while not stopped.is_set():
             sent.append(len(given))
             send()
-            stopped.wait(10)
+            stopped.wait(3)
 
     thread = threading.Thread(target=sender)
     with pytest.raises(KeyboardInterrupt):
@@ -1094,7 +1094,7 @@ def interrupt_group():
         while True:
             time.sleep(0.3)
             os.killpg(0, signal.SIGINT)
-            time.sleep(20)  # see steps_to_stop
+            time.sleep(6)  # see steps_to_stop
 
     threading.Thread(target=end, daemon=True).start()
     train(net, trainer, loader, 2, epochs=10**9)

@@ -400,7 +400,7 @@ assert behind == [[3, 5], [4, 4], [1, 1], [4, 4], [4, 5]], behind
 # Few train in float64. **Predict:** in float32 one step leaves a difference of about $10^{-7}$
 # between one device and two. After a hundred steps: a hundred times that, less, or more?
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:steps=100=>steps=40"]
 def drift(dtype, seed, steps=100):
     runs = [[get_params(init_params(seed), d, dtype) for d in four[:k]] for k in (1, 2)]
     rows = []
@@ -461,7 +461,7 @@ show(fig, alt="Difference between one and two devices against steps, on a logari
 #
 # First, what each of them measures, without reading or shuffling data:
 
-# %%
+# %% tags=["few:steps=6=>steps=3"]
 def contestants(groups, kind, total, steps=6):
     """Images, start and end of trainings side by side; groups: each one's device numbers."""
     trainings = []
@@ -532,7 +532,7 @@ def measure(team):
     images, starts, ends = zip(*[read_result(process) for process, _ in team])
     return sum(images) / (max(ends) - min(starts))  # images/s, from the first start to the last end
 
-# %% tags=["few:rounds=9=>rounds=3"]
+# %% tags=["few:rounds=9=>rounds=2"]
 def contest(rows, rounds=9):
     workers = {name: [(start(settings), groups) for groups in processes]
                for name, (settings, processes) in rows.items()}
@@ -596,7 +596,7 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # What does each of the settings bring? Two devices with stock MXNet, with one kind of setting, and
 # with all:
 
-# %% tags=["measured", "few:rounds=4=>rounds=2"]
+# %% tags=["measured", "few:rounds=4=>rounds=1"]
 threads = {name: value for name, value in SETTINGS.items() if "THREADS" in name}
 scratch = {name: value for name, value in SETTINGS.items() if name not in threads}
 memory = {name: value for name, value in ALL.items() if name not in SETTINGS}

@@ -322,7 +322,7 @@ def one_norm(classes, channels):
     return net
 
 
-# %% tags=["measured"]
+# %% tags=["measured", "few:draw in range(10)=>draw in range(5)", "few:> 6=>> 2"]
 sizes = onp.array([4, 8, 16, 32, 64, 128])  # images per device
 found, slopes, steeper = {}, {}, {}
 mx.random.seed(8), onp.random.seed(8)

@@ -523,7 +523,7 @@ def add_up(name, clocks, parts, lost, quiet):
 # ResNet-18 is hybridised as in chapter 08. **Predict:** which part of LeNet's step on two devices
 # is the largest after compute? And of the wide network's?
 
-# %% tags=["measured", "few: 9)=> 5)", "few: 12)=> 5)"]
+# %% tags=["measured", "few: 5=> 3", "few: 9)=> 5)", "few: 12)=> 5)"]
 static = {"static_alloc": True, "static_shape": True}
 budgets = {"LeNet, batch 256": compare(lenet, 256, 9),
            "ResNet-18, batch 32": compare(resnet18, 32, 5, **static),

@@ -464,7 +464,7 @@ print(f"so a batch of 256 is cut {sizes}")
 # Then we train in three ways, with the same batches and the same start. The shards are on their
 # devices before the clock starts.
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:steps=40=>steps=12"]
 def train(sizes, handicaps, steps=40):
     net = lenet(four[: len(sizes)])
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
@@ -484,7 +484,7 @@ def train(sizes, handicaps, steps=40):
     return np.array(losses), np.array(clock)
 
 
-# %% tags=["measured", "trains"]
+# %% tags=["measured", "trains", "few:40 * 256=>12 * 256"]
 WAYS = {"fast device alone": ([256], [1]), "equal shards": ([128, 128], [1, 3]),
         "in proportion": (sizes, [1, 3])}
 expected = speeds[0], 2 * min(speeds), sum(speeds)
