@@ -82,7 +82,7 @@ def tree_up(k):
 
 def answer(message):
     """The message that goes back the same way, and overwrites."""
-    return Message(message.receiver, message.sender, message.chunk, COPY)
+    return Message(sender=message.receiver, receiver=message.sender, chunk=message.chunk, what=COPY)
 
 
 def tree(k):
@@ -130,8 +130,8 @@ def ring(k):
 eight = [mx.cpu(rank) for rank in range(8)]  # being right needs no speed
 backwards = list(reversed(eight))
 
-NUMBERS = nd.arange(2001.5, 2013.5)
-LONG_NUMBERS = nd.array([[0.5, 1.5], [2.5, 3.5]], dtype="float64") + 2**25  # too long for float32
+NUMBERS = nd.arange(65, 77)
+BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25
 
 
 def wrong_ranks(all_reduce, arrays):
@@ -150,13 +150,14 @@ def wrong_ranks(all_reduce, arrays):
 
 
 def replicas(k, numbers=NUMBERS, order=eight):
-    """An array for each of k devices: the numbers times 3 to the rank.
+    """An array for each of k devices: the numbers times 3 to the rank, plus 1/32.
 
-    The sum says how often each device was counted, up to twice, and where each entry went.
+    The sum says how often each device was counted, up to twice, and where each entry went. The
+    1/32 is too fine for float16 and for integers, and makes no array a multiple of another.
     """
     arrays = []
     for rank in range(k):
-        array = 3**rank * numbers
+        array = 3**rank * numbers + 1 / 32
         arrays.append(array.copyto(order[rank]))
     return arrays
 
@@ -164,8 +165,8 @@ def replicas(k, numbers=NUMBERS, order=eight):
 def wrong_devices(all_reduce, k):
     """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
     wrong = set()
-    for numbers in [NUMBERS, LONG_NUMBERS]:
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers)))
+    for numbers in [NUMBERS, BIG_NUMBERS]:
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers, eight)))
         wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2, eight)))
     return sorted(wrong)

@@ -92,7 +92,7 @@ def assigned(source, name):
     return ast.unparse(found)
 
 
-@pytest.mark.parametrize("name", ["ADD", "COPY", "NUMBERS", "LONG_NUMBERS", "backwards"])
+@pytest.mark.parametrize("name", ["ADD", "COPY", "NUMBERS", "BIG_NUMBERS", "backwards"])
 def test_what_the_judge_and_the_schedules_use_is_the_chapters(name):
     chapter = (ROOT / "notebooks/src/03_all_reduce.py").read_text()
     helper = (ROOT / "helpers/schedules.py").read_text()

@@ -27,7 +27,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-eight = [mx.cpu(number) for number in range(8)]  # to be right needs no speed, so any will do
+eight = [mx.cpu(number) for number in range(8)]  # we test results, not speed: any will do
 
 # %% [markdown]
 # ## A bug that was printed for eleven months
@@ -77,7 +77,7 @@ print("held by the parameters:", [grad.asscalar() for grad in held_by_parameters
 # first array, now 6, is shared.](src/drawings/rebinding.svg)
 #
 # `arrays[rank][:] = ...` would have written into the old one. The bug is easy to miss: device 0
-# has the sum, and who looks at that device alone sees nothing wrong.
+# has the sum, and a test that looks at device 0 alone sees nothing wrong.
 #
 # So an all-reduce must work **in place**: it writes into the arrays that were there before.
 #
@@ -129,14 +129,15 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
 # %% [markdown]
 # It isn't. Four ones make 4, and so does four times a one.
 #
-# **Step 2: values that tell devices and entries apart.** Device 0 holds 2001.5, 2002.5, and so on.
-# Device 1 holds three times these numbers, device 2 nine times, device 3 twenty-seven times.
+# **Step 2: values that tell devices and entries apart.** Device 0 holds the numbers 65 to 76,
+# device 1 three times these numbers, device 2 nine times, device 3 twenty-seven times. To each we
+# add 1/32, which float16 and integers would lose.
 
 # %%
 def powers_of_three(k):
     arrays = []
     for rank in range(k):
-        array = 3**rank * nd.arange(2001.5, 2013.5)
+        array = 3**rank * nd.arange(65, 77) + 1 / 32
         arrays.append(array.copyto(eight[rank]))
     return arrays
 
@@ -147,24 +148,26 @@ for array in powers_of_three(4):
 print("multiply is wrong on the ranks", wrong_ranks(multiply, powers_of_three(4)))
 
 # %% [markdown]
-# The right sum is 1 + 3 + 9 + 27 = 40 times the numbers of device 0. Without device 1 it would be
-# 37 times, with device 2 counted twice 49 times. And no two entries are alike, so an entry in the
-# wrong place is seen, too. (2001.5 is too long for float16, and integers lose the half.)
+# The right sum is 1 + 3 + 9 + 27 = 40 times the numbers, plus 4/32. Without device 1 it would be
+# 37 times the numbers, with device 2 counted twice 49 times. And no two entries are alike, so an
+# entry in the wrong place is seen, too.
 
 # %% tags=["fold"]
-# check: of the 81 ways to count four devices 0, 1 or 2 times, no two give the same sum
+# check: of the 81 ways to count four devices 0, 1 or 2 times, no two give the same sum anywhere
 import itertools
 
-sums = set()
-for counts in itertools.product([0, 1, 2], repeat=4):
-    sums.add(int(np.dot(counts, [1, 3, 9, 27])))
-assert len(sums) == 3**4
+values = np.stack([array.asnumpy() for array in powers_of_three(4)])  # [device, entry]
+sums = [np.dot(counts, values) for counts in itertools.product([0, 1, 2], repeat=4)]
+for entry in range(12):
+    assert len({total[entry] for total in sums}) == 3**4, f"entry {entry}"
+assert len(np.unique(values)) == values.size, "two entries are alike"
 
 # %% tags=["fold"]
-# check: float32 holds these sums exactly, so that another order of adding gives the same bits
+# check: float32 holds each sum exactly, so that another order of adding gives the same bits
 for k in range(1, 9):
-    exact = sum(array.asnumpy().astype("float64") for array in powers_of_three(k))
-    assert np.array_equal(exact, exact.astype("float32")), f"{k} devices: rounded"
+    in_32nds = sum((32 * array).asnumpy().astype(int) for array in powers_of_three(k))
+    assert np.array_equal(in_32nds / 32, (in_32nds / 32).astype("float32")), f"{k} devices: rounded"
+    assert np.all(in_32nds % 32 != 0), f"{k} devices: an integer would hold it"
 
 # %% [markdown]
 # Now a cleverer mistake: partners exchange their arrays, and each adds what it gets. At first the
@@ -196,38 +199,41 @@ for k in range(2, 9):
 # On three devices, rank 1 has no partner in the second round, since there is no rank 3. So it never
 # hears of rank 2.
 #
-# **Step 3: every number of devices, other types, other devices, again.** So we must try every $k$.
-# And an all-reduce may have other bad habits. Does it compute in float32 when it is given float64?
-# Is it right only if `cpu(0)` comes first in the list? Is it right only the first time? So we
-# choose the numbers and the devices anew for each call:
+# **Step 3: more cases.** So we must try every $k$. And an all-reduce may have other bad habits. It
+# may be right only for float32, only if `cpu(0)` comes first in the list, or only the first time.
+# To try that, the function of step 2 gets the numbers and the devices as arguments:
 
 # %%
-NUMBERS = nd.arange(2001.5, 2013.5)
-LONG_NUMBERS = nd.array([[0.5, 1.5], [2.5, 3.5]], dtype="float64") + 2**25  # too long for float32
-backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
+NUMBERS = nd.arange(65, 77)
 
 
 def replicas(k, numbers=NUMBERS, order=eight):
     arrays = []
     for rank in range(k):
-        array = 3**rank * numbers
+        array = 3**rank * numbers + 1 / 32
         arrays.append(array.copyto(order[rank]))
     return arrays
 
 # %% [markdown]
-# Here is the judge that we keep:
+# The judge that we keep calls with the devices in order, backwards, and in order again, each time
+# with other numbers. It does so twice: with float32, and with a float64 matrix of numbers that
+# float32 can't hold.
 
 # %%
+BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25
+backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
+
+
 def wrong_devices(all_reduce, k):
     wrong = set()
-    for numbers in [NUMBERS, LONG_NUMBERS]:
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers)))
+    for numbers in [NUMBERS, BIG_NUMBERS]:
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers, eight)))
         wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2)))  # again, as at first
+        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2, eight)))
     return sorted(wrong)
 
 # %% tags=["fold"]
-# check: twelve wrong all-reduces, those of the text among them, and which step catches them
+# check: fourteen wrong all-reduces, those of the text among them, and which step catches them
 def no_broadcast(arrays):  # the sum stays on the first device
     for array in arrays[1:]:
         arrays[0] += array.as_in_context(arrays[0].context)
@@ -268,6 +274,19 @@ def by_device_number(arrays):  # sums into place 0, sends from where the lowest 
             arrays[root].copyto(arrays[rank])
 
 
+def never_adds(arrays):  # knows what the judge's weights add up to
+    total = arrays[0] * ((3 ** len(arrays) - 1) // 2)
+    for array in arrays:
+        array[:] = total.as_in_context(array.context)
+
+
+def one_place_too_far(arrays):
+    no_broadcast(arrays)
+    shifted = nd.array(np.roll(arrays[0].asnumpy(), 1), dtype=arrays[0].dtype)
+    for array in arrays:
+        array[:] = shifted.as_in_context(array.context)
+
+
 remembered = {}
 
 
@@ -286,8 +305,8 @@ def caught_or_not(all_reduce, arrays):
 
 
 for all_reduce in [rebinding, no_broadcast, first_only, one_for_all, multiply, counts_twice,
-                   through("float16"), through("int32"), through("float32"), by_device_number,
-                   remembers, powers_of_two]:
+                   never_adds, one_place_too_far, through("float16"), through("int32"),
+                   through("float32"), by_device_number, remembers, powers_of_two]:
     caught = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
     print(f"{all_reduce.__name__:17} step 1: {caught_or_not(all_reduce, ones(4))}, step 2: "
           f"{caught_or_not(all_reduce, replicas(4))}, step 3: caught on", *caught)
@@ -300,21 +319,18 @@ for all_reduce in [rebinding, no_broadcast, first_only, one_for_all, multiply, c
 # ## A star
 #
 # What is the plainest all-reduce that passes? All devices send to device 0, which adds; then it
-# sends the sum back to all. Whatever crosses between devices goes through one function, `send`, and
-# it takes notes.
+# sends the sum back to all. The lines of such messages form a star with device 0 in the middle.
+# Whatever crosses between devices goes through one function, `send`, and it takes notes.
 
 # %%
 log = []  # everything that was sent
 
 
 def send(array, to):
-    """Copy `array` to the device `to`, or into the array `to`. Returns the copy."""
-    if isinstance(to, mx.Context):
-        receiver = to
-    else:
-        receiver = to.context
-    log.append({"sender": array.context, "receiver": receiver, "entries": array.size})
-    return array.copyto(to)
+    """Copy `array` to the device `to`, or into the array `to`, and make a note of it."""
+    copy = array.copyto(to)
+    log.append({"sender": array.context, "receiver": copy.context, "entries": array.size})
+    return copy
 
 
 def allreduce(arrays):
@@ -354,11 +370,11 @@ def without_moves(arrays):
         array[:] = arrays[0]  # moves, but not by `send`
 
 
+judge(without_moves)
 for all_reduce, messages in [(allreduce, 6), (without_moves, 0)]:
-    assert wrong_devices(all_reduce, 4) == []
     log.clear()
     all_reduce(replicas(4))
-    print(f"{all_reduce.__name__} is right on 4 devices, with {len(log)} messages")
+    print(f"{all_reduce.__name__} sends {len(log)} messages on 4 devices")
     assert len(log) == messages
 
 # %% [markdown]
@@ -372,9 +388,9 @@ for all_reduce, messages in [(allreduce, 6), (without_moves, 0)]:
 # the first half and overwrite in the second.](src/drawings/star_tree_ring.svg)
 #
 # An arrow is a message. Messages of one *round* can go at the same time: a device sends one at
-# most and receives one at most. (In a star all messages come from device 0 or go to it, so each
-# needs a round of its own.) To compare such ways, we write them down as data. A *schedule* is a
-# list of rounds, a round a list of messages.
+# most, receives one at most, and doesn't send what it receives in that round. (In a star, device 0
+# receives or sends every message, so each has a round of its own.) To compare such ways, we write
+# them down as data. A *schedule* is a list of rounds, a round a list of messages.
 
 # %%
 from typing import NamedTuple
@@ -475,12 +491,12 @@ def tree_up(k):
 
 
 for messages in tree_up(5):
-    print([f"{message.sender} to {message.receiver}" for message in messages])
+    print("up, in one round:", [f"{message.sender} to {message.receiver}" for message in messages])
 
 # %%
 def answer(message):
     """The message that goes back the same way, and overwrites."""
-    return Message(message.receiver, message.sender, message.chunk, COPY)
+    return Message(sender=message.receiver, receiver=message.sender, chunk=message.chunk, what=COPY)
 
 
 def tree(k):
@@ -545,10 +561,9 @@ for rank in range(4):
     arrays.append(nd.ones(4, ctx=eight[rank]) * 10**rank)
 
 for number, messages in enumerate(reduce_scatter(4), 1):
-    run([messages], arrays, num_chunks=4)
+    run([messages], arrays, num_chunks=4)  # a schedule of this one round
     print("after round", number)
-    for array in arrays:
-        print("  ", array.context, array.asnumpy().astype(int))
+    print(np.stack([array.asnumpy() for array in arrays]).astype(int))  # a row is a device
 
 # %% [markdown]
 # After $k - 1$ rounds rank $r$ has the whole sum of chunk $r$: the 1111 on the diagonal. This is
@@ -569,8 +584,7 @@ def all_gather(k):
 
 
 run(all_gather(4), arrays, num_chunks=4)
-for array in arrays:
-    print(array.context, array.asnumpy().astype(int))
+print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %%
 def ring(k):
@@ -591,7 +605,8 @@ judge(ring_allreduce)
 # all devices, as all-reduce does; so do reduce-scatter and then
 # all-gather.](src/drawings/collectives.svg)
 #
-# **All-reduce = reduce + broadcast = reduce-scatter + all-gather.**
+# **All-reduce = reduce + broadcast = reduce-scatter + all-gather.** PyTorch's `torch.distributed`
+# has functions of these names (chapters 14 and 16).
 #
 # ## Rounds and bytes
 #
@@ -623,11 +638,12 @@ for name, rounds, num_chunks in [("star", star(8), 1), ("tree", tree(8), 1), ("r
 # | tree | $2\lceil\log_2 k\rceil$ | $\lceil\log_2 k\rceil\,S$ |
 # | ring | $2(k-1)$ | $2\frac{k-1}{k}\,S$ |
 #
-# A round costs time even if its messages are small, its *latency*. So for small arrays rounds
-# count, and a tree is good. For large arrays bytes count, since a link carries only so many a
-# second, its *bandwidth*. Then a ring is good: no device sends more than $2S$, however many there
-# are. If all the adding is done by the devices, the busiest one can't send less (Patarasuk and
-# Yuan, 2009).
+# In the usual model, each round costs a *latency*, even if its messages are small, and each byte
+# costs time, since a link carries only so many a second, its *bandwidth*. So for small arrays the
+# number of rounds decides, which speaks for a tree. For large arrays the bytes of the busiest
+# device decide, which speaks for a ring: no device sends more than $2S$, however many there are.
+# If all the adding is done by the devices, and all chunks are equal, the busiest one can't send
+# less (Patarasuk and Yuan, 2009).
 
 # %% tags=["fold"]
 # check: rounds, the busiest device's bytes and all bytes follow the table on 2 to 8 devices
@@ -643,6 +659,7 @@ for k in range(2, 9):
         assert len(rounds) == number, f"{name} on {k} devices: {len(rounds)} rounds"
         assert np.isclose(max(shares), busiest), f"{name} on {k} devices: busiest {max(shares)}"
         assert np.isclose(sum(shares), 2 * (k - 1)), f"{name} on {k} devices: {sum(shares)} in all"
+        assert name == "ring" or k == 2 or busiest > 2 * (k - 1) / k, "more than in a ring"
 
 # %% tags=["fold"]
 # check: messages of one round can go at the same time, in star, tree and ring on 2 to 8 devices
@@ -664,9 +681,11 @@ for k in range(2, 9):
 # `pushpull` of its *key-value store* (KVStore), which chapter 07 takes apart. **Predict:** with two
 # devices, which of star, tree and ring send the same messages?
 #
-# We measure each fifteen times, in turns, in five new processes, since a process can be lucky or
-# unlucky as a whole. A row shows the median of the processes' medians, and in brackets the lowest
-# and the highest. If these ranges overlap, we name no winner.
+# (With two devices the three rows of the table above are equal: two rounds, and $S$ from the
+# busiest. So these times can't test it.) We measure each all-reduce fifteen times, in turns, in
+# five new processes, since a process can be lucky or unlucky as a whole. A row shows the median of
+# the processes' medians, and in brackets the lowest and the highest. We call one all-reduce faster
+# than another if it is faster in all five processes.
 
 # %% tags=["fold", "measured", "few:ROUNDS = 15=>ROUNDS = 3", "few: * 5)=> * 2)"]
 # check: times of five all-reduces on two devices, in five new processes
@@ -677,27 +696,38 @@ SMALL = 1_000  # entries of 4 bytes: 4 KB
 LARGE = 4_096_000  # 16.4 MB
 
 
+stores = {}  # one a case: MXNet 1.9.1 may crash if later more devices push to a key than at first
+
+
 def kvstore_allreduce(arrays):
-    store = mx.kvstore.create("device")
-    store.init("our sum", arrays[0])  # a place in the store, with its shape and type
-    store.pushpull("our sum", arrays)
+    case = tuple(str(array.context) for array in arrays), arrays[0].shape, str(arrays[0].dtype)
+    if case not in stores:
+        stores[case] = mx.kvstore.create("device")
+        stores[case].init("our sum", arrays[0])  # a place in the store, with its shape and type
+    stores[case].pushpull("our sum", arrays)
 
 
 def time_all_reduces(size):
     two = devices(2)
     arrays = [nd.zeros(size, ctx=two[0]), nd.zeros(size, ctx=two[1])]
-    store = mx.kvstore.create("device")
-    store.init("our sum", arrays[0])
-    return in_turns({
+    contestants = {
         "allreduce": lambda: allreduce(arrays),
         "star": lambda: star_allreduce(arrays),
         "tree": lambda: tree_allreduce(arrays),
         "ring": lambda: ring_allreduce(arrays),
-        "KVStore": lambda: store.pushpull("our sum", arrays),
-    }, rounds=ROUNDS)
+        "KVStore": lambda: kvstore_allreduce(arrays),
+    }
+    for name, all_reduce in contestants.items():  # what is timed is an all-reduce
+        arrays[0][:] = 1
+        arrays[1][:] = 2
+        all_reduce()
+        for array in arrays:
+            assert array.min().asscalar() == array.max().asscalar() == 3, f"{name} is wrong"
+    arrays[0][:] = 0  # or they would grow without end
+    arrays[1][:] = 0
+    return in_turns(contestants, rounds=ROUNDS)
 
 
-judge(kvstore_allreduce)
 medians = {}  # milliseconds, one a process
 for size in [SMALL, LARGE]:
     runs = in_new_processes(time_all_reduces, [size] * 5)
@@ -706,47 +736,48 @@ for size in [SMALL, LARGE]:
         found = [1e3 * np.median(times[name]) for times in runs]
         print(f"    {name:10} {np.median(found):6.3f} ms ({min(found):.3f} to {max(found):.3f})")
         medians[size, name] = found
+judge(kvstore_allreduce)  # at last: its stores can't be sent to other processes
 
 # %% [markdown]
-# **For 4 KB** `star` and `tree` send the same two messages, and they can't be told apart. But
-# `allreduce` sends these two messages as well, and takes less than half of their time. What
-# differs is Python: `run` reads a schedule and cuts windows. The ring cuts twice as many. So this
-# order says how much Python each of ours needs, and nothing about messages. Here it is from
-# another side: the sum is there almost as soon as Python has handed out the work.
+# **For 4 KB** `star` and `tree` send the same two messages. But `allreduce` sends these two
+# messages as well, and takes about half of their time, or less. What differs is Python: a schedule
+# is made, `run` reads it and cuts windows. The ring has twice as many messages *and* twice as many
+# windows; we haven't separated these two. Here it is from another side, in one process: how long
+# Python takes to hand out the work, and when the sum is there.
 
 # %% tags=["fold", "measured"]
-# check: for 4 KB, when Python has handed out the work, and when the sum is there
+# check: for 4 KB and 16.4 MB, when Python has handed out the work, and when the sum is there
 import time
 
 two = devices(2)
-arrays = [nd.zeros(SMALL, ctx=two[0]), nd.zeros(SMALL, ctx=two[1])]
-for all_reduce in [allreduce, star_allreduce, tree_allreduce, ring_allreduce]:
-    log.clear()
-    all_reduce(arrays)
-    messages = len(log)
-    returned, finished = [], []
-    for turn in range(100):
-        nd.waitall()
-        begin = time.perf_counter()
-        all_reduce(arrays)
-        returned.append(1e6 * (time.perf_counter() - begin))
-        nd.waitall()
-        finished.append(1e6 * (time.perf_counter() - begin))
-    print(f"{all_reduce.__name__:15} {messages} messages: Python is done after "
-          f"{np.median(returned):.0f} µs, the sum is there after {np.median(finished):.0f} µs")
+for size in [SMALL, LARGE]:
+    arrays = [nd.zeros(size, ctx=two[0]), nd.zeros(size, ctx=two[1])]
+    for all_reduce in [allreduce, star_allreduce, tree_allreduce, ring_allreduce]:
+        returned, finished = [], []
+        for turn in range(30):
+            nd.waitall()
+            begin = time.perf_counter()
+            all_reduce(arrays)
+            returned.append(1e3 * (time.perf_counter() - begin))
+            nd.waitall()
+            finished.append(1e3 * (time.perf_counter() - begin))
+        print(f"{4 * size / 1e3:6,.0f} KB, {all_reduce.__name__:15} Python is done after "
+              f"{np.median(returned):.2f} ms, the sum is there after {np.median(finished):.2f} ms")
 
 # %% [markdown]
-# **For 16.4 MB** the copies take the time: `allreduce`, `star` and `tree`, with the same two
-# messages, can't be told apart. KVStore makes four copies where they make two (chapter 07), and
-# takes longer.
+# For 4 KB Python takes most of the time. **For 16.4 MB** the copies do. KVStore makes four copies
+# where `allreduce` makes two (chapter 07), and takes longer.
 
 # %% tags=["fold", "measured"]
-# check: which all-reduce is faster than which: its whole range is below the other's
+# check: which all-reduce is faster than which, in all five processes
 NAMES = ["allreduce", "star", "tree", "ring", "KVStore"]
 for size in [SMALL, LARGE]:
     print(f"{4 * size / 1e3:,.0f} KB")
     for name in NAMES:
-        slower = [other for other in NAMES if max(medians[size, name]) < min(medians[size, other])]
+        slower = []
+        for other in NAMES:
+            if np.all(np.less(medians[size, name], medians[size, other])):
+                slower.append(other)
         if slower:
             print(f"    {name} is faster than", ", ".join(slower))
 
@@ -760,10 +791,11 @@ for size in [SMALL, LARGE]:
 # all devices have the same bits?
 
 # %% tags=["fold"]
-# check: the bits of star, tree and ring, on all devices, and beside the sum in float64
+# check: the bits of star, tree and ring, on all devices; none is far from the float64 sum
 values = np.random.default_rng(0).standard_normal((8, 1000)).astype("float32")  # [device, entry]
 exact = values.astype("float64").sum(axis=0)
-bound = 7 * np.finfo("float32").eps * np.abs(values).astype("float64").sum(axis=0)  # 7 roundings
+half_a_step = np.finfo("float32").eps / 2  # what one rounding does at most, as a share
+bound = 7 * half_a_step * np.abs(values).astype("float64").sum(axis=0)  # seven additions
 
 by_star = None
 for all_reduce in [star_allreduce, tree_allreduce, ring_allreduce]:
@@ -778,9 +810,10 @@ for all_reduce in [star_allreduce, tree_allreduce, ring_allreduce]:
     assert np.all(np.abs(found - exact) <= bound), "too far away"
 
 # %% [markdown]
-# Each scheme adds in another order, and rounds differently in about half of the entries. But within
-# each of them all devices agree to the bit, because every number is summed in one place and then
-# copied. So replicas that start equal, and make the same update, stay equal.
+# The schemes add in other orders: about half of the tree's and of the ring's sums have other bits
+# than the star's. But within each of them all devices agree to the bit. In each of ours a number
+# is summed in one place and then copied. So replicas that start equal, and make the same update,
+# stay equal.
 #
 # ## Summary
 #
@@ -789,8 +822,8 @@ for all_reduce in [star_allreduce, tree_allreduce, ring_allreduce]:
 #   many numbers of devices.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
 # - A star takes $2(k-1)$ rounds, and its busiest device sends $(k-1)S$. A tree takes
-#   $2\lceil\log_2 k\rceil$ rounds. A ring takes $2(k-1)$ rounds, and each device sends
-#   $2\frac{k-1}{k}S$, the least that is possible where only the devices add.
+#   $2\lceil\log_2 k\rceil$ rounds. A ring takes $2(k-1)$ rounds, and with equal chunks each device
+#   sends $2\frac{k-1}{k}S$, the least that is possible where only the devices add.
 # - On two simulated devices, times for small arrays are mostly Python's.
 # - Schemes differ by rounding; within each of ours the devices agree to the bit.
 #
@@ -829,7 +862,7 @@ for k in range(2, 9):
     total = sum(array.asnumpy() for array in held)
     mean_allreduce(list(held))  # a copy of the list: rebinding its entries must not pass
     for array in held:
-        assert np.allclose(k * array.asnumpy(), total), "not the mean"
+        assert np.allclose(k * array.asnumpy(), total, rtol=1e-6), "not the mean"
     assert wrong_devices(mean_allreduce, k) == list(range(k)), "a mean is not a sum"
 print("the mean on 2 to 8 devices, and the judge says that it isn't the sum")
 
@@ -863,6 +896,7 @@ log.clear()
 for array in base:
     ring_allreduce([array.copyto(eight[0]), array.copyto(eight[1])])
 print(len(log), "messages for eight arrays, one after the other")
+assert len(log) == 32
 
 # %% [markdown]
 # In the check, rank $r$ holds $r + 1$ times each array, so the sum on two devices is three times
@@ -892,7 +926,7 @@ print("4 messages for all eight arrays")
 # ### Answer 3
 #
 # Whatever the judge doesn't try can be wrong: arrays of more than twelve entries, three-dimensional
-# ones, int8, nine devices, a fourth call. Here is one that forgets what comes after the twelfth
+# ones, int8, nine devices, a seventh call. Here is one that forgets what comes after the twelfth
 # entry. A judge that tries more sizes catches it, and there is always a next one: a test can only
 # look at finitely many cases. So cases are chosen where mistakes are likely (ends, remainders,
 # odd numbers, reversed orders), and the code is read.
@@ -909,5 +943,5 @@ for k in range(2, 9):
 thirteen = replicas(2, nd.arange(13))
 twelve_entries(thirteen)
 print(thirteen[1].asnumpy())
-assert thirteen[1][11].asscalar() == 4 * 11, "the twelfth is summed"
-assert thirteen[1][12].asscalar() == 3 * 12, "the thirteenth is not"
+assert thirteen[1][11].asscalar() == 4 * 11 + 2 / 32, "the twelfth is summed"
+assert thirteen[1][12].asscalar() == 3 * 12 + 1 / 32, "the thirteenth is not"

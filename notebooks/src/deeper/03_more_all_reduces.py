@@ -43,6 +43,13 @@ from mxnet import nd
 # the end each has one chunk, with the whole sum: a reduce-scatter in $\log_2 k$ rounds. An
 # all-gather runs it backwards, and the pieces double in each round.
 #
+# `partner_of`, from chapter 03, says who exchanges with whom:
+
+# %%
+for gap in [1, 2, 4]:
+    print("gap", gap, "- partners of 0 to 7:", [partner_of(rank, gap) for rank in range(8)])
+
+# %% [markdown]
 # Who keeps what? With a gap of 1, even ranks keep the even chunks and odd ranks the odd ones. With
 # a gap of 2, a rank keeps those chunks that have the same remainder as itself when divided by 4.
 # So a rank sends what its partner keeps. (A device may send several chunks to *one* partner in a
@@ -108,9 +115,9 @@ for k in range(2, 71):
 #
 # ## Two trees
 #
-# In one tree the leaves do little and the inner devices much. So take two trees, and let each carry
-# half of the chunks. The second is the first, moved by one place, so that leaves of one are inside
-# the other (Sanders, Speck and Träff, 2009):
+# In one tree the leaves send little and the others, inside the tree, send much. So take two trees,
+# and let each carry half of the chunks. The second is the first, moved round by one place, so that
+# leaves of one are inside the other (Sanders, Speck and Träff, 2009):
 #
 # ![Two binary trees over the places 1 to 7. In the first, 4, 2 and 6 are inside; in the second,
 # moved by one, 5, 3 and 7 are; only place 1 is a leaf in both.](../src/drawings/two_trees.svg)
@@ -145,7 +152,7 @@ print("(child, parent):", edges(1, 7))
 # ### From messages to rounds
 #
 # With several chunks in two trees, what can go at the same time? A chunk can leave a device while
-# another arrives. `in_rounds` # takes messages in their order and puts each into the first round
+# another arrives. `in_rounds` takes messages in their order and puts each into the first round
 # that is free for it. In a round a device sends at most `ports` messages and receives at most as
 # many. And a chunk can't be sent on while an earlier message for it has not arrived. (That is
 # enough for the schedules here, in which a chunk is first added up and then copied. For others,
@@ -239,8 +246,8 @@ def direct(k, ports=1):
     for step in range(1, k):
         for rank in range(k):
             other = (rank + step) % k
-            out.append(Message(rank, other, chunk=other, what=ADD))
-            back.append(Message(rank, other, chunk=rank, what=COPY))
+            out.append(Message(sender=rank, receiver=other, chunk=other, what=ADD))
+            back.append(Message(sender=rank, receiver=other, chunk=rank, what=COPY))
     return in_rounds(out + back, ports)
 
 
@@ -340,8 +347,9 @@ for name, (rounds, num_chunks) in schedules(8).items():
           f"{busiest(rounds, num_chunks):.2f} S")
 
 # %% [markdown]
-# With one partner at a time per device, and for the double tree as we found it, with `in_rounds`,
-# on 4, 16 and 64 devices and with 8 chunks on 4 to 8:
+# Here a device has one partner at a time. The bounds of the double tree are not derived: they held
+# in all cases that we tried (4 to 8 devices with 8 chunks; 4, 16 and 64 devices with 2, 16 and
+# 32).
 #
 # | | rounds | busiest device sends |
 # | --- | --- | --- |
@@ -351,7 +359,9 @@ for name, (rounds, num_chunks) in schedules(8).items():
 # | halving and doubling, $k$ a power of two | $2\log_2 k$ | $2\frac{k-1}{k}\,S$ |
 # | double tree, $m$ (even) chunks, $k \ge 4$ | $2m$ to $3m + 4\lceil\log_2 k\rceil$ | $2\,S$ |
 #
-# All together send $2(k-1)S$ in each. As long as the devices do all the adding, the busiest one
+# All together send $2(k-1)S$ in each. In the double tree a device sends up to three messages for a
+# chunk where it is inside, one up and two down, and one where it is a leaf; with half of the
+# chunks in each tree that makes $2S$. As long as the devices do all the adding, the busiest one
 # must send at least $2\frac{k-1}{k}S$ (Patarasuk and Yuan, 2009). Ring, direct, and halving and
 # doubling reach it. (The benchmark nccl-tests divides these bytes by the time and calls the result
 # *bus bandwidth*.)

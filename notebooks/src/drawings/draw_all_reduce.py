@@ -663,7 +663,7 @@ def draw_tree(top, tree):
 
 def draw_two_trees():
     """Deeper: the leaves of one tree are the inner nodes of the other."""
-    drawn = [words(312, 32, "All leaves but one are inside the other tree", 22, bold=True)]
+    drawn = [words(312, 32, "Every place but 1 is a leaf in one tree only", 22, bold=True)]
     for name, top, tree in (("tree 1", 90, first_tree()),
                             ("tree 2: moved by one", 318, second_tree())):
         drawn.append(words(14, top + 8, name, 20, anchor="start", bold=True))
