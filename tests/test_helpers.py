@@ -13,6 +13,18 @@ FOLDERS = ["notebooks/src", "notebooks/assignments", "requirements", "tests/benc
 USERS = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py")]
 
 
+# What chapters still define themselves, each its own way (KNOWN in test_names.py). A name leaves
+# this table when the first of them imports it.
+AHEAD = {
+    "compare": {"largest_difference"},
+    "memory": {"allocated", "resident", "peak"},
+    "networks": {"lenet", "hybrid_resnet18"},
+    "plotting": {"bars"},
+    "timing": {"print_times"},
+    "torch_networks": {"lenet", "resnet18"},
+}
+
+
 def defined(source):
     """The public functions and classes of a module."""
     return {node.name for node in ast.parse(source).body
@@ -53,7 +65,7 @@ def test_every_public_name_is_used(module):
                            if name != module))
     taken = {name for home, name in USED | others if home == module}
     taken |= {name for home, name in USED if home == "" and helpers._HOME.get(name) == module}
-    assert defined(source) - taken - used_at_home(source) == set()
+    assert defined(source) - taken - used_at_home(source) == AHEAD.get(module, set())
 
 
 def test_what_use_is():
