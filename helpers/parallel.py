@@ -38,12 +38,17 @@ def split_and_load(data, devices, even=True):
     return shards
 
 
-def send(array, to):
-    """A copy of `array` on the device `to`, or into `to`, an array that is on one.
+def send(array, device):
+    """A copy of `array` on another device.
 
-    The one way in which data crosses between devices here. Returns the copy, or `to`.
+    With `send_into`, the only way in which data crosses between devices here.
     """
-    return array.copyto(to)
+    return array.copyto(device)
+
+
+def send_into(array, target):
+    """Overwrite `target`, an array on another device, by `array`."""
+    array.copyto(target)
 
 
 def allreduce(arrays):
@@ -57,7 +62,7 @@ def allreduce(arrays):
     for array in arrays[1:]:
         total += send(array, total.context)
     for array in arrays[1:]:
-        send(total, array)
+        send_into(total, array)
 
 
 def assert_replicas_equal(arrays, tolerance=0.0):

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from helpers.parallel import send
+from helpers.parallel import send, send_into
 
 ADD = "add"
 COPY = "copy"
@@ -45,7 +45,7 @@ def run(rounds, arrays, num_chunks):
             if message.what == ADD:
                 target += send(source, target.context)
             else:
-                send(source, target)
+                send_into(source, target)
 
 
 def partner_of(rank, gap):
@@ -164,9 +164,15 @@ def replicas(k, numbers=NUMBERS, order=eight):
 
 def wrong_devices(all_reduce, k):
     """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
+    calls = [
+        replicas(k, NUMBERS, eight),
+        replicas(k, NUMBERS + 1, backwards),  # another device comes first
+        replicas(k, NUMBERS + 2, eight),  # not the first time any more
+        replicas(k, BIG_NUMBERS, eight),  # float64, and a matrix
+        replicas(k, BIG_NUMBERS + 1, backwards),
+        replicas(k, BIG_NUMBERS + 2, eight),
+    ]
     wrong = set()
-    for numbers in [NUMBERS, BIG_NUMBERS]:
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers, eight)))
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 1, backwards)))
-        wrong.update(wrong_ranks(all_reduce, replicas(k, numbers + 2, eight)))
+    for arrays in calls:
+        wrong.update(wrong_ranks(all_reduce, arrays))
     return sorted(wrong)

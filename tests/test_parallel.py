@@ -19,6 +19,7 @@ from helpers.parallel import (
     allreduce,
     assert_replicas_equal,
     send,
+    send_into,
     split_and_load,
 )
 
@@ -495,14 +496,21 @@ def journal(monkeypatch):
     """Every message, in order: sender's device, receiver's, bytes."""
     sent = []
 
-    def noting(array, to):
+    def note(array, receiver):
         size = array.size * np.dtype(array.dtype).itemsize
-        device = to if isinstance(to, mx.Context) else to.context
-        sent.append((array.context.device_id, device.device_id, size))
-        return send(array, to)
+        sent.append((array.context.device_id, receiver.device_id, size))
 
-    monkeypatch.setattr(parallel, "send", noting)
-    monkeypatch.setattr(schedules, "send", noting)  # the tree's and the ring's
+    def noting(array, device):
+        note(array, device)
+        return send(array, device)
+
+    def noting_into(array, target):
+        note(array, target.context)
+        send_into(array, target)
+
+    for module in (parallel, schedules):  # the star's; the tree's and the ring's
+        monkeypatch.setattr(module, "send", noting)
+        monkeypatch.setattr(module, "send_into", noting_into)
     return sent
 
 
@@ -571,7 +579,7 @@ def test_send_copies(target):
 
 def test_send_writes_into_an_array_and_into_a_part_of_one():
     target = nd([[9, 9], [9, 9]]).as_in_context(mx.cpu(1))
-    send(nd([1, 2]), target[1])
+    send_into(nd([1, 2]), target[1])
     assert target.asnumpy().tolist() == [[9, 9], [1, 2]]
     assert target.context == mx.cpu(1)
 

@@ -81,7 +81,8 @@ def test_every_function_that_a_chapter_teaches_is_compared():
         helper = ast.parse((ROOT / f"helpers/{module}.py").read_text())
         names |= {node.name for node in helper.body
                   if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    beside = {"send", "assert_replicas_equal", "check_batch", "check_devices", "check_replicas"}
+    beside = {"send", "send_into", "assert_replicas_equal", "check_batch", "check_devices",
+              "check_replicas"}
     assert names - beside == set(TAUGHT) - {"allocated"}
 
 

@@ -233,8 +233,9 @@ for rank, (x_shard, y_shard) in enumerate(zip(x_shards, y_shards, strict=True)):
 
 # %% [markdown]
 # The model is the simplest one that reads digits: one matrix turns 784 pixels into 10 scores, and
-# the loss is the cross-entropy. `log_softmax` makes log-probabilities of scores, and `pick` takes
-# that of the right label.
+# the loss is the cross-entropy. `log_softmax` turns scores into log-probabilities, and `pick`
+# chooses the one of the right label. We take the sum over the shard, not the mean; you will see
+# why.
 
 # %%
 def loss_of(x, y, weight):
@@ -244,24 +245,44 @@ def loss_of(x, y, weight):
 
 # %% [markdown]
 # Each device has its own copy of the matrix and finds the gradient of its shard. The two gradients
-# are added, as in chapter 01. Each is a sum over its shard, so the update divides by the number of
-# examples.
+# are added, as in chapter 01.
 
 # %%
 def step_on_two(x_shards, y_shards, weights, lr=0.1):
     total_loss = 0
-    for x_shard, y_shard, weight in zip(x_shards, y_shards, weights):
+    for x_shard, y_shard, weight in zip(x_shards, y_shards, weights):  # each device, its shard
         with autograd.record():
             loss = loss_of(x_shard, y_shard, weight)
         loss.backward()
         total_loss += loss.asscalar()
 
+    # The sum of both gradients, on the first device; then its mean over the n examples.
     n = len(x_shards[0]) + len(x_shards[1])
-    gradient = weights[0].grad + weights[1].grad.as_in_context(two[0])
-    mean_gradient = gradient / n
-    for weight in weights:
+    first, second = weights
+    mean_gradient = (first.grad + second.grad.as_in_context(first.context)) / n
+
+    for weight in weights:  # the same update on both devices
         weight[:] = weight - lr * mean_gradient.as_in_context(weight.context)
     return total_loss / n
+
+# %% tags=["fold"]
+# check: a step on two devices is that of one device with the whole batch
+x = nd.array(data.train_images[:64])
+y = nd.array(data.train_labels[:64])
+begin = nd.array(0.01 * np.random.default_rng(0).standard_normal((784, 10)))
+weights = [begin.copyto(two[0]), begin.copyto(two[1])]
+alone = begin.copyto(two[0])
+for weight in [*weights, alone]:
+    weight.attach_grad()
+loss = step_on_two(split_and_load(x, two), split_and_load(y, two), weights, lr=0.5)
+with autograd.record():
+    whole_loss = loss_of(x.as_in_context(two[0]), y.as_in_context(two[0]), alone)
+whole_loss.backward()
+expected = (alone - 0.5 / 64 * alone.grad).asnumpy()
+assert np.isclose(loss, whole_loss.asscalar() / 64, rtol=1e-5), "another loss"
+assert np.abs(expected - begin.asnumpy()).max() > 1e-3, "a step that moves nothing shows nothing"
+for weight in weights:
+    assert np.abs(weight.asnumpy() - expected).max() < 1e-6, "another step"
 
 # %% [markdown]
 # How images are cut is one argument of the training, how labels are cut another.
@@ -290,19 +311,22 @@ for step in [0, 30, 60, 90, 119]:
 # %% tags=["fold", "measured"]
 # draw: the loss, with each image's own label and with dealt labels
 steps = range(120)
-fig, ax = curves("With dealt labels the loss stays where it begins", "step", "loss of a batch", {
+lines = {
     "their own labels": (steps, own_labels),
     "dealt labels": (steps, dealt_labels),
     "guessing: ln 10": (steps, [np.log(10)] * 120),
-})
+}
+title = "With dealt labels the loss stays near that of guessing"
+fig, ax = curves(title, "step", "loss of a batch", lines)
 ax.set_ylim(bottom=0)
 show(fig, alt="Loss against the training step: with their own labels it falls, with dealt labels "
               "it stays at 2.3.")
 
 # %% [markdown]
 # A model that gives each of the ten classes the same probability has the loss $\ln 10 \approx
-# 2.3$. With dealt labels the loss stays near there, a little above: nearly all images come with
-# the labels of others, with other ones each time, and there is nothing to learn. So here the
+# 2.3$. With dealt
+# labels the loss stays near there, a little above in each of five runs. Nearly all images come with
+# the labels of others, and with different ones each time. There is nothing to learn. So here the
 # mistake shows in the loss. A loss that stays at $\ln(\text{classes})$ says, among other things:
 # look at the labels. But it need not show, for instance where only a part of the labels is wrong.
 # Comparing values that tell examples apart, as above, is quicker, and says what is wrong.
@@ -362,7 +386,7 @@ print("2 examples on 3 devices:", result_of(ours, n=2, k=3, even=False))
 
 # %% [markdown]
 # In all 192 cases ours does what Gluon's does. Both refuse a batch with fewer examples than
-# devices, but only because MXNet can't copy the empty slice that the last device would get. Where
+# devices, but only because MXNet can't copy an empty slice to another device. Where
 # nothing has to be copied, an empty shard comes back, and no error.
 
 # %% tags=["fold"]
@@ -498,9 +522,20 @@ for shard in split_and_load(x, three[:2]):
     shard[:] = 100
 print(x.asnumpy())
 
+# %% tags=["fold"]
+# check: a slice with a step is a copy, even on the batch's own device
+x = nd.zeros((4, 2), ctx=three[0])
+for shard in deal(x, three[:1]) + [x[0::2]]:
+    shard[:] = 100
+assert x[1].asnumpy().tolist() == [100, 100], "one device: the slice has step 1, a window"
+x = nd.zeros((4, 2), ctx=three[0])
+for shard in deal(x, three[:2]):
+    shard[:] = 100
+assert not x.asnumpy().any(), "two devices: step 2, a copy"
+
 # %% [markdown]
-# The shard on `cpu(0)` *is* the batch's memory; the shard on `cpu(1)` is a copy. (So is a slice
-# with a step, such as those of `deal`, wherever it is.) Training reads its input and doesn't write
+# The shard on `cpu(0)` *is* the batch's memory; the shard on `cpu(1)` is a copy. (A slice with a
+# step, such as those of `deal`, is a copy in any case.) Training reads its input and doesn't write
 # to it, so this does no harm and saves a copy. A program that changes shards in place, say to add
 # noise, should split `x.copy()`.
 #
@@ -529,7 +564,7 @@ print(x.asnumpy())
 # ## Exercises
 #
 # 1. **Undo it.** Write `gather(shards, device)`, which puts the batch together again on one
-#    device. Prove it on uneven shards.
+#    device. Show it on uneven shards.
 # 2. **Dealing cards.** Deal images *and* labels with `deal`. Show that they stay aligned, and that
 #    the model learns. When is dealing better than blocks?
 # 3. **In proportion.** One device is three times as fast as the other. Write `split_by_share(data,
@@ -575,7 +610,7 @@ for x_shard, y_shard in zip(deal(images, three), deal(labels, three)):
     assert np.array_equal(x_shard[:, 0, 0, 0].asnumpy(), y_shard.asnumpy()), "another's label"
 
 both_dealt = train_two(deal, deal)
-print(f"both dealt: loss {both_dealt[0]:.2f} at first, {both_dealt[-1]:.2f} at last")
+print(f"both dealt: loss {both_dealt[0]:.2f} at first, {both_dealt[-1]:.2f} in the end")
 assert np.mean(both_dealt[-20:]) < 1, "the model should learn"
 
 # %% [markdown]
@@ -614,6 +649,8 @@ for shares in [[3, 1, 1], [3, 0], [1000, 1]]:
         split_by_share(nd.arange(8), three[1:], shares)
     except AssertionError as error:
         print("refused:", error)
+    else:
+        raise RuntimeError(f"{shares} should be refused")
 assert np.array_equal(gather(parts, three[0]).asnumpy(), np.arange(100)), "every example once"
 
 # %% [markdown]
