@@ -694,8 +694,8 @@ assert np.isclose(exposed(4, 0.03, 8, 8e6, 1e6, 1e-3, 1e9)["by key"], 0.024), "a
 
 
 # %% [markdown]
-# **Assumptions**: α = 5.7 µs (NCCL's for PCIe, chapter 03) and $B$ = 15.75 GB/s (PCIe 3.0 ×16,
-# chapter 01) for each GPU; loading data, Python and the update cost nothing.
+# **Assumptions**: α = 5.7 µs (NCCL's for PCIe, deeper: More all-reduces) and $B$ = 15.75 GB/s
+# (PCIe 3.0 ×16, chapter 01) for each GPU; loading data, Python and the update cost nothing.
 #
 # What can we check it against? MXNet's `example/image-classification/README.md` (at 1.9.1)
 # tabulates images per second on AWS P2.16xlarge machines of 16 K80 GPUs, with a fixed batch for
