@@ -93,10 +93,12 @@ def test_the_seed_decides_the_order():
 
 
 def test_the_time_is_that_of_the_contestant_and_of_the_wait_after_it():
-    waits = iter([0.05, 0.02] * 3)  # before, after
-    times = in_turns({"a": lambda: time.sleep(0.03)}, rounds=3, warm_up=0,
+    waits = iter([0.05, 0.02] * 9)  # before, after
+    times = in_turns({"a": lambda: time.sleep(0.03)}, rounds=9, warm_up=0,
                      wait=lambda: time.sleep(next(waits)))
-    assert (times["a"] >= 0.05).all() and (times["a"] < 0.1).all()
+    assert (times["a"] >= 0.05).all()
+    # The wait before isn't in it: with that, no time could be below 0.1 s.
+    assert times["a"].min() < 0.1
 
 
 def test_by_default_it_waits_for_mxnet():
@@ -111,10 +113,13 @@ def test_by_default_it_waits_for_mxnet():
             y = mx.nd.dot(y, x)
         return y
 
-    begin = time.perf_counter()
-    work()
-    returned = time.perf_counter() - begin
-    mx.nd.waitall()
+    calls = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        work()
+        calls.append(time.perf_counter() - begin)
+        mx.nd.waitall()
+    returned = min(calls)
     finished = in_turns({"work": work}, rounds=3)["work"].min()
     assert finished > 2 * returned, "the call alone was measured"
 
