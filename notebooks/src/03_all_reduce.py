@@ -573,8 +573,8 @@ for k in [2, 3, 4, 5, 8]:
 #
 # We want rank $r$ to end up with the sum of chunk $r$. So chunk 0 begins at rank 1, goes to 2 and
 # 3, and ends at rank 0. In the first round, then, rank $r$ sends chunk $r - 1$ (and rank 0 the
-# last one). In the next round it passes on the chunk that it has just received and added to, $r -
-# 2$, and so on.
+# last one). In the next round it passes on the chunk that it has just received and added to,
+# $r - 2$, and so on.
 
 # %%
 def reduce_scatter(k):
@@ -826,7 +826,7 @@ for size in [SMALL, LARGE]:
 # For 4 KB `allreduce` and KVStore are ahead of all that goes through `run`; which of the two is
 # faster changed from run to run. For 16.4 MB none of ours is faster than another in this run. By
 # the table above, a ring should take half of a star's time for large arrays on two devices. Here
-# it doesn't: simulated devices have no links.
+# it doesn't. The table is about links, and simulated devices have none.
 
 # %% [markdown]
 # ## Order matters to the last bit

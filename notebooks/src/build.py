@@ -148,7 +148,7 @@ def folded(source, tags):
     label = LABEL.match(source)
     if not label:
         raise Refused("a folded cell begins with a label, # check: ..., # draw: ... or "
-                      f"# measure: ..., and not with {source.splitlines()[0]!r}")
+                      f"# measure: ..., and not with {source.partition(chr(10))[0]!r}")
     return {
         "jupyter": {"source_hidden": True},                         # JupyterLab, VS Code
         "cellView": "form",                                         # Colab

@@ -135,17 +135,15 @@ def link_mentions(text, name, titles):
         return words if files[number] == name else f"[{words}]({up}{files[number]}.ipynb)"
 
     def link_deeper(found):
-        said = " ".join(found[1].split())
         # The sentence may go on: the longest title that it begins with.
         for words in sorted(deeper, key=len, reverse=True):
-            if re.match(rf"{re.escape(words)}\b", said):
-                pattern = r"\s+".join(map(re.escape, words.split()))
-                length = re.match(pattern, found[1]).end()
-                mention = found[0][: len(found[0]) - len(found[1]) + length]
-                rest = found[1][length:]
+            title_here = r"\s+".join(map(re.escape, words.split()))
+            if mention := re.match(rf"deeper:\s+{title_here}\b", found[0]):
                 if deeper[words] == name:
-                    return mention + rest
-                return f"[{mention}]({up}{deeper[words]}.ipynb){rest}"
+                    return found[0]
+                rest = found[0][mention.end():]
+                return f"[{mention[0]}]({up}{deeper[words]}.ipynb){rest}"
+        said = " ".join(found[1].split())
         raise ValueError(f"{name} speaks of the deeper notebook {said!r}, which there is not")
 
     def replace(found):
