@@ -84,12 +84,13 @@ def test_each_round_runs_every_contestant_once_between_two_waits():
 
 def test_the_seed_decides_the_order():
     logs = []
-    for seed in (1, 1, 2):
+    for options in ({"seed": 1}, {"seed": 1}, {"seed": 2}, {}, {}):
         log = []
         contestants, wait = noting(log, "a", "b", "c")
-        in_turns(contestants, rounds=4, seed=seed, wait=wait)
+        in_turns(contestants, rounds=8, wait=wait, **options)
         logs.append(log)
     assert logs[0] == logs[1] != logs[2]
+    assert logs[3] == logs[4], "the same order by default, too"
 
 
 def test_the_time_is_that_of_the_contestant_and_of_the_wait_after_it():
