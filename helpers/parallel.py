@@ -38,19 +38,6 @@ def split_and_load(data, devices, even=True):
     return shards
 
 
-def send(array, device):
-    """A copy of `array` on another device.
-
-    With `send_into`, the only way in which data crosses between devices here.
-    """
-    return array.copyto(device)
-
-
-def send_into(array, target):
-    """Overwrite `target`, an array on another device, by `array`."""
-    array.copyto(target)
-
-
 def allreduce(arrays):
     """Replace each of k arrays, one a device, by the sum of all, in place.
 
@@ -60,9 +47,9 @@ def allreduce(arrays):
     check_replicas(arrays)
     total = arrays[0]
     for array in arrays[1:]:
-        total += send(array, total.context)
+        total += array.copyto(total.context)
     for array in arrays[1:]:
-        send_into(total, array)
+        total.copyto(array)
 
 
 def assert_replicas_equal(arrays, tolerance=0.0):

@@ -1,8 +1,8 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds all of this; its deeper notebook goes on with it. A test holds each function here
-equal to the chapter's. A *schedule* is a list of rounds, a round a list of messages that can be
-sent at the same time.
+Chapter 03 builds the judge, its deeper notebook on more all-reduces the schedules. A test holds
+each function here equal to the one that is taught. A *schedule* is a list of rounds, a round a list
+of messages that can be sent at the same time.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,6 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 from mxnet import nd
-
-from helpers.parallel import send, send_into
 
 ADD = "add"
 COPY = "copy"
@@ -43,9 +41,9 @@ def run(rounds, arrays, num_chunks):
             if source.size == 0:
                 continue  # more chunks than entries
             if message.what == ADD:
-                target += send(source, target.context)
+                target += source.copyto(target.context)
             else:
-                send_into(source, target)
+                source.copyto(target)
 
 
 def partner_of(rank, gap):
@@ -72,9 +70,10 @@ def tree_up(k):
     gap = 1
     while gap < k:
         messages = []
-        for rank in range(0, k, 2 * gap):
-            if rank + gap < k:
-                messages.append(Message(sender=rank + gap, receiver=rank, chunk=0, what=ADD))
+        for receiver in range(0, k, 2 * gap):
+            sender = receiver + gap
+            if sender < k:
+                messages.append(Message(sender, receiver, chunk=0, what=ADD))
         rounds.append(messages)
         gap = 2 * gap
     return rounds
@@ -82,7 +81,7 @@ def tree_up(k):
 
 def answer(message):
     """The message that goes back the same way, and overwrites."""
-    return Message(sender=message.receiver, receiver=message.sender, chunk=message.chunk, what=COPY)
+    return Message(message.receiver, message.sender, message.chunk, what=COPY)
 
 
 def tree(k):
@@ -94,35 +93,22 @@ def tree(k):
     return up + down
 
 
-def reduce_scatter(k):
-    """Once round a ring: rank r has the sum of chunk r. Arrays in k chunks."""
-    rounds = []
-    for step in range(k - 1):
-        messages = []
-        for rank in range(k):
-            following = (rank + 1) % k
-            chunk = (rank - 1 - step) % k
-            messages.append(Message(sender=rank, receiver=following, chunk=chunk, what=ADD))
-        rounds.append(messages)
-    return rounds
-
-
-def all_gather(k):
-    """Once round a ring: chunk r of rank r reaches all. Arrays in k chunks."""
-    rounds = []
-    for step in range(k - 1):
-        messages = []
-        for rank in range(k):
-            following = (rank + 1) % k
-            chunk = (rank - step) % k
-            messages.append(Message(sender=rank, receiver=following, chunk=chunk, what=COPY))
-        rounds.append(messages)
-    return rounds
-
-
 def ring(k):
-    """Reduce-scatter, then all-gather. Arrays in k chunks."""
-    return reduce_scatter(k) + all_gather(k)
+    """Once round a ring, adding; once more, with the whole sums. Arrays in k chunks."""
+    rounds = []
+    for number in range(k - 1):
+        messages = []
+        for chunk in range(k):
+            sender = (chunk + 1 + number) % k
+            messages.append(Message(sender, (sender + 1) % k, chunk, ADD))
+        rounds.append(messages)
+    for number in range(k - 1):
+        messages = []
+        for chunk in range(k):
+            sender = (chunk + number) % k
+            messages.append(Message(sender, (sender + 1) % k, chunk, COPY))
+        rounds.append(messages)
+    return rounds
 
 
 # ---- The judge ----
@@ -163,16 +149,12 @@ def replicas(k, numbers=NUMBERS, order=eight):
 
 
 def wrong_devices(all_reduce, k):
-    """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
-    calls = [
-        replicas(k, NUMBERS, eight),
-        replicas(k, NUMBERS + 1, backwards),  # another device comes first
-        replicas(k, NUMBERS + 2, eight),  # not the first time any more
-        replicas(k, BIG_NUMBERS, eight),  # float64, and a matrix
-        replicas(k, BIG_NUMBERS + 1, backwards),
-        replicas(k, BIG_NUMBERS + 2, eight),
-    ]
+    """The ranks that don't hold the sum after one of twelve calls of `all_reduce` on k devices."""
     wrong = set()
-    for arrays in calls:
-        wrong.update(wrong_ranks(all_reduce, arrays))
+    for call in range(3):  # an all-reduce must work more than once
+        for order in [eight, backwards]:  # whichever device comes first
+            vectors = replicas(k, NUMBERS + call, order)
+            wrong.update(wrong_ranks(all_reduce, vectors))
+            matrices = replicas(k, BIG_NUMBERS + call, order)
+            wrong.update(wrong_ranks(all_reduce, matrices))
     return sorted(wrong)

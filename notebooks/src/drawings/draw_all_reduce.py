@@ -362,62 +362,50 @@ def draw_star_tree_ring():
 
 
 def draw_state(x, y, number, state):
-    """The grid after a round: rows are devices, columns are chunks."""
-    size, step = 34, 58
-    received = {}
+    """The grid of sums after a round: rows are devices, columns are chunks."""
+    wide, high = 58, 38
+    received = set()
     if number > 0:
         for message in ring_rounds()[number - 1]:
-            received[message.receiver, message.chunk] = message.what
-    drawn = [words(x + 2 * size, y - 34, "start" if number == 0 else f"after {number}", bold=True)]
-    for here in sorted(state, key=received.__contains__):  # outlined cells above their neighbours
-        device, chunk = here
-        drawn.append(cell(x + size * chunk, y + step * device, size, state[here],
-                          here in received, class_="cell", data_device=device, data_chunk=chunk,
-                          data_received=received.get(here, "no")))
-    for (device, chunk), what in received.items():
-        middle = x + size * (chunk + 0.5)
-        top = y + step * device
-        drawn.append(message_arrow(middle, top - 23, middle, top - 1, what, 4))
-        if device == 0:  # nothing is drawn above the first device
-            drawn.append(words(middle + 8, top - 9, f"from {DEVICES - 1}", 16.5, "start"))
+            received.add((message.receiver, message.chunk))
+    drawn = [words(x + 2 * wide, y - 38, "start" if number == 0 else f"after round {number}", 20,
+                   bold=True)]
+    for chunk in range(DEVICES):
+        drawn.append(words(x + wide * (chunk + 0.5), y - 9, str(chunk), 17))
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            left, top = x + wide * chunk, y + high * device
+            new = (device, chunk) in received
+            total = str(sum(10**part for part in state[device, chunk]))
+            drawn.append(group([
+                box(left, top, wide, high, PALE_BLUE if new else "white", FRAME),
+                words(left + wide / 2, top + 26, total, 19, bold=new),
+            ], class_="cell", data_device=device, data_chunk=chunk,
+                data_received="yes" if new else "no"))
     return group(drawn, class_="state", data_round=number)
 
 
 def draw_ring_rounds():
-    """Chapter 03: which parts are where, after each round of a ring."""
+    """Chapter 03: the sums after each round of a reduce-scatter."""
     states = ring_states()
-    left, middle, right = 92, 276, 460
-    upper, lower = 124, 424
-    drawn = [words(312, 32, "After round 3 each device has one sum, after 6 all", 22, bold=True)]
-    for number, x, y in ((0, left, upper), (1, middle, upper), (2, right, upper),
-                         (3, left, lower), (6, middle, lower)):
+    left, right = 84, 376
+    upper, lower = 116, 366
+    drawn = [words(312, 32, "Every round, each device adds one chunk that it received", 22,
+                   bold=True)]
+    for number, x, y in ((0, left, upper), (1, right, upper), (2, left, lower), (3, right, lower)):
         drawn.append(draw_state(x, y, number, states[number]))
     for y in (upper, lower):
+        drawn.append(words(left - 8, y - 9, "chunk", 17, "end"))
         for device in range(DEVICES):
-            drawn.append(words(left - 8, y + 58 * device + 23, f"device {device}", 17, "end"))
-    drawn.append(words(left - 8, upper - 9, "chunk", 17, "end"))
-    for chunk in range(DEVICES):
-        drawn.append(words(left + 34 * chunk + 17, upper - 9, str(chunk), 17))
-    for x, y in ((left, upper), (middle, upper), (left, lower)):
-        drawn.append(arrow(x + 141, y + 104, x + 179, y + 104, "black", 3))
-    drawn.append(words(left + 160, lower + 90, "…", 24, bold=True))
-    key = right + 8
-    drawn.append(key_to_parts(key, lower, 64))
-    drawn.append(words(key + 74, lower + 26, "part of", 17, "start"))
-    drawn.append(words(key + 74, lower + 48, "device", 17, "start"))
-    drawn.append(cell(key, lower + 84, 34, set(range(DEVICES))))
-    drawn.append(words(key + 46, lower + 107, "the sum", 17, "start"))
-    drawn.append(message_arrow(key + 17, lower + 136, key + 17, lower + 166, ADD, 4))
-    drawn.append(words(key + 46, lower + 157, "1 to 3: add", 17, "start"))
-    drawn.append(message_arrow(key + 17, lower + 180, key + 17, lower + 210, COPY, 4))
-    drawn.append(words(key + 46, lower + 201, "4 to 6: copy", 17, "start"))
-    drawn.append(cell(key, lower + 226, 34, set(), outlined=True))
-    drawn.append(words(key + 46, lower + 249, "just arrived", 17, "start"))
-    return page(624, 700, "A ring all-reduce on four devices, round by round",
-                "Grids of four devices by four chunks. At the start each chunk holds its own "
-                "device's part. In each of rounds 1 to 3 one chunk of each device gains parts from "
-                "the device above; after 3, device r holds the whole sum of chunk r. After 6 every "
-                "chunk of every device is a sum.", drawn)
+            drawn.append(words(left - 8, y + 38 * device + 25, f"device {device}", 17, "end"))
+    drawn.append(box(84, 538, 30, 22, PALE_BLUE, FRAME))
+    drawn.append(words(124, 556, "just changed: + the number above it (in row 0: of row 3)", 17,
+                       "start"))
+    return page(624, 576, "Reduce-scatter on a ring of four devices, round by round",
+                "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
+                "chunk. In each of three rounds one chunk of each device gains what the device "
+                "above holds, and the device above device 0 is device 3. After round 3 the numbers "
+                "on the diagonal are 1111.", drawn)
 
 
 # The film of the ring: a start, six rounds and an end, in seconds.
