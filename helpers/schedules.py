@@ -1,8 +1,8 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds the judge, its deeper notebook on more all-reduces the schedules. A test holds
-each function here equal to the one that is taught. A *schedule* is a list of rounds, a round a list
-of messages that can be sent at the same time.
+Chapter 03 builds the judge, its deeper notebook on more all-reduces the judge's arrays and the
+schedules. A test holds each function here equal to the one that is taught. A *schedule* is a list
+of rounds, a round a list of messages that can be sent at the same time.
 """
 
 from typing import NamedTuple
@@ -27,8 +27,8 @@ class Message(NamedTuple):
 def window(array, chunk, num_chunks):
     """The entries of one of `num_chunks` nearly equal chunks, in the array's own memory."""
     flat = array.reshape(-1)
-    begin = flat.size * chunk // num_chunks
-    end = flat.size * (chunk + 1) // num_chunks
+    begin = (flat.size * chunk) // num_chunks
+    end = (flat.size * (chunk + 1)) // num_chunks
     return flat[begin:end]
 
 
@@ -96,13 +96,13 @@ def tree(k):
 def ring(k):
     """Once round a ring, adding; once more, with the whole sums. Arrays in k chunks."""
     rounds = []
-    for number in range(k - 1):
+    for number in range(1, k):
         messages = []
         for chunk in range(k):
-            sender = (chunk + 1 + number) % k
+            sender = (chunk + number) % k
             messages.append(Message(sender, (sender + 1) % k, chunk, ADD))
         rounds.append(messages)
-    for number in range(k - 1):
+    for number in range(k, 2 * k - 1):
         messages = []
         for chunk in range(k):
             sender = (chunk + number) % k

@@ -21,12 +21,12 @@
 #
 # Chapter 03. No GPU. Reading takes {reading time}, running a few seconds.
 #
-# `window`, the judge `wrong_devices` and the eight devices are those of chapter 03.
+# `window`, `wrong_ranks` and the eight devices are those of chapter 03.
 
 # %%
 from functools import cache, partial
 
-from helpers.schedules import eight, partner_of, window, wrong_devices
+from helpers.schedules import eight, partner_of, window, wrong_ranks
 
 import numpy as np
 from mxnet import nd
@@ -126,13 +126,13 @@ def tree(k):
 # %%
 def ring(k):
     rounds = []
-    for number in range(k - 1):
+    for number in range(1, k):
         messages = []
         for chunk in range(k):
-            sender = (chunk + 1 + number) % k
+            sender = (chunk + number) % k
             messages.append(Message(sender, (sender + 1) % k, chunk, ADD))
         rounds.append(messages)
-    for number in range(k - 1):
+    for number in range(k, 2 * k - 1):
         messages = []
         for chunk in range(k):
             sender = (chunk + number) % k
@@ -144,6 +144,80 @@ def ring(k):
 for k in [2, 4, 8]:
     print(f"{k} devices: {len(star(k))} rounds as a star, {len(tree(k))} as a tree, "
           f"{len(ring(k))} as a ring")
+
+# %% [markdown]
+# ## The judge's arrays
+#
+# Chapter 03's judge calls `wrong_devices`. What does it hand to an all-reduce? On each device some
+# numbers, times 1, 3, 9, 27 and so on. As with 1, 10 and 100, a sum says what is in it. But powers
+# of ten would be too long: with numbers of two digits on eight devices, float32 would have to
+# round. Powers of three are short enough, so *any* order of adding gives the same bits, and the
+# judge may ask for equal ones. The 1/32 would be lost by an all-reduce that computes in integers.
+
+# %%
+NUMBERS = nd.arange(65, 77)  # times 1, 3, 9 and so on, no two are alike
+BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25  # too long for float32
+backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
+
+
+def replicas(k, numbers=NUMBERS, order=eight):
+    arrays = []
+    for rank in range(k):
+        array = 3**rank * numbers + 1 / 32
+        arrays.append(array.copyto(order[rank]))
+    return arrays
+
+
+for array in replicas(3, nd.arange(1, 4)):
+    print(array.context, array.asnumpy())
+
+# %% tags=["fold"]
+# check: each entry of the sum says how often each device was counted: never, once or twice
+import itertools
+
+for k in range(1, 9):
+    values = np.stack([array.asnumpy() for array in replicas(k)])  # [device, entry]
+    counts = np.array(list(itertools.product([0, 1, 2], repeat=k)))  # [way, device]
+    sums = counts @ values.astype("float64")  # [way, entry]
+    for entry in range(12):
+        assert len(np.unique(sums[:, entry])) == 3**k, f"{k} devices, entry {entry}"
+    assert len(np.unique(values)) == values.size, "two entries are alike"
+
+# %% tags=["fold"]
+# check: the arrays' type holds each sum exactly, so that any order of adding gives the same bits
+for numbers, dtype in [(NUMBERS, "float32"), (BIG_NUMBERS, "float64")]:
+    for call in range(3):
+        for k in range(1, 9):
+            in_32nds = 0
+            for array in replicas(k, numbers + call):
+                assert array.dtype == np.dtype(dtype)
+                in_32nds = in_32nds + (32 * array.asnumpy().astype("float64")).astype("int64")
+            assert np.array_equal(in_32nds / 32, (in_32nds / 32).astype(dtype)), f"{k}: rounded"
+            assert np.all(in_32nds % 32 != 0), f"{k} devices: an integer would hold it"
+assert not np.array_equal(BIG_NUMBERS.asnumpy(), BIG_NUMBERS.astype("float32").asnumpy())
+for numbers, exact in [(np.arange(1, 3), True), (np.arange(1, 13), False)]:
+    digits_of_8 = numbers * 11_111_111
+    assert np.array_equal(digits_of_8, digits_of_8.astype("float32")) == exact, "powers of ten"
+
+# %% [markdown]
+# It makes twelve calls for each number of devices. `+ call` gives each of them other numbers, so
+# that an all-reduce that returns an old sum is caught:
+
+# %%
+def wrong_devices(all_reduce, k):
+    wrong = set()
+    for call in range(3):  # an all-reduce must work more than once
+        for order in [eight, backwards]:  # whichever device comes first
+            vectors = replicas(k, NUMBERS + call, order)
+            wrong.update(wrong_ranks(all_reduce, vectors))
+            matrices = replicas(k, BIG_NUMBERS + call, order)
+            wrong.update(wrong_ranks(all_reduce, matrices))
+    return sorted(wrong)
+
+
+print("star, ranks that are wrong on 8 devices:",
+      wrong_devices(partial(run, star(8), num_chunks=1), 8))
+print("half a star:", wrong_devices(partial(run, star(8)[:7], num_chunks=1), 8))
 
 # %% tags=["fold"]
 # check: star, tree and ring are right on 1 to 8 devices, and are the schedules of helpers
@@ -378,7 +452,7 @@ for ports in [1, 7]:
 # %% [markdown]
 # ## Are they right?
 #
-# Here are all six. The judge of chapter 03 runs each on 1 to 8 devices.
+# Here are all six. The judge runs each on 1 to 8 devices.
 
 # %%
 def schedules(k):

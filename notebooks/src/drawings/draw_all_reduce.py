@@ -180,19 +180,6 @@ def cell(x, y, size, parts, outlined=False, **attributes):
     return group(drawn, **attributes)
 
 
-def key_to_parts(x, y, size):
-    """A large cell that says whose part each quarter is."""
-    drawn = []
-    for part in range(DEVICES):
-        right, down = corner(part, size)
-        ink = "black" if PARTS[part] == ORANGE else "white"
-        drawn.append(quarter(x, y, size, part))
-        drawn.append(words(x + right + size / 4, y + down + size / 4 + 7, str(part), 20,
-                           bold=True, fill=ink))
-    drawn.append(box(x, y, size, size, "none", FRAME))
-    return group(drawn, class_="key")
-
-
 def page(width, height, title, description, elements):
     """A whole drawing on white, so that it can be read on a dark page as well."""
     heading = [element("title", escape(title)), element("desc", escape(description))]
@@ -348,7 +335,8 @@ def draw_star_tree_ring():
         drawn.append(words(left + 72, 443, size, bold=True))
     for number in range(6):
         drawn.append(words(34, top + 46 * number + 22, str(number + 1)))
-    drawn.append(words(8, top - 14, "round", anchor="start", size=17))
+    drawn.append(words(2, top - 14, "device", anchor="start", size=17))
+    drawn.append(words(34, top + 2, "round", size=17))
     drawn.append(message_arrow(40, 490, 120, 490, ADD, 8))
     drawn.append(words(132, 496, "the receiver adds", anchor="start"))
     drawn.append(message_arrow(330, 490, 410, 490, COPY, 8))
@@ -530,28 +518,44 @@ def draw_ring_moving():
         later = "" if number == 0 else " later"
         drawn.append(words(307, 274, name, 22, bold=True, class_=f"moves{later} now{number}"))
     drawn.append(box(222, 292, 170, 32, PALE_BLUE, BLUE, class_="moves later adding"))
-    drawn.append(box(222, 330, 170, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
+    drawn.append(box(212, 330, 190, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
     drawn.append(words(307, 314, "rounds 1 to 3: add"))
-    drawn.append(words(307, 352, "rounds 4 to 6: copy"))
+    drawn.append(words(307, 352, "rounds 4 to 6: overwrite"))
     drawn.append(words(307, 390, "framed: is sent"))
+    drawn.append(words(307, 416, "colour: a device's part"))
     for number, messages in enumerate(ring_rounds(), 1):
         for message in messages:
             drawn.append(film_message(number, message))
     return page(614, 540, "A ring all-reduce on four devices, moving",
                 "Four devices on a ring, four chunks on each. In every round each device sends "
                 "one chunk clockwise to the next. In rounds 1 to 3 the receiver adds it, and "
-                "chunks fill with the parts of all devices; in rounds 4 to 6 it copies finished "
-                "sums.", drawn)
+                "chunks fill with the parts of all devices; in rounds 4 to 6 finished sums "
+                "overwrite what is there.", drawn)
+
+
+def whole_cell(x, y, size, parts, **attributes):
+    """A chunk that is one device's own, or the sum of all, or doesn't matter."""
+    if len(parts) == DEVICES:
+        drawn = [box(x, y, size, size, "white", FRAME),
+                 words(x + size / 2, y + size / 2 + 6.5, "Σ", 20, bold=True)]
+    elif len(parts) == 1:
+        (part,) = parts
+        drawn = [box(x, y, size, size, PARTS[part], FRAME, data_part=part)]
+    else:
+        drawn = [box(x, y, size, size, PALE_GREY, PALE_GREY)]
+    return group(drawn, **attributes)
 
 
 def draw_grid(x, y, cells, class_):
-    """Four devices by four chunks; what doesn't matter is empty."""
+    """Four devices by four chunks; what doesn't matter is pale."""
     drawn = []
-    for device in range(DEVICES):
-        for chunk in range(DEVICES):
-            parts = cells.get((device, chunk), set())
-            drawn.append(cell(x + 26 * chunk, y + 30 * device, 26, parts,
-                              class_="cell", data_device=device, data_chunk=chunk))
+    for matters in (False, True):  # those that matter above their neighbours
+        for device in range(DEVICES):
+            for chunk in range(DEVICES):
+                parts = cells.get((device, chunk), set())
+                if bool(parts) == matters:
+                    drawn.append(whole_cell(x + 26 * chunk, y + 30 * device, 26, parts,
+                                            class_="cell", data_device=device, data_chunk=chunk))
     return group(drawn, class_=class_)
 
 
@@ -572,7 +576,7 @@ def collectives():
 
 def draw_collectives():
     """Chapter 03: five collectives, before and after."""
-    drawn = [words(312, 32, "Two ways to make an all-reduce of two steps", 22, bold=True)]
+    drawn = [words(312, 32, "Two ways to an all-reduce, in two steps each", 22, bold=True)]
     drawn.append(words(4, 80, "device", 17, "start"))
     places = ((36, 92), (358, 92), (36, 270), (358, 270), (36, 448))
     for (name, (before, after)), (x, y) in zip(collectives().items(), places):
@@ -583,13 +587,14 @@ def draw_collectives():
             pair.append(words(x - 10, y + 30 * device + 20, str(device), anchor="end", size=17))
         drawn.append(group(pair, class_="collective", data_name=name))
     for y in (158, 336):
-        drawn.append(words(314, y, "+", 30, bold=True))
-    drawn.append(key_to_parts(362, 444, 52))
-    drawn.append(words(430, 476, "part of device", anchor="start"))
-    drawn.append(cell(375, 508, 26, set(range(DEVICES))))
-    drawn.append(words(430, 527, "the sum", anchor="start"))
-    drawn.append(cell(375, 544, 26, set()))
-    drawn.append(words(430, 563, "does not matter", anchor="start"))
+        drawn.append(words(308, y, "then", 18, bold=True))
+    for device in range(DEVICES):
+        drawn.append(whole_cell(362 + 26 * device, 458, 26, {device}))
+    drawn.append(words(480, 477, "a device's own", anchor="start"))
+    drawn.append(whole_cell(440, 498, 26, set(range(DEVICES))))
+    drawn.append(words(480, 517, "the sum of all", anchor="start"))
+    drawn.append(whole_cell(440, 538, 26, set()))
+    drawn.append(words(480, 557, "anything", anchor="start"))
     return page(624, 584, "Five collectives, before and after",
                 "Grids of four devices by four chunks. Reduce: device 0 gets all sums. Broadcast: "
                 "everyone gets device 0's array. Reduce-scatter: device r gets the sum of chunk r. "
