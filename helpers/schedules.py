@@ -149,12 +149,19 @@ def replicas(k, numbers=NUMBERS, order=eight):
 
 
 def wrong_devices(all_reduce, k):
-    """The ranks that don't hold the sum after one of twelve calls of `all_reduce` on k devices."""
+    """The ranks that don't hold the sum after one of 18 calls of `all_reduce` on k devices."""
     wrong = set()
     for call in range(3):  # an all-reduce must work more than once
         for order in [eight, backwards]:  # whichever device comes first
-            vectors = replicas(k, NUMBERS + call, order)
-            wrong.update(wrong_ranks(all_reduce, vectors))
-            matrices = replicas(k, BIG_NUMBERS + call, order)
-            wrong.update(wrong_ranks(all_reduce, matrices))
+            for numbers in [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]:
+                arrays = replicas(k, numbers + call, order)
+                wrong.update(wrong_ranks(all_reduce, arrays))
     return sorted(wrong)
+
+
+def judge(all_reduce):
+    """Raise AssertionError if `all_reduce` is wrong on 1 to 8 devices; print that it passes."""
+    for k in range(1, 9):
+        wrong = wrong_devices(all_reduce, k)
+        assert wrong == [], f"wrong on {k} devices, ranks {wrong}"
+    print(f"{all_reduce.__name__} passes on 1 to 8 devices")

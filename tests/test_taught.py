@@ -10,7 +10,7 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "split_and_load": ("parallel", "02_splitting_a_batch"),
     "allreduce": ("parallel", "03_all_reduce"),
     "Message": ("schedules", "deeper/03_more_all_reduces"),
-    "window": ("schedules", "03_all_reduce"),
+    "window": ("schedules", "deeper/03_more_all_reduces"),
     "run": ("schedules", "deeper/03_more_all_reduces"),
     "partner_of": ("schedules", "03_all_reduce"),
     "tree_up": ("schedules", "deeper/03_more_all_reduces"),
@@ -25,6 +25,7 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "wrong_ranks": ("schedules", "03_all_reduce"),
     "replicas": ("schedules", "deeper/03_more_all_reduces"),
     "wrong_devices": ("schedules", "deeper/03_more_all_reduces"),
+    "judge": ("schedules", "deeper/03_more_all_reduces"),
 }
 
 
