@@ -126,7 +126,8 @@ def wrong_ranks(all_reduce, arrays):
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    all_reduce(list(arrays))  # another list, with the same arrays in it
+    another_list = list(arrays)  # it may change this list; `arrays` still has the old arrays
+    all_reduce(another_list)
 
     wrong = []
     for rank, array in enumerate(arrays):

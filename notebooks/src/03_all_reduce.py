@@ -695,12 +695,11 @@ for all_reduce in [allreduce, tree_allreduce, ring_allreduce, each_adds_all]:
 #    devices, with a latency of 1 ms and 1 GB/s?
 # 2. **Mean instead of sum.** A colleague's all-reduce returns the mean, so that "the learning rate
 #    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives the
-#    same update as the sum? What does `wrong_devices` say of it?
+#    same update as the sum? What does `judge` say of it?
 # 3. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups,
 #    all_reduce)`, which takes a list of arrays for each device and calls `all_reduce` once. How
 #    many messages does it save for 8 arrays on 2 devices with the ring?
-# 4. **Fool the judge (open).** Write a wrong all-reduce that `wrong_devices` passes for all $k$
-#    from 2 to 8. What must a judge do to catch it? Can there be a judge that nothing fools?
+# 4. **Fool the judge (open).** Write a wrong all-reduce that `judge` passes. What must a judge do to catch it? Can there be a judge that nothing fools?
 
 # %% [markdown]
 # ### Answer 1
