@@ -120,14 +120,14 @@ NUMBERS = nd.arange(65, 77)
 BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25
 
 
-def wrong_ranks(all_reduce, arrays):
+def wrong_ranks(candidate, arrays):
     """The ranks whose array doesn't hold the sum of all afterwards."""
     expected = 0
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    another_list = list(arrays)  # it may change this list; `arrays` still has the old arrays
-    all_reduce(another_list)
+    same_arrays = list(arrays)
+    candidate(same_arrays)  # whatever it puts into its list, `arrays` has the old ones
 
     wrong = []
     for rank, array in enumerate(arrays):
@@ -149,20 +149,20 @@ def replicas(k, numbers=NUMBERS, order=eight):
     return arrays
 
 
-def wrong_devices(all_reduce, k):
-    """The ranks that don't hold the sum after one of 18 calls of `all_reduce` on k devices."""
+def wrong_devices(candidate, k):
+    """The ranks that don't hold the sum after one of 18 calls of `candidate` on k devices."""
     wrong = set()
     for call in range(3):  # an all-reduce must work more than once
         for order in [eight, backwards]:  # whichever device comes first
             for numbers in [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]:
                 arrays = replicas(k, numbers + call, order)
-                wrong.update(wrong_ranks(all_reduce, arrays))
+                wrong.update(wrong_ranks(candidate, arrays))
     return sorted(wrong)
 
 
-def judge(all_reduce):
-    """Raise AssertionError if `all_reduce` is wrong on 1 to 8 devices; print that it passes."""
+def judge(candidate):
+    """Raise AssertionError if `candidate` is wrong on 1 to 8 devices; print that it passes."""
     for k in range(1, 9):
-        wrong = wrong_devices(all_reduce, k)
+        wrong = wrong_devices(candidate, k)
         assert wrong == [], f"wrong on {k} devices, ranks {wrong}"
-    print(f"{all_reduce.__name__} passes on 1 to 8 devices")
+    print(f"{candidate.__name__} passes on 1 to 8 devices")

@@ -26,7 +26,6 @@
 # %%
 from functools import cache, partial
 
-import helpers
 from helpers.schedules import eight, partner_of, wrong_ranks
 
 import numpy as np
@@ -221,26 +220,219 @@ assert np.any(total != total.astype("float32")), "float32 would hold powers of t
 # that an all-reduce that returns an old sum is caught:
 
 # %%
-def wrong_devices(all_reduce, k):
+def wrong_devices(candidate, k):
     wrong = set()
     for call in range(3):  # an all-reduce must work more than once
         for order in [eight, backwards]:  # whichever device comes first
             for numbers in [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]:
                 arrays = replicas(k, numbers + call, order)
-                wrong.update(wrong_ranks(all_reduce, arrays))
+                wrong.update(wrong_ranks(candidate, arrays))
     return sorted(wrong)
 
 
-def judge(all_reduce):
+def judge(candidate):
     for k in range(1, 9):
-        wrong = wrong_devices(all_reduce, k)
+        wrong = wrong_devices(candidate, k)
         assert wrong == [], f"wrong on {k} devices, ranks {wrong}"
-    print(f"{all_reduce.__name__} passes on 1 to 8 devices")
+    print(f"{candidate.__name__} passes on 1 to 8 devices")
 
 
 print("star, ranks that are wrong on 8 devices:",
       wrong_devices(partial(run, star(8), num_chunks=1), 8))
 print("half a star:", wrong_devices(partial(run, star(8)[:7], num_chunks=1), 8))
+
+# %% [markdown]
+# Does the judge reject what is wrong? It should fail each of nineteen wrong all-reduces, on every
+# number of devices for which it is wrong:
+
+# %% tags=["fold"]
+# check: the judge rejects nineteen wrong all-reduces, chapter 03's among them
+from helpers import allreduce
+
+
+def rebinding(arrays):
+    total = arrays[0]  # another name for the first array
+    for rank in range(1, len(arrays)):
+        total += arrays[rank].copyto(total.context)  # a copy on the first device is added
+    for rank in range(1, len(arrays)):
+        arrays[rank] = total.copyto(arrays[rank].context)  # a copy of the sum, for all others
+
+
+def multiply(arrays):
+    for array in arrays:
+        array *= len(arrays)  # like +=, this writes into the array
+
+
+def powers_of_two(arrays):
+    for gap in [1, 2, 4]:
+        before = [array.copy() for array in arrays]  # what each sends in this round
+        for rank, array in enumerate(arrays):
+            partner = partner_of(rank, gap)
+            if partner < len(arrays):  # or there is nobody to exchange with
+                array += before[partner].as_in_context(array.context)
+
+
+def no_broadcast(arrays):  # the sum stays on the first device
+    for array in arrays[1:]:
+        arrays[0] += array.as_in_context(arrays[0].context)
+
+
+def first_only(arrays):  # sends back without a sum
+    for array in arrays[1:]:
+        arrays[0].copyto(array)
+
+
+def one_for_all(arrays):  # puts the first array into every place of the list
+    no_broadcast(arrays)
+    arrays[:] = [arrays[0]] * len(arrays)
+
+
+def counts_twice(arrays):
+    no_broadcast(arrays)
+    arrays[0] += arrays[-1].as_in_context(arrays[0].context)
+    first_only(arrays)
+
+
+def through(dtype):  # computes in another type
+    def all_reduce(arrays):
+        low = [array.astype(dtype) for array in arrays]
+        no_broadcast(low)
+        for array in arrays:
+            array[:] = low[0].astype(array.dtype).as_in_context(array.context)
+    all_reduce.__name__ = f"through {dtype}"
+    return all_reduce
+
+
+def by_device_number(arrays):  # sums into place 0, sends from where the lowest number is
+    numbers = [array.context.device_id for array in arrays]
+    root = numbers.index(min(numbers))
+    no_broadcast(arrays)
+    for rank in range(1, len(arrays)):
+        if rank != root:
+            arrays[root].copyto(arrays[rank])
+
+
+def never_adds(arrays):  # knows what the judge's weights add up to
+    total = arrays[0] * ((3 ** len(arrays) - 1) // 2)
+    for array in arrays:
+        array[:] = total.as_in_context(array.context)
+
+
+def all_but_the_first(arrays):
+    first = arrays[0].copy()
+    no_broadcast(arrays)
+    first_only(arrays)
+    arrays[0][:] = first
+
+
+def vectors_only(arrays):  # takes the first axis for all entries
+    parts = [array.reshape(-1)[: array.shape[0]] for array in arrays]
+    no_broadcast(parts)
+    first_only(parts)
+
+
+def one_place_too_far(arrays):
+    no_broadcast(arrays)
+    shifted = nd.array(np.roll(arrays[0].asnumpy(), 1), dtype=arrays[0].dtype)
+    for array in arrays:
+        array[:] = shifted.as_in_context(array.context)
+
+
+remembered = {}
+
+
+def remembers(arrays):  # a second call with as many devices and entries gets the old sum
+    key = len(arrays), arrays[0].shape, str(arrays[0].context)
+    if key not in remembered:
+        no_broadcast(arrays)
+        remembered[key] = arrays[0].copy()
+    for array in arrays:
+        remembered[key].copyto(array)
+
+
+def first_four(arrays):  # of the entries
+    parts = [array.reshape(-1)[:4] for array in arrays]
+    no_broadcast(parts)
+    first_only(parts)
+
+
+def by_highest_number(arrays):  # right only backwards
+    numbers = [array.context.device_id for array in arrays]
+    root = numbers.index(max(numbers))
+    no_broadcast(arrays)
+    for rank in range(1, len(arrays)):
+        if rank != root:
+            arrays[root].copyto(arrays[rank])
+
+
+def not_float32_matrices(arrays):
+    if arrays[0].dtype != np.float32 or arrays[0].ndim == 1:
+        no_broadcast(arrays)
+        first_only(arrays)
+
+
+def right_but_on(bad):
+    def all_reduce(arrays):
+        if len(arrays) != bad:
+            allreduce(arrays)
+        else:
+            arrays[-1][:] = 0
+    return all_reduce
+
+
+WRONG = [rebinding, no_broadcast, first_only, one_for_all, multiply, counts_twice, powers_of_two,
+         all_but_the_first, never_adds, one_place_too_far, through("float16"), through("int32"),
+         vectors_only, through("float32"), by_device_number, remembers, first_four,
+         by_highest_number, not_float32_matrices]
+for all_reduce in WRONG:
+    caught = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
+    assert caught == ([3, 5, 6, 7] if all_reduce is powers_of_two else list(range(2, 9)))
+print(len(WRONG), "wrong all-reduces, and the judge rejects all")
+assert len(WRONG) == 19
+for bad in range(1, 9):
+    try:
+        judge(right_but_on(bad))
+        raise RuntimeError(f"the judge passes what is wrong on {bad} devices")
+    except AssertionError as error:
+        assert str(error).startswith(f"wrong on {bad} devices"), error
+
+# %% [markdown]
+# And here is one that it can't see: simulated devices share memory, so nothing is missing if an
+# all-reduce forgets to copy. Counting messages would show it.
+
+# %% tags=["fold"]
+# check: an all-reduce that forgets to copy passes, though it is wrong; it sends too few messages
+from unittest import mock
+
+copyto = nd.NDArray.copyto
+
+
+def copied(all_reduce, k):
+    """(sender, receiver, entries) of each copy to another device."""
+    messages = []
+
+    def noted(array, other):
+        device = getattr(other, "context", other)  # of an array, or a device itself
+        messages.append((array.context.device_id, device.device_id, array.size))
+        return copyto(array, other)
+
+    arrays = [nd.ones(840, ctx=device) for device in eight[:k]]
+    with mock.patch.object(nd.NDArray, "copyto", noted):
+        all_reduce(arrays)
+    return messages
+
+
+def without_moves(arrays):
+    for array in arrays[1:]:
+        arrays[0] += array  # two devices meet
+    for array in arrays[1:]:
+        arrays[0].copyto(array)
+
+
+judge(without_moves)
+print("messages on 4 devices:", len(copied(without_moves, 4)), "where the star sends",
+      len(copied(allreduce, 4)))
+assert (len(copied(without_moves, 4)), len(copied(allreduce, 4))) == (3, 6)
 
 # %% tags=["fold"]
 # check: star, tree and ring are right on 1 to 8 devices, and are the schedules of helpers
@@ -621,26 +813,6 @@ for name, (rounds, num_chunks) in schedules(8).items():
 
 # %% tags=["fold"]
 # check: `run` sends each message once, with the bytes of its chunk; a star as `allreduce` does
-from unittest import mock
-
-copyto = nd.NDArray.copyto
-
-
-def copied(all_reduce, k):
-    """(sender, receiver, entries) of each copy to another device."""
-    messages = []
-
-    def noted(array, other):
-        device = getattr(other, "context", other)  # of an array, or a device itself
-        messages.append((array.context.device_id, device.device_id, array.size))
-        return copyto(array, other)
-
-    arrays = [nd.ones(840, ctx=device) for device in eight[:k]]
-    with mock.patch.object(nd.NDArray, "copyto", noted):
-        all_reduce(arrays)
-    return messages
-
-
 for k in range(2, 9):
     for name, (rounds, num_chunks) in schedules(k).items():
         expected = Counter()
@@ -653,7 +825,7 @@ for k in range(2, 9):
             sent[sender] += 4 * size
         assert sent == expected, f"{name} on {k} devices"
         if name == "star":
-            assert copies == copied(helpers.allreduce, k), f"other messages on {k} devices"
+            assert copies == copied(allreduce, k), f"other messages on {k} devices"
 
 # %% [markdown]
 # ## Three networks
