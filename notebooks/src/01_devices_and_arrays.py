@@ -96,7 +96,7 @@ print(total.asscalar())
 # %% [markdown]
 # ### When arrays on two devices meet
 #
-# What if you forget to move? We try it on two simulated devices, which are the same everywhere.
+# What if you forget to move? We try it on two simulated devices:
 
 # %%
 pair = [mx.cpu(0), mx.cpu(1)]
@@ -120,7 +120,7 @@ assert (here + there).asnumpy().tolist() == [11, 22, 33]
 #
 # ### Twenty steps
 #
-# Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$, each on its device.
+# Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$:
 
 # %% tags=["trains"]
 for weight in weights:
@@ -358,7 +358,7 @@ print_times(in_turns({"both on one": both_on_one, "one on each": one_on_each}, r
 # - Calls that need values wait for these: `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`.
 # - Most operators don't wait, nor do `as_in_context`, `copyto` and `backward()`.
 #
-# So **wait before you stop a clock**, or you measure how fast Python fills the queues. And a stray
+# So **wait before you stop a clock**, or you measure how fast Python fills the queues. A stray
 # `print(loss)` in a training loop keeps Python from handing out the next step.
 
 # %% tags=["fold"]
@@ -378,7 +378,7 @@ def waits(call):
     return called > (perf_counter() - begin) / 2
 
 
-def backward_of(weight):
+def square_and_back(weight):
     weight.attach_grad()
     with autograd.record():
         loss = nd.dot(weight, weight).sum()
@@ -389,7 +389,7 @@ for call in [lambda x: x.wait_to_read(), lambda x: x.asnumpy(), lambda x: x[0, 0
              lambda x: str(x), lambda x: bool(x[0, 0] > 0), lambda x: nd.waitall()]:
     assert waits(call)
 for call in [lambda x: x, lambda x: x + 1, lambda x: x.as_in_context(pair[0]),
-             lambda x: x.copyto(pair[0]), backward_of]:
+             lambda x: x.copyto(pair[0]), square_and_back]:
     assert not waits(call)
 
 # %% [markdown]
@@ -531,24 +531,24 @@ with tempfile.TemporaryDirectory() as folder:
 # ($10^3$ and $10^6$ bytes), and wait for each copy. **Predict:** the largest has 16,000 times the
 # bytes of the smallest. How many times as long does it take?
 
-# %% tags=["measured", "few:rounds=30=>rounds=10"]
+# %% tags=["few:rounds=30=>rounds=10"]
 from functools import partial
-
-from helpers.timing import spread
 
 SIZES = [4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000]
 
 
-def time_copies(places):
+def time_copies():
     copies = {}
     for nbytes in SIZES:
-        source = nd.ones(nbytes // 4, ctx=places[0])  # a float32 has 4 bytes
-        target = nd.zeros(nbytes // 4, ctx=places[1])
-        copies[nbytes] = partial(source.copyto, target)
+        source = nd.ones(nbytes // 4, ctx=two[0])  # a float32 has 4 bytes
+        target = nd.zeros(nbytes // 4, ctx=two[1])
+        copies[nbytes] = partial(source.copyto, target)  # a call of it copies
     return in_turns(copies, rounds=30)
 
+# %% tags=["measured"]
+from helpers.timing import spread
 
-times = time_copies(two)
+times = time_copies()
 measured = {}
 for nbytes in SIZES:
     measured[nbytes] = spread(times[nbytes]).median
@@ -595,14 +595,9 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: nearly fla
 # measure: how far the law is off in five processes, and a law without the sum
 from helpers.timing import in_new_processes
 
-names = [str(device) for device in two]
-
 
 def medians(process):
-    kinds = {"cpu": mx.cpu, "gpu": mx.gpu}
-    places = [kinds[name[:3]](int(name[4:-1])) for name in names]
-    return {nbytes: float(spread(seconds).median)
-            for nbytes, seconds in time_copies(places).items()}
+    return {nbytes: float(spread(seconds).median) for nbytes, seconds in time_copies().items()}
 
 
 runs = in_new_processes(medians, range(5))
@@ -618,9 +613,9 @@ print(f"latency + bytes / bandwidth: off by up to {max(off):.0%}, {verdict}")
 print(f"the larger of the two terms alone: off by up to {max(off_without):.0%}")
 
 # %% [markdown]
-# We call the law missed if it is off by more than a third anywhere, which can happen while other
-# programs run. And it is a law for *one copy that is waited for*. A training step sends many
-# arrays. What do eight copies of 64 KB cost, and one of 512 KB?
+# We call the law missed if it is off by more than a third, as may happen while other programs
+# run. And it is a law for *one copy that is waited for*. A training step sends many arrays. What
+# do eight copies of 64 KB cost, and one of 512 KB?
 
 # %% tags=["fold", "measured", "few:rounds=50=>rounds=20"]
 # measure: eight copies of 64 KB, with a wait after each and with one, and one copy of 512 KB
@@ -659,8 +654,7 @@ assert one < eight < by_the_law, "one copy is the cheapest, eight take less than
 
 # %% [markdown]
 # One copy is the cheapest. Eight that are handed out together take less than the law says for
-# eight, which knows nothing of queues. So: **send few, large arrays.** (Chapters 03 and 14 count
-# both.)
+# eight. So: **send few, large arrays.** (Chapters 03 and 14 count both.)
 #
 # **On GPUs:** measure anew. A copy runs on one of two threads that a GPU keeps for copies, and the
 # thread waits for the GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
