@@ -149,8 +149,7 @@ assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
 # 5. every device makes the same update, so the replicas stay equal (chapter 04).
 #
 # One can also cut a network by layer, or inside its layers. Then each device holds a part of the
-# weights, and they send activations. What each way holds and sends, and how fast real links are:
-# deeper: Three ways to divide a network.
+# weights, and they send activations (deeper: Three ways to divide a network).
 
 # %% [markdown]
 # ## Where an array lives
@@ -329,11 +328,11 @@ assert max(start for start, *_ in [lanes["cpu(0)"][0], lanes["cpu(1)"][0]]) < mi
     "the devices take turns")
 
 # %% [markdown]
-# With two free cores, two products on two devices should take about half as long as on one.
-# `in_turns` runs both ways in turn, for ten rounds, and waits before it starts or stops its clock.
-# `print_times` gives the median, and in brackets the quartiles.
+# With two free cores, two products on two devices should take about half as long as on one. Median
+# and quartiles of ten rounds, in which both ways take turns:
 
-# %% tags=["measured", "few:rounds=10=>rounds=3"]
+# %% tags=["fold", "measured", "few:rounds=10=>rounds=3"]
+# measure: two products on one device, and one on each of two
 from helpers.timing import in_turns, print_times
 
 A1 = A0.as_in_context(two[1])
@@ -481,10 +480,9 @@ for _ in range(5):
 #
 # ### Find the line
 #
-# The line that failed is somewhere *above* the one that raises. But where? MXNet has another
-# engine, which does all work in the call itself. MXNet chooses when it starts, so this needs a
-# new process: `MXNET_ENGINE_TYPE=NaiveEngine python train.py`. We run this small program with
-# both engines:
+# The line that failed is *above* the one that raises. But where? MXNet has another engine, which
+# does all work in the call itself. The choice is made when MXNet starts, so it needs a new process:
+# `MXNET_ENGINE_TYPE=NaiveEngine python train.py`. We run this program with both engines:
 
 # %%
 program = """\
@@ -528,11 +526,14 @@ with tempfile.TemporaryDirectory() as folder:
 # ## What a copy costs
 #
 # How long does a copy from one device to the other take? We copy eight sizes, from 4 KB to 64 MB
-# ($10^3$ and $10^6$ bytes), and wait for each copy. **Predict:** the largest has 16,000 times the
-# bytes of the smallest. How many times as long does it take?
+# ($10^3$ and $10^6$ bytes). `in_turns` lets them take turns for thirty rounds; it waits for all
+# work before it starts or stops its clock. **Predict:** the largest has 16,000 times the bytes of
+# the smallest. How many times as long does it take?
 
 # %% tags=["few:rounds=30=>rounds=10"]
 from functools import partial
+
+from helpers.timing import in_turns, spread
 
 SIZES = [4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000]
 
@@ -546,8 +547,6 @@ def time_copies():
     return in_turns(copies, rounds=30)
 
 # %% tags=["measured"]
-from helpers.timing import spread
-
 times = time_copies()
 measured = {}
 for nbytes in SIZES:
@@ -656,8 +655,8 @@ assert one < eight < by_the_law, "one copy is the cheapest, eight take less than
 # One copy is the cheapest. Eight that are handed out together take less than the law says for
 # eight. So: **send few, large arrays.** (Chapters 03 and 14 count both.)
 #
-# **On GPUs:** measure anew. A copy runs on one of two threads that a GPU keeps for copies, and the
-# thread waits for the GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
+# **On GPUs:** measure anew. A GPU's copies have threads of their own, and the thread waits for the
+# GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
 # `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1).
 
 # %% [markdown]
