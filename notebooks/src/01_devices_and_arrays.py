@@ -579,8 +579,8 @@ megabytes = [nbytes / 1e6 for nbytes in SIZES]
 quartiles = [[1e6 * value for value in values]
              for values in zip(*(spread(times[nbytes]) for nbytes in SIZES))]
 predicted = [1e6 * predict(nbytes, measured) for nbytes in SIZES]
-title = (f"4 KB take {1e6 * measured[4_000]:.0f} µs, "
-         f"64 MB {1e6 * measured[64_000_000] / 64:.0f} µs a megabyte")
+title = (f"Small copies take about {1e6 * measured[4_000]:.0f} µs, "
+         f"large ones {1e6 * measured[64_000_000] / 64:.0f} µs a megabyte")
 fig, ax = curves(title, "size of the copy (MB)", "time of one copy (µs)",
                  {"measured": (megabytes, *quartiles),
                   "latency + bytes / bandwidth": (megabytes, predicted)}, logx=True, logy=True)
