@@ -672,8 +672,8 @@ assert large < eight, "one large copy is cheaper than eight small ones"
 # - Most operators return before they are done. Wait before you stop a clock.
 # - An error that depends on values comes out where you wait. A second one may come out at an
 #   innocent line, or never: clear with `waitall`, and find the line with `NaiveEngine`.
-# - A copy that is waited for takes about a latency, plus its bytes over the bandwidth. One large
-#   copy is cheaper than eight small ones.
+# - Small copies cost a fixed time, large ones their bytes; whether a law joins the two, the five
+#   processes above say. One large copy is cheaper than eight small ones.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Asynchronous Computation" and
 # "Training on Multiple GPUs".
