@@ -18,9 +18,8 @@ USERS = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py")]
 AHEAD = {
     "compare": {"largest_difference"},
     "memory": {"allocated", "resident", "peak"},
-    "networks": {"lenet", "hybrid_resnet18"},
+    "networks": {"hybrid_resnet18"},
     "plotting": {"bars"},
-    "timing": {"print_times"},
     "torch_networks": {"lenet", "resnet18"},
 }
 

@@ -835,7 +835,8 @@ for k in range(2, 9):
 # does a message from one rank to another pass, and how many bytes a second does each carry?
 #
 # - **One switch**: each device has a link to it in each direction, PCIe 4.0 ×16 with 31.5 GB/s
-#   (chapter 01). An A100 server with NVSwitch is like this, with about ten times the bandwidth.
+#   (deeper: Three ways to divide a network). An A100 server with NVSwitch is like this, with
+#   about ten times the bandwidth.
 
 # %%
 def one_switch(sender, receiver, k):
