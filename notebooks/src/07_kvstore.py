@@ -35,8 +35,8 @@ pair = [mx.cpu(0), mx.cpu(1)]  # simulated devices: we look at results, not at s
 # %% [markdown]
 # ## Push and pull
 #
-# What does a store do with the arrays that it gets? It holds one array for each *key*. `init` gives
-# a key its first array, here the number 7. Then two devices push their arrays, a list of two.
+# What does a store do with the arrays that it gets? It holds one array for each *key*, which is a
+# string or a number. `init` gives a key its first array, here 7. Then two devices push theirs.
 
 # %%
 store = mx.kvstore.create("device")
@@ -46,8 +46,8 @@ pushed = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
 store.push("sum", pushed)
 
 # %% [markdown]
-# `pull` copies what is stored into a list of arrays, wherever they are. **Predict:** do the devices
-# get the sum 21, or the sum and the 7 that was there before?
+# `pull` copies what is stored into a list of arrays. **Predict:** do the devices get the sum 21, or
+# the sum and the 7 that was there before?
 
 # %%
 def values_of(arrays):
@@ -59,8 +59,7 @@ store.pull("sum", out=pulled)
 print("pulled:", values_of(pulled))
 
 # %% [markdown]
-# The sum alone: a push *replaces* what was there. So a second push of the same arrays gives 21 once
-# more, not 42:
+# The sum alone: a push *replaces* what was there. So a second push gives 21 once more, not 42:
 
 # %%
 store.push("sum", pushed)
@@ -71,8 +70,8 @@ assert values_of(pulled) == [21, 21]
 assert values_of(pushed) == [1, 20], "a push leaves the pushed arrays as they are"
 
 # %% [markdown]
-# `pushpull` does both in one call. If no other arrays are named, it pulls into the arrays that were
-# pushed. That is an all-reduce: each array becomes the sum of all, in place.
+# `pushpull` does both in one call. It pulls into the arrays that were pushed, unless you name
+# others. That is an all-reduce: each array becomes the sum of all, in place.
 
 # %%
 store.pushpull("sum", pushed)
@@ -106,15 +105,17 @@ for kind in ["device", "local"]:
 
 # %% [markdown]
 # `device` and `local` are two kinds of store: `device` adds up on the devices, `local` on the host.
-# Both are all-reduces. (Push to a key always from the same number of devices. MXNet 1.9.1 makes
-# buffers at the first push, and a push from more devices may end the process without an error;
-# `CommDevice::Reduce` in `src/kvstore/comm.h`.)
+# (Push to a key always from the same number of devices. MXNet 1.9.1 makes buffers at the first
+# push, and a push from more devices may end the process without an error; `CommDevice::Reduce` in
+# `src/kvstore/comm.h`.)
+#
+# **Keep this:** a push stores the sum of the devices' arrays, a pull copies it to all.
 #
 # ## A store that updates
 #
-# Can a store do more than add? It can have an *optimizer*. Then what it holds is a weight, and what
-# is pushed are gradients. The weight is 100, the learning rate 1, and the gradients are 1 and 20.
-# **Predict:** what do the devices pull?
+# Can a store do more than add? It can have an *optimizer*. Then it holds a weight, and devices push
+# gradients. Let the weight be 100, the learning rate 1, and the gradients 1 and 20. **Predict:**
+# what do the devices pull?
 
 # %%
 store = mx.kvstore.create("device")
@@ -147,17 +148,18 @@ for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
 # %% [markdown]
 # ## Two ways to update
 #
-# `Trainer` gives each parameter a key. At first it copies the first device's weights to all others.
-# In each step it pushes the gradients. Who then updates the weights? There are two ways:
+# `Trainer` gives each parameter a key: its number in the list of parameters. In each step it pushes
+# the gradients. Who then updates the weights? There are two ways:
 #
 # ![Two panels. In both, cpu(0) pushes the gradient 1 and cpu(1) pushes 20. Left, the store
 # computes 100 minus 21 = 79 and sends the weight 79 to both devices; their gradients stay 1 and 20.
 # Right, the store sends the sum 21 to both; each device computes 100 minus 21 = 79 and holds 21 as
 # its gradient.](src/drawings/two_updates.svg)
 #
-# The argument `update_on_kvstore` chooses: `True` is the left way, `False` the right one. We run
-# both on one parameter. Its gradient is 1 on `cpu(0)` and 20 on `cpu(1)`, as in the drawing.
-
+# `update_on_kvstore=True` is the left way, `False` the right one. We run both, with the numbers of
+# the drawing. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`, so the gradients are
+# 1 and 20.
+# 
 # %% tags=["trains"]
 def new_weight():
     weight = gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(100))
@@ -188,11 +190,10 @@ assert values_of(weight.list_data()) == [79, 79]
 assert values_of(weight.list_grad()) == [1, 20]
 
 # %% [markdown]
-# Gradients went in, weights came out. The sum never reached the devices: each still holds the
-# gradient of its own shard. A program that prints the norm of `grad` prints the norm of one shard's
-# gradient.
+# Gradients went in, weights came out. The sum never reached `grad`: each device still holds the
+# gradient of its own shard. A program that logs the norm of `grad` logs that of one shard.
 #
-# Now the devices update. `step` then has two halves that one can call: `allreduce_grads` and
+# Now the devices update. `step` then has two halves that can be called: `allreduce_grads` and
 # `update`.
 
 # %% tags=["trains"]
@@ -211,7 +212,7 @@ assert values_of(weight.list_grad()) == [21, 21]
 
 # %% [markdown]
 # Gradients went in, sums came out, and each device made the same update. Between the halves each
-# device has the gradient of the whole batch. That is the place to look at its norm, or to clip it.
+# device has the whole batch's gradient. That is the place to look at its norm, or to clip it.
 #
 # And with no store at all?
 
@@ -228,31 +229,28 @@ assert values_of(weight.list_data()) == [99, 80]
 #
 # ### Which way does Trainer choose?
 #
-# By default the kind is `device` and `update_on_kvstore` is `None`: Trainer chooses. We can ask it,
-# since `allreduce_grads` exists only where the devices update:
+# By default the kind is `device`, and `update_on_kvstore=None` leaves the choice to Trainer. We can
+# ask it, since `allreduce_grads` works only where the devices update:
 
 # %%
 trainer = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
 try:
     trainer.allreduce_grads()
-    chosen = "each device updates"
+    print("each device updates")
 except AssertionError as error:
     print("refused:", error)
-    chosen = "the store updates"
-print(chosen)
-assert chosen == "the store updates"
 
 # %% [markdown]
-# So on several devices the store updates, unless you say otherwise. (There are exceptions, such as
-# sparse gradients, or `MXNET_UPDATE_ON_KVSTORE=0` in the environment. On one device there is no
-# store. The notebook deeper: KVStore's cases has them all.)
+# So on several devices the store updates, unless you say otherwise. (Exceptions, such as sparse
+# gradients or a single device, are in deeper: KVStore's cases.)
 #
 # ### Whose weights are they?
 #
-# The two ways differ in one more thing. Suppose that you write to the weights between two steps.
-# **Predict:** all weights are set to 1000 in place. Where does the next step begin, in either way?
-
+# Suppose that a program writes to the weights between two steps. **Predict:** after a first step
+# all weights are set to 1000, in place. Where does the next step begin, in either way?
+# 
 # %% tags=["trains"]
+ended = {}
 for in_store in [True, False]:
     weight = new_weight()
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=in_store)
@@ -264,25 +262,34 @@ for in_store in [True, False]:
 
     differentiate(weight)
     trainer.step(1)
-    print(f"update_on_kvstore={in_store}: weights {values_of(weight.list_data())}")
-    assert values_of(weight.list_data()) == ([58, 58] if in_store else [979, 979])
+    ended[in_store] = values_of(weight.list_data())
+    print(f"update_on_kvstore={in_store}: weights {ended[in_store]}")
+
+# %% tags=["fold"]
+# check: the numbers above, and which way the default took
+assert ended == {True: [58, 58], False: [979, 979]}
+default = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
+try:
+    default.allreduce_grads()
+    raise RuntimeError("the default leaves the update to the devices")
+except AssertionError as error:
+    assert "updated on kvstore" in str(error)
 
 # %% [markdown]
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
-# pull overwrote what you had written. Where the devices update, the weights are theirs: 1000 − 21.
-# (`set_data` tells the store, but loses the optimizer's state; see deeper: KVStore's cases.)
+# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (`set_data`
+# tells the store, but loses the optimizer's state.)
 #
 # **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights yourself. Otherwise the two ways give the same weights: with SGD, a small network
-# ends within $10^{-12}$ of one device's, by either way and kind of store, on 1, 2 and 4 devices
-# (shown in deeper: KVStore's cases).
+# to the weights yourself. Otherwise it makes no difference to the weights. The notebook deeper:
+# KVStore's cases trains a network with SGD in twelve ways; all end within $10^{-12}$ of one device.
 #
 # ## Who adds up?
 #
 # A network has many parameters, so there are many sums to make. Which device makes which? The
-# device that adds up a parameter is its *owner*. MXNet's tutorial on several GPUs says that a
-# `device` store deals parameters out in turn, "round-robin". We needn't believe it: an optimizer in
-# the store is called with the sum, and an array knows its device. So we send a spy.
+# device that adds up a parameter is its *owner*. MXNet's tutorial says that a `device` store deals
+# parameters out in turn, "round-robin". Let us see: an optimizer in the store is called with the
+# sum, and an array knows its device. So we send a spy.
 
 # %%
 class Spy(mx.optimizer.Optimizer):
@@ -296,11 +303,10 @@ class Spy(mx.optimizer.Optimizer):
         self.owner[index] = grad.context  # index is the key
 
 # %% [markdown]
-# The first push of all decides. Before it, the store must know all keys; so there are two loops.
+# The first push decides who owns what, so all keys are there before it: two loops.
 
 # %%
 def find_owners(sizes, k):
-    """The device that adds up each key, for arrays of these sizes on k devices."""
     spy = Spy()
     store = mx.kvstore.create("device")
     store.set_optimizer(spy)
@@ -368,21 +374,21 @@ for case in range(40):
 print("loads as by largest_first: 40 of 40 random cases; as by turns:", in_turn)
 
 # %% [markdown]
-# The loads are nearly even, if no parameter is very large.
+# **Keep this:** the largest first, each to the emptiest device.
 #
 # **On GPUs**, the owner does more. The first push copies the stored weight to it, and the optimizer
 # makes its state there (`KVStoreLocal::PushImpl` in `src/kvstore/kvstore_local.h`). So with the
 # update in the store, each GPU keeps the optimizer's state of *its* parameters only, updates them,
-# and sends the new weights to the others. That is the idea of *ZeRO stage 1* (chapter 16). On CPU
-# contexts the stored weights stay in the host's memory, and the update runs there.
+# and sends the new weights to the others. That is the idea of *ZeRO stage 1* (chapter 16). (On CPU
+# contexts the stored weights stay in the host's memory.)
 #
 # ## What it costs in memory
 #
 # What does an owner need for its sums? A `device` store copies the arrays of all $k$ devices to the
-# owner and adds them there. So the owner holds $k$ arrays of the parameter's size (one of them gets
-# the sum). MXNet's profiler counts each device's bytes. **Predict:** keys of 1,000, 2,000 and 5,000
-# entries of 4 bytes, on two devices. How many kilobytes does the store take on each?
-
+# owner and adds them there. So the owner holds $k$ arrays of the parameter's size. **Predict:**
+# keys of 1,000, 2,000 and 5,000 entries of 4 bytes, on two devices. How many kilobytes does the
+# store take on each? MXNet's profiler counts them.
+# 
 # %% tags=["fold", "measured"]
 # measure: the kilobytes that a store takes on each of two devices, by MXNet's profiler
 import json
@@ -432,14 +438,15 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
     _, load = largest_first({"a": 1000, "b": 2000, "c": 5000}, k=2)
     expected = [2 * 4 * entries / 1000 for entries in load]  # two arrays of 4 bytes an entry
     found = kilobytes([1000, 2000, 5000])
-    print(f"by 2 arrays of 4 bytes an entry: {expected} kB; counted: {found} kB")
+    by_local = kilobytes([1000, 2000, 5000], "local")
+    print(f"expected: {expected} kB; counted with device: {found} kB, with local: {by_local} kB")
     assert sorted(found) == sorted(expected), "two arrays of each key, on its owner"
-    assert kilobytes([1000, 2000, 5000], "local") == [0, 0], "local takes nothing on the devices"
+    assert by_local == [0, 0], "local takes nothing on the devices"
 
 # %% [markdown]
-# Two arrays of each key, on its owner: 40 kB for the key of 5,000 entries, 24 kB for the two others
-# together. In all, the store takes $k$ times the model. An even split would put one more model on
-# each device.
+# Two arrays of each key, on its owner: 2 · 4 · 5,000 bytes are 40 kB, and the two other keys take
+# 24 kB. In all, the store takes $k$ times the model. An even split would put one more model on each
+# device.
 #
 # ### One big embedding
 #
@@ -471,7 +478,7 @@ nd.waitall()
 sizes = {}
 for key, parameter in enumerate(parameters):
     sizes[key] = parameter.data(four[0]).size
-    print(f"{parameter.shape!s:12} {sizes[key]:9,} entries on {spy.owner[key]}")
+    print(f"{str(parameter.shape):12} {sizes[key]:9,} entries on {spy.owner[key]}")
 
 # %% tags=["fold"]
 # check: the embedding's owner owns nothing else, on four devices and on eight
@@ -483,7 +490,8 @@ for k in [4, 8]:
     assert largest_first(sizes, k)[0][0] == 0, "the embedding comes first"
 
 # %% [markdown]
-# Nothing: the embedding alone has more entries than the three others own together.
+# Nothing: the embedding alone has more entries than the three others own together. With $k = 4$
+# arrays of each parameter on its owner:
 
 # %%
 def megabytes(entries):
@@ -522,7 +530,7 @@ assert max(buffers) == buffers[0], "most buffers are on cpu(0)"
 
 # %% [markdown]
 # Shards are equal, so the fullest device limits the batch for all. **Predict:** with eight devices,
-# does the embedding's owner hold less, as much, or more?
+# does the embedding's owner buffer less, as much, or more?
 
 # %%
 for k in [2, 4, 8]:
@@ -530,22 +538,22 @@ for k in [2, 4, 8]:
     print(f"{k} devices: {buffer:.1f} MB of buffers for the embedding, on one of them")
 
 # %% [markdown]
-# More: an array from each device. On a GPU the stored weight and its optimizer state come on top.
-# (Activations aren't in the figure.) What can you do?
+# More: an array from each device. On a GPU the stored weight and its optimizer state come on top;
+# activations aren't counted here. What can you do?
 #
 # - Make the batch smaller. That frees activations, on every device.
 # - Cut the embedding into several parameters (exercise 3).
-# - Take `kvstore="local"`. It adds up on the host, and takes nothing on the devices, as the count
-#   above has checked. The price: all gradients travel to the host, and weights back. (Simulated
-#   devices share the host's memory; for them nothing is saved.)
+# - Take `kvstore="local"`, which takes nothing on the devices, as counted above. The price: all
+#   gradients travel to the host, and weights back. (Simulated devices share the host's memory; for
+#   them nothing is saved.)
 #
 # ## Summary
 #
 # - A push stores the sum of the devices' arrays, a pull copies it to all. Together they are an
 #   all-reduce.
 # - With an optimizer in the store, gradients go in and weights come out. `grad` stays each
-#   device's own, and weights that you write in place are lost. This is what `Trainer` does by
-#   default on several devices.
+#   device's own, and weights that you write in place are lost. `Trainer` does this by default on
+#   several devices.
 # - With `update_on_kvstore=False`, sums come out, and each device updates. Between
 #   `allreduce_grads` and `update` every device has the whole batch's gradient.
 # - `kvstore=None` on several devices sums nothing, without an error.
@@ -553,7 +561,7 @@ for k in [2, 4, 8]:
 #   fewest entries. The owner needs $k$ arrays of the parameter's size, so one big embedding fills
 #   one device.
 #
-# Next, chapter 08: ResNet-18. Other cases are in deeper: KVStore's cases.
+# Next, chapter 08: ResNet-18.
 #
 # **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*
 # (`docs/tutorials/gluon/multi_gpu.md` at 1.5.1); S. Rajbhandari et al., *ZeRO: memory optimizations
@@ -562,13 +570,12 @@ for k in [2, 4, 8]:
 # %% [markdown]
 # ## Exercises
 #
-# 1. **A log that misleads.** A program prints the norm of `grad` on `cpu(0)` after each `step`.
-#    Give `weight` above a default trainer. Which norm is printed, and what is the whole batch's?
-#    Mend the program in two ways: one in which the devices update, one in which the store does.
-# 2. **Stop and go on.** Train `weight` with momentum 0.5 for four steps. Then train two steps, save
-#    the weight and, with `trainer.save_states`, the optimizer's state; load both into a new
-#    parameter and a new trainer, and train two more steps. Are the weights equal? And without the
-#    states?
+# 1. **A log that misleads.** A program prints the norm of `grad` on `cpu(0)` after each `step`,
+#    with a default trainer. What does it print for `weight`, and what is the whole batch's norm?
+#    Mend the program in two ways: the devices update, or the store does.
+# 2. **Stop and go on.** Train `weight` with momentum 0.5 for four steps. Then once more for two,
+#    save the weight and, with `trainer.save_states`, the optimizer's state, load both into a new
+#    parameter and trainer, and train two more. Are the weights equal? And without the states?
 # 3. **Cut the embedding.** Write a block with four embeddings of 5,000 words that computes what one
 #    of 20,000 does, gradients included. What share of all entries does the busiest of four devices
 #    own now? Check with `find_owners`.
