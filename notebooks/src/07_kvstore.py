@@ -148,8 +148,9 @@ for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
 # %% [markdown]
 # ## Two ways to update
 #
-# `Trainer` gives each parameter a key: its number in the list of parameters. In each step it pushes
-# the gradients. Who then updates the weights? There are two ways:
+# `Trainer` gives each parameter a key: its number in the list of parameters. At first it copies the
+# first device's weights to all others. In each step it pushes the gradients. Who then updates the
+# weights? There are two ways:
 #
 # ![Two panels. In both, cpu(0) pushes the gradient 1 and cpu(1) pushes 20. Left, the store
 # computes 100 minus 21 = 79 and sends the weight 79 to both devices; their gradients stay 1 and 20.
@@ -159,7 +160,7 @@ for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
 # `update_on_kvstore=True` is the left way, `False` the right one. We run both, with the numbers of
 # the drawing. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`, so the gradients are
 # 1 and 20.
-# 
+#
 # %% tags=["trains"]
 def new_weight():
     weight = gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(100))
@@ -182,6 +183,8 @@ print("grads:  ", values_of(weight.list_grad()))
 # **Predict:** the store updates. What do the devices hold after `step`, as weight and as gradient?
 
 # %% tags=["trains"]
+weight = new_weight()
+differentiate(weight)
 trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=True)
 trainer.step(1)
 print("weights:", values_of(weight.list_data()))
@@ -248,7 +251,7 @@ except AssertionError as error:
 #
 # Suppose that a program writes to the weights between two steps. **Predict:** after a first step
 # all weights are set to 1000, in place. Where does the next step begin, in either way?
-# 
+#
 # %% tags=["trains"]
 ended = {}
 for in_store in [True, False]:
@@ -265,8 +268,8 @@ for in_store in [True, False]:
     ended[in_store] = values_of(weight.list_data())
     print(f"update_on_kvstore={in_store}: weights {ended[in_store]}")
 
-# %% tags=["fold"]
-# check: the numbers above, and which way the default took
+# %% tags=["fold", "trains"]
+# check: the numbers above, which way the default took, and that the first device's weights count
 assert ended == {True: [58, 58], False: [979, 979]}
 default = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
 try:
@@ -274,6 +277,12 @@ try:
     raise RuntimeError("the default leaves the update to the devices")
 except AssertionError as error:
     assert "updated on kvstore" in str(error)
+for in_store in [True, False]:
+    weight = new_weight()
+    weight.data(pair[1])[:] = 500
+    differentiate(weight)
+    gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=in_store).step(1)
+    assert values_of(weight.list_data()) == [79, 79], "the second device kept its own weight"
 
 # %% [markdown]
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
@@ -281,15 +290,15 @@ except AssertionError as error:
 # tells the store, but loses the optimizer's state.)
 #
 # **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights yourself. Otherwise it makes no difference to the weights. The notebook deeper:
-# KVStore's cases trains a network with SGD in twelve ways; all end within $10^{-12}$ of one device.
+# to the weights yourself. Otherwise we found no difference in the weights: deeper: KVStore's cases
+# trains a network with SGD in twelve ways, and all end within $10^{-12}$ of one device.
 #
 # ## Who adds up?
 #
 # A network has many parameters, so there are many sums to make. Which device makes which? The
 # device that adds up a parameter is its *owner*. MXNet's tutorial says that a `device` store deals
-# parameters out in turn, "round-robin". Let us see: an optimizer in the store is called with the
-# sum, and an array knows its device. So we send a spy.
+# the network's blocks out in turn, "round-robin". Let us see: an optimizer in the store is called
+# with the sum, and an array knows its device. So we send a spy.
 
 # %%
 class Spy(mx.optimizer.Optimizer):
@@ -388,7 +397,7 @@ print("loads as by largest_first: 40 of 40 random cases; as by turns:", in_turn)
 # owner and adds them there. So the owner holds $k$ arrays of the parameter's size. **Predict:**
 # keys of 1,000, 2,000 and 5,000 entries of 4 bytes, on two devices. How many kilobytes does the
 # store take on each? MXNet's profiler counts them.
-# 
+#
 # %% tags=["fold", "measured"]
 # measure: the kilobytes that a store takes on each of two devices, by MXNet's profiler
 import json
@@ -502,7 +511,8 @@ everything = sum(sizes.values())
 rank_of, load = largest_first(sizes, k=4)
 print(f"weights and gradients: {megabytes(2 * everything):.1f} MB on each device")
 for rank in range(4):
-    print(f"buffers of the store on cpu({rank}): {megabytes(4 * load[rank]):5.2f} MB")
+    entries = 4 * load[rank]  # for each parameter an array from each of four devices
+    print(f"buffers of the store on cpu({rank}): {megabytes(entries):5.2f} MB")
 
 # %% tags=["fold"]
 # draw: megabytes on each of four devices

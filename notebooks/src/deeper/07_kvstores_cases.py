@@ -517,9 +517,9 @@ fig, ax = curves(title, "MB on each device", "milliseconds (median, middle half)
 show(fig, alt="Milliseconds against megabytes for the two stores and chapter 03's allreduce.")
 
 # %% [markdown]
-# For small arrays both stores are faster than `allreduce`, and about as fast as each other. Calls
-# from Python may be why: `allreduce` makes three, a store one. We haven't tested that. For the
-# largest arrays the order changed from run to run.
+# For small arrays both stores are faster than `allreduce`, and close to each other. Calls from
+# Python may be why: `allreduce` makes three, a store one. We haven't tested that. For the largest
+# arrays the order changed from run to run.
 #
 # Everything here goes through the same host memory, so this says nothing about GPUs.
 #
@@ -544,8 +544,7 @@ def two_numbers(**options):
 
 
 def clip_by_norm(grads, limit):
-    """Multiply all these arrays, of one device, by one factor, so that their norm is at most limit.
-    """
+    """Multiply arrays of one device by one factor, so that their norm is at most `limit`."""
     squares = 0
     for grad in grads:
         squares = squares + (grad * grad).sum()
