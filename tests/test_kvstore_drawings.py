@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import draw_kvstore
+import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx
 import pytest
 from mxnet import nd

@@ -142,8 +142,9 @@ store = mx.kvstore.create("device")
 store.set_optimizer(mx.optimizer.SGD(learning_rate=1, momentum=0.5))
 store.init("weight", nd.array([100]))
 for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
-    store.pushpull("weight", [gradient.copy() for gradient in gradients], out=pulled)
-    assert values_of(pulled) == [expected, expected], "not SGD with momentum on the sum"
+    found = [nd.zeros(1, ctx=pair[0]), nd.zeros(1, ctx=pair[1])]
+    store.pushpull("weight", gradients, out=found)
+    assert values_of(found) == [expected, expected], "not SGD with momentum on the sum"
 
 # %% [markdown]
 # ## Two ways to update

@@ -68,9 +68,6 @@ def table(layer):
     return layer.collect_params()
 
 
-sparse_gradients = nn.Embedding(9, 4, sparse_grad=True)
-sparse_weights = gluon.contrib.nn.SparseEmbedding(9, 4)
-
 # %% [markdown]
 # **Predict** the first three lines: who updates?
 
@@ -85,8 +82,8 @@ cases = {
     "local, 2^24 entries": store_updates(dense(2**24), kvstore="local"),
     "local, more than 2^24 entries": store_updates(dense(2**24 + 1), kvstore="local"),
     "device, more than 2^24 entries": store_updates(dense(2**24 + 1)),
-    "sparse gradients": store_updates(table(sparse_gradients)),
-    "sparse weights": store_updates(table(sparse_weights)),
+    "sparse gradients": store_updates(table(nn.Embedding(9, 4, sparse_grad=True))),
+    "sparse weights": store_updates(table(gluon.contrib.nn.SparseEmbedding(9, 4))),
 }
 for case, in_store in cases.items():
     if in_store:
