@@ -7,8 +7,8 @@
 #
 # ## What you'll do
 #
-# Ask `Trainer` in eight cases, train one network in twelve ways, write to weights in two, look at
-# five kinds of store, time two of them, clip gradients, and compress them.
+# Ask `Trainer` in eight cases, train one network in twelve ways, write to weights in two, see
+# where each kind of store sums, time two of them, clip gradients, and compress them.
 #
 # ## What you'll learn
 #
