@@ -445,9 +445,9 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
 #
 # Which one is faster on simulated devices? We time both for seven sizes, beside `allreduce` of
 # chapter 03. That one makes two copies and a sum; the stores make four copies and a sum. Each is
-# called once a round, in a random order. We call one faster than another if the middle halves of
-# their times don't overlap.
-
+# called once a round, in a random order. We put one *before* another if it was faster, and the
+# middle halves of their times don't overlap.
+#
 # %% tags=["fold", "measured", "few:ROUNDS = 16=>ROUNDS = 4"]
 # measure: milliseconds of device, local and allreduce on two devices, for 4 KB to 17 MB
 from functools import partial
@@ -478,32 +478,27 @@ for entries in [2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22]:
 # measure: medians, and which is faster than which, by middle halves that don't overlap
 NAMES = ["device", "local", "allreduce"]
 sizes_mb = sorted({size for _, size in spreads})
-behind = {}  # by megabytes, those that another one beats
-for size in sizes_mb:
-    faster_than = []
-    behind[size] = []
+
+
+def who_is_faster(size):
+    parts = []
     for other in NAMES:
-        for name in NAMES:
-            if spreads[name, size].high < spreads[other, size].low:
-                faster_than.append(f"{name} before {other}")
-                if other not in behind[size]:
-                    behind[size].append(other)
+        faster = [name for name in NAMES if spreads[name, size].high < spreads[other, size].low]
+        if faster:
+            parts.append(f"{' and '.join(faster)} before {other}")
+    return ", ".join(parts) or "spreads overlap"
+
+
+for size in sizes_mb:
     medians = ", ".join(f"{name} {spreads[name, size].median:5.2f} ms" for name in NAMES)
-    print(f"{size:6.3f} MB: {medians}; {', '.join(faster_than) or 'spreads overlap'}")
+    print(f"{size:6.3f} MB: {medians}; {who_is_faster(size)}")
 
 # %% tags=["fold", "measured"]
 # draw: milliseconds against megabytes
 from helpers.plotting import curves, show
 
-
-def who_is_slower(size):
-    if behind[size]:
-        return f"{' and '.join(behind[size])} slower than another"
-    return "the spreads overlap"
-
-
-title = (f"{1e3 * sizes_mb[0]:.0f} KB: {who_is_slower(sizes_mb[0])}; "
-         f"{sizes_mb[-1]:.0f} MB: {who_is_slower(sizes_mb[-1])}")
+title = (f"{1e3 * sizes_mb[0]:.0f} KB: {who_is_faster(sizes_mb[0])}; "
+         f"{sizes_mb[-1]:.0f} MB: {who_is_faster(sizes_mb[-1])}")
 lines = {}
 for name in NAMES:
     rows = [spreads[name, size] for size in sizes_mb]
