@@ -37,6 +37,7 @@ pair = [mx.cpu(0), mx.cpu(1)]  # simulated devices: we look at results, not at s
 #
 # What does a store do with the arrays that it gets? It holds one array for each *key*, which is a
 # string or a number. `init` gives a key its first array, here 7. Then two devices push theirs.
+# (`device` is the kind of store that adds up on the devices.)
 
 # %%
 store = mx.kvstore.create("device")
@@ -46,8 +47,7 @@ pushed = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
 store.push("sum", pushed)
 
 # %% [markdown]
-# `pull` copies what is stored into a list of arrays. **Predict:** do the devices get the sum 21, or
-# the sum and the 7 that was there before?
+# `pull` copies what is stored into a list of arrays. Is the 7 that was there before still in it?
 
 # %%
 def values_of(arrays):
@@ -59,7 +59,7 @@ store.pull("sum", out=pulled)
 print("pulled:", values_of(pulled))
 
 # %% [markdown]
-# The sum alone: a push *replaces* what was there. So a second push gives 21 once more, not 42:
+# It isn't: a push *replaces* what was there. So a second push gives 21 once more, not 42:
 
 # %%
 store.push("sum", pushed)
@@ -104,10 +104,9 @@ for kind in ["device", "local"]:
     print(f"{kind}: right on 1 to 8 devices")
 
 # %% [markdown]
-# `device` and `local` are two kinds of store: `device` adds up on the devices, `local` on the host.
-# (Push to a key always from the same number of devices. MXNet 1.9.1 makes buffers at the first
-# push, and a push from more devices may end the process without an error; `CommDevice::Reduce` in
-# `src/kvstore/comm.h`.)
+# The other kind, `local`, adds up in the host's memory, apart from all devices.
+# (Push to a key always from the same number of devices: a later push from more may end the process
+# without an error. `CommDevice::Reduce` in `src/kvstore/comm.h`, MXNet 1.9.1.)
 #
 # **Keep this:** a push stores the sum of the devices' arrays, a pull copies it to all.
 #
@@ -133,10 +132,10 @@ print("after two pushes:", values_of(pulled))
 
 # %% [markdown]
 # 100 − 21 = 79, and 79 − 21 = 58. Each push is one step of SGD with the *sum* of the gradients, and
-# a pull gets the new weight.
+# a pull gets the new weight. An optimizer with momentum keeps that in the store, too: its *state*.
 
 # %% tags=["fold"]
-# check: the numbers above; with momentum the store also keeps the optimizer's state
+# check: the numbers above; and two steps with momentum, kept in the store
 assert values_of(pulled) == [58, 58]
 store = mx.kvstore.create("device")
 store.set_optimizer(mx.optimizer.SGD(learning_rate=1, momentum=0.5))
@@ -181,7 +180,7 @@ print("weights:", values_of(weight.list_data()))
 print("grads:  ", values_of(weight.list_grad()))
 
 # %% [markdown]
-# **Predict:** the store updates. What do the devices hold after `step`, as weight and as gradient?
+# First the store updates. Do the devices hold after `step` what is drawn?
 
 # %% tags=["trains"]
 weight = new_weight()
@@ -251,27 +250,41 @@ except AssertionError as error:
 # ### Whose weights are they?
 #
 # Suppose that a program writes to the weights between two steps. **Predict:** after a first step
-# all weights are set to 1000, in place. Where does the next step begin, in either way?
-#
+# all weights are set to 1000, in place. What are they after a second step, if the store updates?
+# And if the devices do?
+
 # %% tags=["trains"]
-ended = {}
-for in_store in [True, False]:
+def write_between_two_steps(update_on_kvstore):
     weight = new_weight()
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=in_store)
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1},
+                            update_on_kvstore=update_on_kvstore)
     differentiate(weight)
-    trainer.step(1)  # 79
+    trainer.step(1)
+    print("after step 1:", values_of(weight.list_data()))
 
     for replica in weight.list_data():
         replica[:] = 1000
 
     differentiate(weight)
     trainer.step(1)
-    ended[in_store] = values_of(weight.list_data())
-    print(f"update_on_kvstore={in_store}: weights {ended[in_store]}")
+    print("after step 2:", values_of(weight.list_data()))
+    return values_of(weight.list_data())
+
+
+print("the store updates")
+by_store = write_between_two_steps(update_on_kvstore=True)
+print("the devices update")
+by_devices = write_between_two_steps(update_on_kvstore=False)
+
+# %% [markdown]
+# Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
+# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (`set_data`
+# tells the store about new weights; the optimizer's state is lost.)
 
 # %% tags=["fold", "trains"]
-# check: the numbers above, which way the default took, and that the first device's weights count
-assert ended == {True: [58, 58], False: [979, 979]}
+# check: the numbers above, the default, and that at first the first device's weights go to all
+assert by_store == [58, 58]
+assert by_devices == [979, 979]
 default = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
 try:
     default.allreduce_grads()
@@ -286,20 +299,19 @@ for in_store in [True, False]:
     assert values_of(weight.list_data()) == [79, 79], "the second device kept its own weight"
 
 # %% [markdown]
-# Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
-# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (`set_data`
-# tells the store, but loses the optimizer's state.)
-#
 # **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights yourself. Otherwise we found no difference in the weights: deeper: KVStore's cases
-# trains a network with SGD in twelve ways, and all end within $10^{-12}$ of one device.
+# to the weights yourself. Otherwise both ways gave the weights of one device, to $10^{-12}$
+# (deeper: KVStore's cases).
 #
-# ## Who adds up?
+# ## Who computes the sum?
 #
-# A network has many parameters, so there are many sums to make. Which device makes which? The
-# device that adds up a parameter is its *owner*. MXNet's tutorial says that a `device` store deals
-# the network's blocks out in turn, "round-robin". Let us see: an optimizer in the store is called
-# with the sum, and an array knows its device. So we send a spy.
+# A network has many parameters, so there are many sums to make. Each of them is a star as in
+# chapter 03, but not all with the same device in the middle. The one that sums a parameter is its
+# *owner*. MXNet's tutorial says that a `device` store deals the network's blocks out in turn,
+# "round-robin".
+#
+# To see it, we send a spy: an optimizer that changes nothing. After each push the store calls its
+# `update`, and hands it the sum of the gradients as `grad`. Where that array is, the sum was made.
 
 # %%
 class Spy(mx.optimizer.Optimizer):
@@ -313,10 +325,11 @@ class Spy(mx.optimizer.Optimizer):
         self.owner[index] = grad.context  # index is the key
 
 # %% [markdown]
-# The first push decides who owns what, so all keys are there before it: two loops.
+# The first push shares out all keys that the store has by then. So we make all keys first, and then
+# push to each. `sizes` says how many entries each key has:
 
 # %%
-def find_owners(sizes, k):
+def find_owners(sizes, k):  # sizes: {key: entries}
     spy = Spy()
     store = mx.kvstore.create("device")
     store.set_optimizer(spy)
@@ -329,7 +342,7 @@ def find_owners(sizes, k):
     return spy.owner
 
 # %% [markdown]
-# **Predict:** in turn, `cpu(0)` would own *a* and *c*, `cpu(1)` would own *b* and *d*. Is it so?
+# In turn, `cpu(0)` would own *a* and *c*, and `cpu(1)` would own *b* and *d*:
 
 # %%
 sizes = {"a": 20, "b": 60, "c": 8, "d": 30}
@@ -363,7 +376,7 @@ print("owners:", rank_of)
 print("entries on each device:", load)
 
 # %% tags=["fold"]
-# check: the store's loads are those of `largest_first` in 40 random cases on 2 to 8 devices
+# check: who owns how much, in 40 random cases on 2 to 8 devices
 def loads_found(sizes, owner, k):
     """How many entries each device owns, sorted: equal keys or devices may change places."""
     load = [0] * k
@@ -381,24 +394,24 @@ for case in range(40):
     found = loads_found(some, find_owners(some, k), k)
     assert found == sorted(largest_first(some, k)[1]), f"{some} on {k} devices"
     in_turn += found == loads_found(some, {key: mx.cpu(key % k) for key in some}, k)
-print("loads as by largest_first: 40 of 40 random cases; as by turns:", in_turn)
+print(f"of 40 random cases, 40 are as `largest_first` says, and {in_turn} happen to be as in turn")
 
 # %% [markdown]
 # **Keep this:** the largest first, each to the emptiest device.
 #
-# **On GPUs**, the owner does more. The first push copies the stored weight to it, and the optimizer
-# makes its state there (`KVStoreLocal::PushImpl` in `src/kvstore/kvstore_local.h`). So with the
-# update in the store, each GPU keeps the optimizer's state of *its* parameters only, updates them,
-# and sends the new weights to the others. That is the idea of *ZeRO stage 1* (chapter 16). (On CPU
-# contexts the stored weights stay in the host's memory.)
+# **On GPUs** the owner does more, if the store updates: it also keeps the optimizer's state of
+# *its* parameters, updates them, and sends the new weights to the others (`KVStoreLocal::PushImpl`
+# in `src/kvstore/kvstore_local.h`, read, not run). To share out the state in this way is the idea
+# of *ZeRO stage 1* (chapter 16). On CPU contexts the stored weights stay in the host's memory.
 #
 # ## What it costs in memory
 #
-# What does an owner need for its sums? A `device` store copies the arrays of all $k$ devices to the
-# owner and adds them there. So the owner holds $k$ arrays of the parameter's size. **Predict:**
-# keys of 1,000, 2,000 and 5,000 entries of 4 bytes, on two devices. How many kilobytes does the
-# store take on each? MXNet's profiler counts them.
-#
+# What does an owner need for its sums? A `device` store makes *buffers* at the owner: one for the
+# sum, which begins as a copy of the first device's array, and one for each other device's array.
+# That makes $k$ arrays of the parameter's size (`CommDevice::Reduce`). **Predict:** keys of 1,000,
+# 2,000 and 5,000 entries of 4 bytes, on two devices. How many kilobytes does the store take on
+# each? MXNet's profiler counts them.
+
 # %% tags=["fold", "measured"]
 # measure: the kilobytes that a store takes on each of two devices, by MXNet's profiler
 import json
@@ -455,43 +468,53 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
 
 # %% [markdown]
 # Two arrays of each key, on its owner: 2 · 4 · 5,000 bytes are 40 kB, and the two other keys take
-# 24 kB. In all, the store takes $k$ times the model. An even split would put one more model on each
-# device.
+# 24 kB. (There was no optimizer here, so owners have these buffers in both ways of updating.) In
+# all these are $k$ copies of the model. Spread evenly over $k$ devices, each would hold one more
+# copy.
 #
 # ### One big embedding
 #
-# But the store doesn't cut a parameter. We take a model for texts: 20,000 words with 64 numbers
-# each, and three dense layers. A real `Trainer` gets the spy as its optimizer.
+# But the store doesn't cut a parameter. We take a model for texts of 8 words. It knows 20,000
+# words, has 64 numbers for each, and three dense layers. (The first has 8 · 64 = 512 inputs.)
 
-# %% tags=["trains"]
+# %%
 four = [mx.cpu(rank) for rank in range(4)]
 text = nn.Sequential()
 text.add(nn.Embedding(20_000, 64))
-text.add(nn.Dense(512, activation="relu"))
-text.add(nn.Dense(512, activation="relu"))
-text.add(nn.Dense(10))
+text.add(nn.Dense(512, in_units=8 * 64, activation="relu"))
+text.add(nn.Dense(512, in_units=512, activation="relu"))
+text.add(nn.Dense(10, in_units=512))
 text.initialize(ctx=four)
 
+# %% [markdown]
+# A real `Trainer` gets the spy as its optimizer. `step` needs gradients, so each device makes some,
+# from a text in which all words are word 1:
+
+# %% tags=["trains"]
+losses = []
 with autograd.record():
-    losses = [text(nd.ones((2, 8), ctx=device)).sum() for device in four]  # two texts of 8 words
+    for device in four:
+        words = nd.ones((1, 8), ctx=device)
+        losses.append(text(words).sum())
 autograd.backward(losses)
 
 parameters = list(text.collect_params().values())
 spy = Spy()
-gluon.Trainer(parameters, spy).step(8)
+gluon.Trainer(parameters, spy).step(4)
 nd.waitall()
 
 # %% [markdown]
 # **Predict:** what else does the embedding's owner own?
 
 # %%
+names = ["embedding", "dense 1", "bias 1", "dense 2", "bias 2", "dense 3", "bias 3"]
 sizes = {}
 for key, parameter in enumerate(parameters):
     sizes[key] = parameter.data(four[0]).size
-    print(f"{str(parameter.shape):12} {sizes[key]:9,} entries on {spy.owner[key]}")
+    print(f"{names[key]:9} {sizes[key]:9,} entries on {spy.owner[key]}")
 
 # %% tags=["fold"]
-# check: the embedding's owner owns nothing else, on four devices and on eight
+# check: it owns nothing else, on four devices and on eight
 rank_of, load = largest_first(sizes, k=4)
 assert loads_found(sizes, spy.owner, 4) == sorted(load), "Trainer's owners aren't by size"
 for k in [4, 8]:
@@ -500,27 +523,27 @@ for k in [4, 8]:
     assert largest_first(sizes, k)[0][0] == 0, "the embedding comes first"
 
 # %% [markdown]
-# Nothing: the embedding alone has more entries than the three others own together. With $k = 4$
-# arrays of each parameter on its owner:
+# Nothing: the embedding has more entries than all other parameters together. With $k$ buffers for
+# each parameter, on its owner:
 
 # %%
-def megabytes(entries):
-    return 4 * entries / 1e6  # float32
+BYTES = 4  # of a float32
+MB = 1e6
+k = 4
 
+model = sum(sizes.values())  # entries
+print(f"weights and gradients: {2 * model * BYTES / MB:.1f} MB on each device")
 
-everything = sum(sizes.values())
-rank_of, load = largest_first(sizes, k=4)
-print(f"weights and gradients: {megabytes(2 * everything):.1f} MB on each device")
-for rank in range(4):
-    entries = 4 * load[rank]  # for each parameter an array from each of four devices
-    print(f"buffers of the store on cpu({rank}): {megabytes(entries):5.2f} MB")
+rank_of, load = largest_first(sizes, k)  # load: entries that each device owns
+for rank in range(k):
+    print(f"buffers of the store on cpu({rank}): {k * load[rank] * BYTES / MB:5.2f} MB")
 
 # %% tags=["fold"]
 # draw: megabytes on each of four devices
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-replica = megabytes(2 * everything)
-buffers = [megabytes(4 * entries) for entries in load]
+replica = 2 * model * BYTES / MB
+buffers = [k * entries * BYTES / MB for entries in load]
 ratio = (replica + max(buffers)) / (replica + min(buffers))
 fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what the last device holds",
                  "device", "MB on each device (computed)")
@@ -540,23 +563,15 @@ assert sizes[0] > sum(load) - load[0], "the embedding has more entries than the 
 assert max(buffers) == buffers[0], "most buffers are on cpu(0)"
 
 # %% [markdown]
-# Shards are equal, so the fullest device limits the batch for all. **Predict:** with eight devices,
-# does the embedding's owner buffer less, as much, or more?
-
-# %%
-for k in [2, 4, 8]:
-    buffer = k * megabytes(sizes[0])  # an array from each device
-    print(f"{k} devices: {buffer:.1f} MB of buffers for the embedding, on one of them")
-
-# %% [markdown]
-# More: an array from each device. On a GPU the stored weight and its optimizer state come on top;
-# activations aren't counted here. What can you do?
+# Shards are equal, so the fullest device limits the batch for all. More devices don't help: the
+# embedding's owner needs a buffer for each of them. **Keep this:** the owner of one big parameter
+# is the first to run out of memory. What can you do?
 #
 # - Make the batch smaller. That frees activations, on every device.
 # - Cut the embedding into several parameters (exercise 3).
 # - Take `kvstore="local"`, which takes nothing on the devices, as counted above. The price: all
-#   gradients travel to the host, and weights back. (Simulated devices share the host's memory; for
-#   them nothing is saved.)
+#   gradients travel to the host, and weights back. (On a machine without GPUs this saves nothing:
+#   simulated devices use the host's memory.)
 #
 # ## Summary
 #
@@ -705,4 +720,4 @@ assert (grads == whole.weight.grad()).asnumpy().all(), "and the same gradients"
 
 cut = dict(enumerate([5000 * 64] * 4 + list(sizes.values())[1:]))
 load = loads_found(cut, find_owners(cut, 4), 4)
-print(f"the busiest device owns {max(load) / sum(load):.1%}; before {sizes[0] / everything:.1%}")
+print(f"the busiest device owns {max(load) / sum(load):.1%}; before {sizes[0] / model:.1%}")
