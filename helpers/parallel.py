@@ -46,10 +46,10 @@ def allreduce(arrays):
     """
     check_replicas(arrays)
     total = arrays[0]
-    for array in arrays[1:]:
-        total += array.copyto(total.context)
-    for array in arrays[1:]:
-        total.copyto(array)
+    for rank in range(1, len(arrays)):
+        total += arrays[rank].copyto(total.context)
+    for rank in range(1, len(arrays)):
+        total.copyto(arrays[rank])
 
 
 def assert_replicas_equal(arrays, tolerance=0.0):

@@ -46,14 +46,6 @@ def run(rounds, arrays, num_chunks):
                 source.copyto(target)
 
 
-def partner_of(rank, gap):
-    """Who exchanges with `rank`: for a gap of 1 0 and 1, 2 and 3; of 2 0 and 2, 1 and 3."""
-    if rank % (2 * gap) < gap:
-        return rank + gap
-    else:
-        return rank - gap
-
-
 def star(k):
     """All send to rank 0, one after the other, and it sends the sum to all. Uncut arrays."""
     rounds = []
@@ -126,8 +118,7 @@ def wrong_ranks(candidate, arrays):
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    same_arrays = list(arrays)
-    candidate(same_arrays)  # whatever it puts into its list, `arrays` has the old ones
+    candidate(list(arrays))  # a list of its own, with the same arrays
 
     wrong = []
     for rank, array in enumerate(arrays):

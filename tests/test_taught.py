@@ -12,7 +12,6 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "Message": ("schedules", "deeper/03_more_all_reduces"),
     "window": ("schedules", "deeper/03_more_all_reduces"),
     "run": ("schedules", "deeper/03_more_all_reduces"),
-    "partner_of": ("schedules", "03_all_reduce"),
     "tree_up": ("schedules", "deeper/03_more_all_reduces"),
     "answer": ("schedules", "deeper/03_more_all_reduces"),
     "star": ("schedules", "deeper/03_more_all_reduces"),
