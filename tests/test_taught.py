@@ -22,9 +22,9 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "hybrid_resnet18": ("networks", "08_resnet18"),
     "allocated": ("memory", "08_resnet18"),
     "wrong_ranks": ("schedules", "03_all_reduce"),
-    "replicas": ("schedules", "deeper/03_more_all_reduces"),
-    "wrong_devices": ("schedules", "deeper/03_more_all_reduces"),
-    "judge": ("schedules", "deeper/03_more_all_reduces"),
+    "replicas": ("schedules", "deeper/03_a_judge_for_all_reduces"),
+    "wrong_devices": ("schedules", "deeper/03_a_judge_for_all_reduces"),
+    "judge": ("schedules", "deeper/03_a_judge_for_all_reduces"),
 }
 
 
@@ -91,9 +91,12 @@ def assigned(source, name):
     return ast.unparse(found)
 
 
-@pytest.mark.parametrize("name", ["ADD", "COPY", "NUMBERS", "BIG_NUMBERS", "backwards"])
-def test_what_the_judge_and_the_schedules_use_is_what_is_taught(name):
-    chapter = (ROOT / "notebooks/src/deeper/03_more_all_reduces.py").read_text()
+@pytest.mark.parametrize("name, notebook", [
+    ("ADD", "more_all_reduces"), ("COPY", "more_all_reduces"),
+    ("NUMBERS", "a_judge_for_all_reduces"), ("BIG_NUMBERS", "a_judge_for_all_reduces"),
+    ("backwards", "a_judge_for_all_reduces")])
+def test_what_the_judge_and_the_schedules_use_is_what_is_taught(name, notebook):
+    chapter = (ROOT / f"notebooks/src/deeper/03_{notebook}.py").read_text()
     helper = (ROOT / "helpers/schedules.py").read_text()
     assert assigned(helper, name) == assigned(chapter, name)
 

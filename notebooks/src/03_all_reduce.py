@@ -191,8 +191,8 @@ except AssertionError as error:
 # %% [markdown]
 # One mistake `judge` *can't* see, since simulated devices share memory: an all-reduce that forgets
 # to copy, and adds arrays of two devices as they are. On GPUs that may crash (chapter 01). The
-# notebook deeper: More all-reduces has the code of `judge`, eighteen wrong all-reduces that it
-# rejects, and this one, which it doesn't.
+# notebook deeper: A judge for all-reduces has the code of `judge`, eighteen wrong all-reduces that
+# it rejects, and this one, which it doesn't.
 
 # %% [markdown]
 # ## Three ways on four devices
@@ -495,7 +495,7 @@ print("all tables hold")
 # - A tree takes $2\lceil\log_2 k\rceil$ rounds of whole arrays, a star and a ring $2(k-1)$. But the
 #   ring's messages are a $k$-th of the array: each device sends $2\frac{k-1}{k}S$.
 # - Star, tree and ring add in different orders, so their sums can differ by rounding. Within each
-#   all devices agree to the bit (deeper: More all-reduces), so replicas stay equal.
+#   all devices agree to the bit (deeper: A judge for all-reduces), so replicas stay equal.
 #
 # **Further reading.** P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
 # clusters of workstations", *JPDC* 69 (2009).
