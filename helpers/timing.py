@@ -122,12 +122,13 @@ def in_new_processes(function, arguments):
 class Team:
     """Programs that work at the same time when it is called, and wait in between.
 
-    commands: the arguments of each program, as for `subprocess.Popen`; environment: their variables,
-    this process's by default. A program reads a line, works, and answers with a line; so a team is
-    a contestant for `in_turns`. It begins when each program has printed that it is ready.
+    commands: the arguments of each program, as for `subprocess.Popen`; environment: their
+    variables, this process's by default. A program reads a line, works, and answers with a line;
+    so a team is a contestant for `in_turns`. It begins when each has printed that it is ready.
 
-    team() sends `order` to all, waits for all, and returns their answers. `close` ends them; so does
-    the end of a `with` block. RuntimeError, with what it wrote to stderr, for a program that ended.
+    team() sends `order` to all, waits for all, and returns their answers. `close` ends them, and
+    so does the end of a `with` block. Raises RuntimeError, with what it wrote to stderr, for a
+    program that has ended.
     """
 
     def __init__(self, commands, order="", environment=None):

@@ -60,8 +60,8 @@ def batches(dataset, size, epochs=1, seed=0):
 
 # %% [markdown]
 # LeNet has two convolutions and two dense layers. The sizes are those of *The Straight Dope*. `p`
-# is a list of eight arrays, a weight and a bias for each layer. No line names a device: an
-# operator runs where its inputs are.
+# is a list of eight arrays, a weight and a bias for each layer. No line names a device: an operator
+# runs where its inputs are.
 
 # %%
 #    weight          inputs  outputs  gain
@@ -145,8 +145,8 @@ for x_shard, y_shard in zip(x_shards, y_shards):
 # %% [markdown]
 # **Second, the gradients.** Each device computes the loss of its shard with its replica. Then each
 # goes back through its own loss. Python only *starts* the work, so the devices compute at the same
-# time (chapter 01). We look at the gradient of the last bias, the ten numbers that are added to
-# the scores. **Predict:** are they the same on both devices?
+# time (chapter 01). We look at the gradient of the last bias, the ten numbers that are added to the
+# scores. **Predict:** are they the same on both devices?
 
 # %% tags=["measured", "trains"]
 losses = []
@@ -312,8 +312,8 @@ def twenty_steps(k, seed, reduce=allreduce):
     return replicas
 
 # %% [markdown]
-# `largest_difference` looks at all parameters of all replicas. It returns the largest difference
-# as a share of that parameter's largest entry.
+# `largest_difference` looks at all parameters of all replicas. It returns the largest difference as
+# a share of that parameter's largest entry.
 
 # %% tags=["measured", "trains", "few:range(3)=>range(1)"]
 for seed in range(3):
@@ -447,8 +447,8 @@ for reduce in [allreduce, *wrong]:
 # %% [markdown]
 # Each mistake is far from one device's weights: more than a thousandth. Three of them leave the
 # replicas equal, so comparing replicas with each other can't show those. Nor can accuracy: all
-# train to more than 93 %, and their ranges over five seeds overlap with that of the right one.
-# One step compared with one device is enough, even in float32.
+# train to more than 93 %, and their ranges over five seeds overlap with that of the right one. One
+# step compared with one device is enough, even in float32.
 
 # %% tags=["fold", "trains"]
 # check: one step in float32: the right all-reduce is within 1e-5 of one device, the wrong ones not
@@ -503,8 +503,8 @@ for value in [1e-7, -1e-7]:
 # %% [markdown]
 # The outputs agree to $10^{-7}$, but one derivative is 1 and the other is 0. So if a unit of the
 # network is on different sides on one device and on two, a part of the gradient is there and not
-# here. Does that happen? A batch of 32 images has 566,336 units before a relu. In each of
-# sixty steps we count those that are positive in one training and not in the other.
+# here. Does that happen? A batch of 32 images has 566,336 units before a relu. In each of sixty
+# steps we count those that are positive in one training and not in the other.
 #
 # And is it the cause? We repeat the training on two devices with *lent sides*: each relu passes
 # what was positive on one device, whatever the sign is here. Nothing else changes. We also train
@@ -805,7 +805,7 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # *Two devices* against *one device* is the speed-up. *Two processes* show what this machine gives
 # to two trainings that have nothing to do with each other: compare with them, not with the number
 # 2. In our runs two devices were nearly as fast. *Stock MXNet* was slower than *one device* in each
-# of our runs, though it has both cores.
+#    of our runs, though it has both cores.
 #
 # **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. Our settings for scratch
 # space and memory are for CPUs: each GPU has scratch space and a pool of memory of its own

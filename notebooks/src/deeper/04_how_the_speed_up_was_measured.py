@@ -60,9 +60,9 @@ assert started < 0.7 * done
 # A program that doesn't wait measures how fast Python fills the queues. `nd.waitall` waits for all
 # work; `asscalar` and `asnumpy` wait for what they return.
 #
-# **2. A cold start.** `lenet_contestant.py`, beside chapter 04, is a program that trains for as many
-# steps as each line that it reads says. A `Team` starts such programs, sends them a line, and waits
-# for their answer. Here is one, from its first step:
+# **2. A cold start.** `lenet_contestant.py`, beside chapter 04, is a program that trains for as
+# many steps as each line that it reads says. A `Team` starts such programs, sends them a line, and
+# waits for their answer. Here is one, from its first step:
 
 # %% tags=["measured"]
 def program(*arguments):
@@ -81,8 +81,8 @@ team.close()
 print("seconds of each step:", np.round(cold, 3))
 
 # %% [markdown]
-# The first step takes longest: memory is taken from the system, and the libraries prepare their work
-# for shapes that they haven't seen. On GPUs the first steps also contain cuDNN's trials of
+# The first step takes longest: memory is taken from the system, and the libraries prepare their
+# work for shapes that they haven't seen. On GPUs the first steps also contain cuDNN's trials of
 # algorithms (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
 #
 # **3. Once.** The steps after it don't agree either. **4. While others work.** `Others` says what
@@ -178,8 +178,8 @@ def compete(teams, rounds):
 # `import helpers` makes three kinds of settings before MXNet is loaded:
 #
 # - *threads*: an operator uses one core, and so a simulated device is one core;
-# - *scratch space*: operators that need temporary memory find it in 64 places and not in four, which
-#   all CPU contexts share;
+# - *scratch space*: operators that need temporary memory find it in 64 places and not in four,
+#   which all CPU contexts share;
 # - *allocator*: memory that is freed stays with the program, so that the next operator needn't ask
 #   the system for it.
 #
@@ -218,7 +218,8 @@ times = compete(teams, ROUNDS)
 
 for kind in kinds:
     low, median, high = spread(times["none"] / times[kind])
-    print(f"{kind:13} {median:.2f} times as fast as none (half of the rounds: {low:.2f} to {high:.2f})")
+    print(f"{kind:13} {median:.2f} times as fast as none "
+          f"(half of the rounds: {low:.2f} to {high:.2f})")
 
 # %% tags=["fold", "measured"]
 # draw: two devices with each kind of setting, as multiples of none, a dot a round
@@ -239,9 +240,9 @@ for kind, settings in kinds.items():
     assert output.strip() == str(expected), f"{kind}: other settings"
 
 # %% [markdown]
-# Scratch space alone brought most in our run: as MXNet comes, an operator that needs one of the four
-# shared spaces waits for whoever has it (`src/resource.cc`). Where two rows' halves overlap, this
-# run has no winner between them.
+# Scratch space alone brought most in our run: as MXNet comes, an operator that needs one of the
+# four shared spaces waits for whoever has it (`src/resource.cc`). Where two rows' halves overlap,
+# this run has no winner between them.
 #
 # ## What the all-reduce costs
 #

@@ -60,7 +60,8 @@ print("batch and rate   epoch   median (five seeds, from lowest to highest)")
 for name in names:
     for epoch in [1, 3]:
         ends = accuracy_after(name, epoch)
-        print(f"{name:16} {epoch:3}     {np.median(ends):.1f} % ({ends.min():.1f} to {ends.max():.1f})")
+        print(f"{name:16} {epoch:3}     {np.median(ends):.1f} % "
+              f"({ends.min():.1f} to {ends.max():.1f})")
 
 # %% tags=["fold"]
 # draw: loss against images seen, median and range of five seeds
@@ -99,14 +100,14 @@ for epoch in [1, 3]:
         print(f"epoch {epoch}, {name:17}", gaps[name, epoch].round(2), "points")
 
 # %% [markdown]
-# - *One device* in place of two, at the same batch and rate, changes up to about 0.3 points. Nothing
-#   but rounding differs.
+# - *One device* in place of two, at the same batch and rate, changes up to about 0.3 points.
+#   Nothing but rounding differs.
 # - *Batch 256 at the same rate* takes half as many steps. After one epoch it is behind for each
 #   seed.
-# - *Batch 256 at twice the rate* follows a rule of Goyal et al. (2017): rate in proportion to batch.
-#   After one epoch four seeds are within 0.2 points, the fifth is 1.5 behind. After three epochs all
-#   five are behind, by 0.1 to 1.1. But a run of that setting also loses up to 1.3 points from one
-#   epoch to the next, so five seeds don't say how much is due to both.
+# - *Batch 256 at twice the rate* follows a rule of Goyal et al. (2017): rate in proportion to
+#   batch. After one epoch four seeds are within 0.2 points, the fifth is 1.5 behind. After three
+#   epochs all five are behind, by 0.1 to 1.1. But a run of that setting also loses up to 1.3 points
+#   from one epoch to the next, so five seeds don't say how much is due to both.
 #
 # Goyal et al. also *warm up*: the rate begins low and rises over the first epochs. Chapter 06 shows
 # what that does where a high rate fails, and chapter 11 maps batch against rate.
@@ -145,8 +146,8 @@ assert accuracy_after("lenet-original", 5).min() > 96, "it should have learned"
 #
 # ## Summary
 #
-# - Strong scaling keeps the batch, and so the training. Weak scaling keeps the shard and changes the
-#   batch.
+# - Strong scaling keeps the batch, and so the training. Weak scaling keeps the shard and changes
+#   the batch.
 # - Twice the batch at the same rate was behind after an epoch, for each of five seeds. Twice the
 #   rate made up for most of it.
 # - Devices, batch and rate are three things, and the start is a fourth. Change one at a time.
