@@ -257,8 +257,8 @@ def test_a_team_gets_its_order_and_its_environment_each_time():
 
 
 def test_a_teams_programs_work_at_the_same_time():
-    nap = "import time\nprint('ready', flush=True)\ninput()\ntime.sleep(1)\nprint('', 1, flush=True)"
-    with Team([[sys.executable, "-c", nap]] * 3) as team:
+    nap = "print('ready', flush=True)\ninput()\ntime.sleep(1)\nprint('done', flush=True)"
+    with Team([[sys.executable, "-c", f"import time\n{nap}"]] * 3) as team:
         begin = time.perf_counter()
         team()
         assert 1 <= time.perf_counter() - begin < 2.5

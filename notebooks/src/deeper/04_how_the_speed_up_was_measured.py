@@ -65,8 +65,11 @@ assert started < 0.7 * done
 # waits for their answer. Here is one, from its first step:
 
 # %% tags=["measured"]
+CONTESTANT = "../lenet_contestant.py"
+
+
 def program(*arguments):
-    return [sys.executable, "../lenet_contestant.py", "--kind", two[0].device_type, *arguments]
+    return [sys.executable, CONTESTANT, "--kind", two[0].device_type, *arguments]
 
 
 first = str(two[0].device_id)
