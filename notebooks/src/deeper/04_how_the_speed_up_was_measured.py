@@ -28,7 +28,6 @@ from helpers import devices
 from helpers.by_hand import get_params, init_params, train_batch
 from helpers.timing import Others, Team, in_turns, spread
 
-import numpy as np
 from mxnet import nd
 
 # %% [markdown]
@@ -64,7 +63,7 @@ assert started < 0.7 * done
 # many steps as each line that it reads says. A `Team` starts such programs, sends them a line, and
 # waits for their answer. Here is one, from its first step:
 
-# %% tags=["measured"]
+# %%
 CONTESTANT = "../lenet_contestant.py"
 
 
@@ -75,24 +74,23 @@ def program(*arguments):
 first = str(two[0].device_id)
 second = str(two[1].device_id)
 team = Team([program("--devices", first, second)], order="1")
-cold = []
-for step in range(8):
+for step in range(1, 7):
     begin = time.perf_counter()
     team()  # one step
-    cold.append(time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    print(f"step {step}: {seconds:.3f} s")
 team.close()
-print("seconds of each step:", np.round(cold, 3))
 
 # %% [markdown]
-# The first step takes longest: memory is taken from the system, and the libraries prepare their
-# work for shapes that they haven't seen. On GPUs the first steps also contain cuDNN's trials of
-# algorithms (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
+# The first step took longest in our runs: memory is taken from the system, and the libraries
+# prepare their work for shapes that they haven't seen. On GPUs the first steps also contain cuDNN's
+# trials of algorithms (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
 #
 # **3. Once.** The steps after it don't agree either. **4. While others work.** `Others` says what
-# share of the machine's CPU time went to other programs. Here is the same training without and with
-# a neighbour that keeps one core busy:
+# share of the machine's CPU time went to other programs while its block ran. Here is the same
+# training without and with a neighbour that keeps one core busy:
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold"]
 # measure: six steps on two devices, three times alone and three times beside a busy program
 import signal
 import subprocess
@@ -120,7 +118,8 @@ for who in ["alone", "beside a busy program"]:
                 begin = time.perf_counter()
                 six_steps()
                 seconds = time.perf_counter() - begin
-            print(f"{who:22} {6 * 256 / seconds:6,.0f} images/s, others' share {others.share:.0%}")
+            theirs = others.share * os.cpu_count() * seconds
+            print(f"{who:22} {seconds:.2f} s, in which others used {theirs:.2f} s of CPU time")
     finally:
         if neighbour:
             os.kill(neighbour, signal.SIGKILL)
@@ -224,7 +223,7 @@ for kind in kinds:
     print(f"{kind:13} {median:.2f} times as fast as none "
           f"(half of the rounds: {low:.2f} to {high:.2f})")
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold"]
 # draw: two devices with each kind of setting, as multiples of none, a dot a round
 from helpers.plotting import bars, show
 
