@@ -3,8 +3,9 @@
 
     echo 6 | python lenet_contestant.py --devices 0 1
 
-It prints "ready", and after each line how many images it has trained on. It has MXNet's settings
-from its environment alone: MXNet is imported first, so helpers comes too late to make its own.
+It prints "ready", and after each line how many images it has trained on, and in how many
+trainings. It has MXNet's settings from its environment alone: MXNet is imported first, so helpers
+comes too late to make its own.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def contend(kind, numbers, images, apart):
             for x, y, replicas, group in trainings:
                 train_batch(x, y, replicas, group, lr=0.01)
         mx.nd.waitall()
-        print(steps * images, flush=True)
+        print(steps * images, "images,", len(trainings), "trainings", flush=True)
 
 
 if __name__ == "__main__" and "__file__" in globals():

@@ -450,7 +450,7 @@ for reduce in [allreduce, *wrong]:
 # step compared with one device is enough, even in float32.
 
 # %% tags=["fold", "trains"]
-# check: one step in float32: the right all-reduce is within 1e-5 of one device, the wrong ones not
+# check: one step in float32: the right all-reduce is within 1e-3 of one device, no wrong one in 0.1
 x, y = next(batches(train_set, 256))
 
 
@@ -461,9 +461,9 @@ def one_step(k, reduce=allreduce):
 
 
 alone = one_step(1)[0]
-assert largest_difference(one_step(2), alone) < 1e-5, "the right one"
+assert largest_difference(one_step(2), alone) < 1e-3, "the right one"
 for reduce in wrong:
-    assert largest_difference(one_step(2, reduce), alone) > 1e-3, reduce.__name__
+    assert largest_difference(one_step(2, reduce), alone) > 0.1, reduce.__name__
 
 # %% tags=["fold"]
 # check: stored accuracies: ranges overlap; against the right run of the same seed most are behind
@@ -674,7 +674,7 @@ ours = [get_params(init_params(), four[0])]
 x, y = next(batches(small, 32))
 loss = train_batch(x, y, alone, four[:1], 0.2).asscalar()
 assert abs(step_with([Relu()], x, y, ours) - loss) < 1e-5 * loss, "another loss"
-assert largest_difference(ours, alone[0]) < 1e-5, "not train_batch's step"
+assert largest_difference(ours, alone[0]) < 1e-3, "not train_batch's step"
 
 # %% [markdown]
 # ## The speed-up
@@ -700,8 +700,9 @@ assert largest_difference(ours, alone[0]) < 1e-5, "not train_batch's step"
 
     echo 6 | python lenet_contestant.py --devices 0 1
 
-It prints "ready", and after each line how many images it has trained on. It has MXNet's settings
-from its environment alone: MXNet is imported first, so helpers comes too late to make its own.
+It prints "ready", and after each line how many images it has trained on, and in how many
+trainings. It has MXNet's settings from its environment alone: MXNet is imported first, so helpers
+comes too late to make its own.
 """
 
 import argparse
@@ -743,7 +744,7 @@ def contend(kind, numbers, images, apart):
             for x, y, replicas, group in trainings:
                 train_batch(x, y, replicas, group, lr=0.01)
         mx.nd.waitall()
-        print(steps * images, flush=True)
+        print(steps * images, "images,", len(trainings), "trainings", flush=True)
 
 
 if __name__ == "__main__" and "__file__" in globals():

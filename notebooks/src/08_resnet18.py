@@ -879,8 +879,8 @@ def stages(shard, steps):  # MB that each stage has added, on two devices
 # It runs with one scratch space for shards of 8 and of 16 images, and with the 64 spaces that
 # `helpers` sets (deeper: How the speed-up was measured): the difference is scratch space. By
 # chapter 07's count, weights and gradients on $k$ devices should take $2k$ times the weights' 45
-# MB. The store needs a buffer for each device's gradient ($k$ times) and, as it makes the update, its own copy of the weights:
-# $k + 1$ times.
+# MB. The store needs a buffer for each device's gradient ($k$ times) and, as it makes the update,
+# its own copy of the weights: $k + 1$ times.
 
 # %% tags=["measured"]
 from joblib.externals.loky import get_reusable_executor
@@ -907,9 +907,8 @@ assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the 
 # The largest part is our own doing: `helpers` sets 64 scratch spaces where MXNet's default is 4,
 # each grows with what operators ask of it, and with fewer, devices wait (deeper: How the speed-up
 # was measured). **On GPUs** MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc`
-# at 1.9.1). The second
-# largest, what the forward and the backward pass allocate, grows with the shard and decides how
-# many images fit.
+# at 1.9.1). The second largest, what the forward and the backward pass allocate, grows with the
+# shard and decides how many images fit.
 
 # %% [markdown]
 # ## Summary

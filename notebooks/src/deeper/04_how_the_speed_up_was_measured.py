@@ -278,11 +278,14 @@ for name in ["one device", "never communicate", "two processes"]:
 # check: LeNet has 129,068 parameters in eight arrays, and each program trains on what it is told
 arrays = init_params()
 assert len(arrays) == 8 and sum(array.size for array in arrays) == 129_068
-for arguments, images in [(["--devices", first], 256), (["--devices", first, second], 256),
-                          (["--devices", first, second, "--apart"], 256),
-                          (["--devices", first, "--images", "128"], 128)]:
+for arguments, answer in [
+    (["--devices", first], "512 images, 1 trainings"),
+    (["--devices", first, second], "512 images, 1 trainings"),
+    (["--devices", first, second, "--apart"], "512 images, 2 trainings"),
+    (["--devices", first, "--images", "128"], "256 images, 1 trainings"),
+]:
     with Team([program(*arguments)], order="2") as team:
-        assert team() == [str(2 * images)], arguments
+        assert team() == [answer], arguments
 
 # %% [markdown]
 # ## Summary
