@@ -909,8 +909,8 @@ def one_step_of_means(n):
     return largest_difference(replicas, alone)
 
 
-assert one_step_of_means(8) < 1e-5, "equal shards"
-assert one_step_of_means(9) > 1e-3, "uneven shards"
+assert one_step_of_means(8) < 1e-3, "equal shards"
+assert one_step_of_means(9) > 1e-2, "uneven shards"
 
 # %% [markdown]
 # ### Answer 3
