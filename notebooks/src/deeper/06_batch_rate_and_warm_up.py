@@ -120,6 +120,7 @@ assert round(once[0], 1) == -1.5 and abs(once[1:]).max() < 0.2, "four of five wi
 assert (thrice[[0, -1]].round(1) == [-1.1, -0.1]).all(), "all five are behind"
 doubled = np.array([accuracy_after("lenet-256-0.4", epoch) for epoch in (1, 2, 3)])
 assert round(np.diff(doubled, axis=0).min(), 1) == -1.3, "what a run loses between epochs"
+assert thrice.max() < 0, "after three epochs none has caught up"
 largest = max(abs(gaps["lenet-one-device", epoch]).max() for epoch in (1, 3))
 assert round(largest, 1) == 0.3, "one device and two"
 highest = medians["lenet-256-0.2"]
@@ -148,8 +149,8 @@ assert accuracy_after("lenet-original", 5).min() > 96, "it should have learned"
 #
 # - Strong scaling keeps the batch, and so the training. Weak scaling keeps the shard and changes
 #   the batch.
-# - Twice the batch at the same rate was behind after an epoch, for each of five seeds. Twice the
-#   rate made up for most of it.
+# - Twice the batch at the same rate was behind after an epoch, for each of five seeds. At twice the
+#   rate as well, four of the five had caught up; after three epochs none had.
 # - Devices, batch and rate are three things, and the start is a fourth. Change one at a time.
 #
 # **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677,
