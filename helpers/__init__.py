@@ -4,8 +4,8 @@
 nothing more: MXNet itself is imported when one of the names below is first used, so that a
 machine on which MXNet is missing or broken can still be looked at.
 
-Nothing that a chapter teaches is hidden here: `helpers.parallel`, `schedules`, `networks` and
-`torch_networks` hold the very code that a chapter builds and others import.
+Nothing that a chapter teaches is hidden here: `helpers.parallel`, `schedules`, `by_hand`,
+`networks` and `torch_networks` hold the very code that a chapter builds and others import.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """Settings that MXNet's engine reads while it loads, so they must be in place before.
 
-Chapter 04 measures what each does to the speed of two simulated devices. A variable that the user
-has set is never changed, and neither is a process in which MXNet is already loaded, where it would
-be too late. `cores` counts what simulated devices can run on.
+Chapter 04's deeper notebook measures what each does to the speed of two simulated devices. A
+variable that the user has set is never changed, and neither is a process in which MXNet is already
+loaded, where it would be too late. `cores` counts what simulated devices can run on.
 """
 
 import ctypes

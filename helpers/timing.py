@@ -1,5 +1,6 @@
 """Measuring: contestants in turns, their spread, new processes, and who else used the machine."""
 
+import subprocess
 import time
 from contextlib import redirect_stdout, suppress
 from io import StringIO
@@ -116,6 +117,56 @@ def in_new_processes(function, arguments):
         finally:
             pool.shutdown(kill_workers=True)
     return results
+
+
+class Team:
+    """Programs that work at the same time when it is called, and wait in between.
+
+    commands: the arguments of each program, as for `subprocess.Popen`; environment: their
+    variables, this process's by default. A program reads a line, works, and answers with a line;
+    so a team is a contestant for `in_turns`. It begins when each has printed that it is ready.
+
+    team() sends `order` to all, waits for all, and returns their answers. `close` ends them, and
+    so does the end of a `with` block. Raises RuntimeError, with what it wrote to stderr, for a
+    program that has ended.
+    """
+
+    def __init__(self, commands, order="", environment=None):
+        self.order = order
+        self._programs = [
+            subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for command in commands]
+        try:
+            for program in self._programs:
+                self._answer(program)
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self):
+        for program in self._programs:
+            with suppress(BrokenPipeError):  # it has ended, and its answer says so
+                print(self.order, file=program.stdin, flush=True)
+        return [self._answer(program) for program in self._programs]
+
+    @staticmethod
+    def _answer(program):
+        line = program.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a program of the team ended: {program.stderr.read().strip()}")
+        return line.strip()
+
+    def close(self):
+        for program in self._programs:
+            program.kill()
+            program.communicate()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
 
 def _prepare():

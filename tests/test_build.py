@@ -277,6 +277,9 @@ def deeper(tmp_path_factory):
                  "# it says, and deeper: Something else.\n")
     write_source(folder, "deeper/01_more", DEEPER)
     write_source(folder, "deeper/01_else", "# %% [markdown]\n# # Deeper · Something else\n")
+    write_source(folder, "deeper/01_list", "# %% [markdown]\n# # Deeper · One, two and more\n#\n"
+                 "# In deeper: One, two and more, deeper: Something else, and chapter 01, too.\n"
+                 "#\n# deeper: More of it, deeper: Something else, and chapter 01, too.\n")
     assert build.main(["--notebooks", str(folder)]) == 0
     return folder
 
@@ -292,6 +295,16 @@ def test_a_deeper_notebook_is_built_in_its_folder_and_linked_both_ways(deeper):
         "# Deeper · More of it\n\nAs in [chapter 01](../01_tiny.ipynb), and in "
         "[deeper: Something else](../deeper/01_else.ipynb). See deeper: More of\nit, which is "
         "this one.")
+
+
+def test_a_title_may_have_a_comma_and_a_mention_be_followed_by_one(deeper):
+    notebook = nbformat.read(deeper / "deeper/01_list.ipynb", as_version=4)
+    assert notebook.cells[1].source == (
+        "# Deeper · One, two and more\n\nIn deeper: One, two and more, "
+        "[deeper: Something else](../deeper/01_else.ipynb), and [chapter 01](../01_tiny.ipynb), "
+        "too.\n\n[deeper: More of it](../deeper/01_more.ipynb), "
+        "[deeper: Something else](../deeper/01_else.ipynb), and [chapter 01](../01_tiny.ipynb), "
+        "too.")
 
 
 def test_a_program_is_there_when_the_cells_that_start_it_run(deeper):

@@ -1,4 +1,4 @@
-"""The drawings of chapters 02 and 03: files are what the program draws, and they tell the truth.
+"""The drawings of chapters 02 to 04: files are what the program draws, and they tell the truth.
 
 What a drawing says is read from the SVG itself and compared with what NumPy computes.
 """
@@ -8,11 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import draw_all_reduce
+import draw_step
 import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["batch_to_shards", "collectives", "rebinding", "ring_moving", "ring_rounds",
+PROGRAMS = [draw_all_reduce, draw_step]
+NAMES = ["batch_to_shards", "collectives", "lenet_step", "rebinding", "ring_moving", "ring_rounds",
          "star_tree_ring", "two_trees"]
 SVG = "{http://www.w3.org/2000/svg}"
 EVERYONE = {0, 1, 2, 3}
@@ -90,11 +92,12 @@ def assert_same_parts(drawn, arrays):
 
 
 def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_all_reduce.main(tmp_path)
+    for program in PROGRAMS:
+        program.main(tmp_path)
     assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
     for name in NAMES:
         drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_all_reduce.py"
+        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run its program"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -381,3 +384,21 @@ def test_the_leaves_of_one_tree_are_inside_the_other():
         elif place in inside_second:
             color = draw_all_reduce.ORANGE
         assert node.find(SVG + "circle").get("fill") == color
+
+
+def test_the_step_sends_shards_out_and_both_gradients_to_both_devices():
+    root = read("lenet_step")
+    stages = {}
+    for stage in with_class(root, "stage"):
+        words = " ".join(text.text for text in stage.iter(SVG + "text"))
+        stages[int(stage.get("data-row")), int(stage.get("data-device"))] = words
+    for device in (0, 1):
+        assert stages[0, device] == f"shard {device}"
+        assert stages[1, device] == f"gradient of shard {device}'s loss"
+    for row in (2, 3):  # the same on both devices
+        assert stages[row, 0] == stages[row, 1]
+    sent = set()
+    for shaft in with_class(root, "exchange"):
+        if shaft.get("data-row") == "2":
+            sent.add((shaft.get("data-sender"), shaft.get("data-receiver")))
+    assert sent == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}

@@ -18,7 +18,6 @@ USERS = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py")]
 AHEAD = {
     "memory": {"allocated", "resident", "peak"},
     "networks": {"hybrid_resnet18"},
-    "plotting": {"bars"},
     "torch_networks": {"lenet", "resnet18"},
 }
 

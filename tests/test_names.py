@@ -19,15 +19,12 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 KNOWN = {
     "accuracy": ("04", "14"),
     "after": ("06", "11"),
-    "apart": ("04", "05", "06", "08", "09", "12", "13", "14", "15", "16"),
+    "apart": ("05", "06", "08", "09", "12", "13", "14", "15", "16"),
     "Awkward": ("14", "16"),
     "backward": ("09", "10", "12", "15", "16"),
     "batches": ("04", "15"),
     "by_hand": ("06", "13", "15"),
-    "check": ("04", "10"),
     "clock": ("10", "14"),
-    "contest": ("04", "08"),
-    "contestants": ("04", "14"),
     "counts_twice": ("04", "deeper/03"),
     "errors": ("09", "13"),
     "evaluate": ("06", "08"),
@@ -40,7 +37,6 @@ KNOWN = {
     "lenet": ("04", "05", "06", "08", "10", "11", "12", "13", "14", "15"),
     "Link": ("10", "14"),
     "load": ("12", "14"),
-    "measure": ("04", "16"),
     "meet": ("13", "15"),
     "no_broadcast": ("04", "deeper/03"),
     "outcome": ("09", "14"),
@@ -54,7 +50,7 @@ KNOWN = {
     "seconds": ("06", "11"),
     "share": ("12", "14", "16"),
     "small": ("09", "11"),
-    "start": ("04", "06", "11", "13"),
+    "start": ("06", "11", "13"),
     "step": ("08", "09", "10", "16"),
     "train": ("04", "05", "08", "12", "13", "14", "15", "16"),
     "train_batch": ("04", "05", "06"),
@@ -66,6 +62,7 @@ KNOWN = {
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
+    "compete": ("04", "deeper/04"),
     "copy_parameters": ("08", "09"),
     "counters": ("07", "deeper/07"),
     "hybrid_resnet18": ("08", "09"),
@@ -75,6 +72,7 @@ REPEATED = {
     "loss_sum": ("04", "05"),
     "multiply": ("03", "deeper/03"),
     "pool": ("04", "05"),
+    "program": ("04", "deeper/04"),
     "raises": ("08", "09"),
     "thin": ("08", "09"),
 }
@@ -88,7 +86,8 @@ def chapter_sources():
     found = {}
     for folder in ("", "deeper/"):
         for path in sorted((SRC / folder).glob("[0-9][0-9]_*.py")):
-            found[f"{folder}{path.name[:2]}"] = jupytext.read(path, fmt="py:percent").cells
+            cells = jupytext.read(path, fmt="py:percent").cells
+            found.setdefault(f"{folder}{path.name[:2]}", []).extend(cells)
     return found
 
 

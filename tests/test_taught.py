@@ -66,6 +66,22 @@ def test_chapter_05_compares_gluon_with_chapter_04(name):
     assert definition(by_hand, name) == definition(again, name)
 
 
+BY_HAND = ["pool", "lenet", "loss_sum", "init_params", "get_params", "train_batch"]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_lenet_by_hand_is_chapter_04s(name):
+    chapter = (ROOT / "notebooks/src/04_lenet_from_scratch.py").read_text()
+    helper = (ROOT / "helpers/by_hand.py").read_text()
+    assert definition(helper, name) == definition(chapter, name)
+    assert assigned(helper, "layers") == assigned(chapter, "layers")
+
+
+def test_all_that_is_by_hand_is_compared():
+    helper = ast.parse((ROOT / "helpers/by_hand.py").read_text())
+    assert [node.name for node in helper.body if isinstance(node, ast.FunctionDef)] == BY_HAND
+
+
 @pytest.mark.parametrize("name", ["lenet", "Residual", "resnet18"])
 def test_pytorchs_networks_are_those_of_chapter_13(name):
     chapter = (ROOT / "notebooks/src/13_the_same_in_pytorch.py").read_text()

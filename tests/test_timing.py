@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from helpers import timing
-from helpers.timing import Others, Spread, in_turns, print_times, spread
+from helpers.timing import Others, Spread, Team, in_turns, print_times, spread
 
 
 def spin(seconds):
@@ -231,3 +231,41 @@ def test_each_call_has_a_process_of_its_own(tmp_path):
     done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(root)})
     assert (done.returncode, done.stdout) == (0, "raised here: 'planted'\n"), done.stderr
+
+
+# ---- programs that work when they are told to ----
+
+ECHO = """
+import os, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "fail":
+        sys.exit("on purpose")
+    print(os.environ.get("WHO", "nobody"), line.strip(), flush=True)
+"""
+
+
+def test_a_team_gets_its_order_and_its_environment_each_time():
+    command = [sys.executable, "-c", ECHO]
+    with Team([command, command], "6", os.environ | {"WHO": "me"}) as team:
+        assert team() == ["me 6", "me 6"]
+        assert team() == ["me 6", "me 6"]
+        programs = team._programs
+    assert all(program.poll() is not None for program in programs), "ended"
+    with Team([command], "6", {"PATH": os.environ["PATH"]}) as team:
+        assert team() == ["nobody 6"]
+
+
+def test_a_teams_programs_work_at_the_same_time():
+    nap = "print('ready', flush=True)\ninput()\ntime.sleep(1)\nprint('done', flush=True)"
+    with Team([[sys.executable, "-c", f"import time\n{nap}"]] * 3) as team:
+        begin = time.perf_counter()
+        team()
+        assert 1 <= time.perf_counter() - begin < 2.5
+
+
+@pytest.mark.parametrize("code", [ECHO, "raise SystemExit('on purpose')"])
+def test_a_program_that_ends_is_reported_with_its_words(code):
+    with pytest.raises(RuntimeError, match="on purpose"):
+        with Team([[sys.executable, "-c", code]], "fail") as team:
+            team()

@@ -55,17 +55,27 @@ def loss_sum(x, y, p):
 
 
 def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
-    xs, ys = (split_and_load(a, devices, even=False) for a in (x, y))
+    x_shards = split_and_load(x, devices, even=False)
+    y_shards = split_and_load(y, devices, even=False)
+
+    losses = []
     with autograd.record():
-        losses = [loss_sum(*shard) for shard in zip(xs, ys, replicas)]
+        for x_shard, y_shard, replica in zip(x_shards, y_shards, replicas):
+            losses.append(loss_sum(x_shard, y_shard, replica))
     for loss in losses:
         loss.backward()
-    for same in zip(*replicas):
-        reduce([p.grad for p in same])
+
+    for number in range(len(replicas[0])):
+        reduce([replica[number].grad for replica in replicas])
+
     for replica in replicas:
-        for p in replica:
-            p -= lr / len(x) * p.grad
-    return sum(loss.as_in_context(devices[0]) for loss in losses) / len(x)
+        for param in replica:
+            param -= lr / len(x) * param.grad
+
+    total = 0
+    for loss in losses:
+        total = total + loss.as_in_context(devices[0])
+    return total / len(x)
 
 # %% [markdown]
 # In Gluon the network is a list of layers. Gluon works out their input sizes from the first image.

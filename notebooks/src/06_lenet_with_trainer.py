@@ -554,7 +554,8 @@ for k, epoch_seconds in ((1, 4.7), (2, 2.8)):
 # | `2x128-0.6-warm` | 2 | 128 | 0.6, with warm-up | Gluon's default |
 #
 # As on the page, images are never shuffled and the last batch is filled up; seeds differ in the
-# starting weights only.
+# starting weights only. The same question for chapter 04's LeNet, seed by seed, is in deeper:
+# Batch, rate and warm-up.
 #
 # With *warm-up* the rate rises to its value in equal steps, here from near zero over one epoch.
 # Goyal et al. (2017) let it rise from the small batch's rate, over five. In Gluon it is an option

@@ -509,7 +509,8 @@ def train(net, batches, test, devices, lr, epochs):
 #
 # With a quarter of the channels, the network trains while you wait: 12,800 images, then 6,400 again
 # with a fifth of the learning rate. It begins as published, from a normal distribution with
-# standard deviation 0.01. (In chapter 04 that start sat on a plateau for an epoch: exercise 2.)
+# standard deviation 0.01. (From that start LeNet sat on a plateau for an epoch: exercise 2, and
+# deeper: Batch, rate and warm-up.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -876,10 +877,10 @@ def stages(shard, steps):  # MB that each stage has added, on two devices
 
 # %% [markdown]
 # It runs with one scratch space for shards of 8 and of 16 images, and with the 64 spaces that
-# `helpers` sets (chapter 04): the difference is scratch space. By chapter 07's count, weights and
-# gradients on $k$ devices should take $2k$ times the weights' 45 MB. The store needs a buffer for
-# each device's gradient ($k$ times) and, as it makes the update, its own copy of the weights:
-# $k + 1$ times.
+# `helpers` sets (deeper: How the speed-up was measured): the difference is scratch space. By
+# chapter 07's count, weights and gradients on $k$ devices should take $2k$ times the weights' 45
+# MB. The store needs a buffer for each device's gradient ($k$ times) and, as it makes the update,
+# its own copy of the weights: $k + 1$ times.
 
 # %% tags=["measured"]
 from joblib.externals.loky import get_reusable_executor
@@ -904,10 +905,10 @@ assert single[3] < 0.01 * single.sum(), "with one space nothing grows after the 
 
 # %% [markdown]
 # The largest part is our own doing: `helpers` sets 64 scratch spaces where MXNet's default is 4,
-# each grows with what operators ask of it, and with fewer, devices wait (chapter 04). **On GPUs**
-# MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc` at 1.9.1). The second
-# largest, what the forward and the backward pass allocate, grows with the shard and decides how
-# many images fit.
+# each grows with what operators ask of it, and with fewer, devices wait (deeper: How the speed-up
+# was measured). **On GPUs** MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc`
+# at 1.9.1). The second largest, what the forward and the backward pass allocate, grows with the
+# shard and decides how many images fit.
 
 # %% [markdown]
 # ## Summary

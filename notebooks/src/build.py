@@ -21,7 +21,8 @@ their tables. Tags that a cell can have:
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
     figure:NAME the figure that it shows is also written to notebooks/src/figures/NAME.png
-    file:NAME   the cell, whose first line is "# NAME", is a part of notebooks/NAME
+    file:NAME   the cell, whose first line is "# NAME" or, where it is folded, its label, is a part
+                of notebooks/NAME
 """
 
 import argparse

@@ -243,8 +243,8 @@ class FromScratch:
 
     def __init__(self, row, seed, data):
         self.row = row
-        self.ours = lift("lenet_from_scratch", "shapes", "pool", "lenet", "loss_sum", "init_params",
-                         "get_params", "train_batch", "check", "train", "accuracy",
+        self.ours = lift("lenet_from_scratch", "layers", "pool", "lenet", "loss_sum", "init_params",
+                         "get_params", "train_batch", "finite", "train", "accuracy",
                          *[row.reduce] * (row.reduce != "allreduce"))
         self.reduce = getattr(self.ours, row.reduce, allreduce)
         self.devices = [mx.cpu(r) for r in range(row.k)]
@@ -256,8 +256,9 @@ class FromScratch:
             params = self.ours.init_params(seed)
         else:  # normal numbers of size 0.01, and biases of 0
             rng = np.random.default_rng(seed)
+            shapes = [param.shape for param in self.ours.init_params()]
             params = [mx.nd.array(0.01 * rng.standard_normal(shape) * (len(shape) > 1))
-                      for shape in self.ours.shapes]
+                      for shape in shapes]
         self.replicas = [self.ours.get_params(params, d) for d in self.devices]
 
     def arrays(self):

@@ -25,7 +25,7 @@ def lenet_scratch(job, x, y, steps):
     import mxnet as mx
     from lift import lift
 
-    ours = lift("lenet_from_scratch", "shapes", "pool", "lenet", "loss_sum", "init_params",
+    ours = lift("lenet_from_scratch", "layers", "pool", "lenet", "loss_sum", "init_params",
                 "get_params", "train_batch")
     devices = [mx.cpu(r) for r in range(job.k)]
     replicas = [ours.get_params(ours.init_params(), d) for d in devices]

@@ -1,0 +1,82 @@
+"""LeNet and its training step without Gluon: what chapter 04 builds and others train again.
+
+Each function here is the one that its chapter teaches; a test holds the two equal. A network's
+parameters are a list of eight `mx.nd` arrays, a weight and a bias for each of `layers`.
+"""
+
+import numpy as np
+from mxnet import autograd, nd
+
+from helpers.parallel import allreduce, split_and_load
+
+# Of each layer: the shape of its weight, inputs of one output, outputs, gain.
+layers = [
+    ((20, 1, 3, 3), 9, 20, 1.0),  # convolution: 1 x 3 x 3 inputs
+    ((50, 20, 5, 5), 500, 50, 1.5),  # convolution: 20 x 5 x 5 inputs
+    ((800, 128), 800, 128, 1.5),  # dense: 50 x 4 x 4 inputs
+    ((128, 10), 128, 10, 0.5),  # dense
+]
+
+
+def pool(h):
+    """ReLU, then the mean of each 2 x 2 square."""
+    return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
+
+
+def lenet(x, p):
+    """The scores `[n, 10]` of images `[n, 1, 28, 28]`, by the parameters `p`."""
+    h = pool(nd.Convolution(x, p[0], p[1], kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
+    h = pool(nd.Convolution(h, p[2], p[3], kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.relu(nd.dot(h.flatten(), p[4]) + p[5])  # [n, 128]
+    return nd.dot(h, p[6]) + p[7]  # [n, 10]
+
+
+def loss_sum(x, y, p):
+    """The cross-entropy, summed over the images."""
+    return -nd.log_softmax(lenet(x, p)).pick(y).sum()
+
+
+def init_params(seed=0):
+    """A start: random weights, in float64, and biases of 0. Taught in chapter 04."""
+    rng = np.random.default_rng(seed)
+    params = []
+    for shape, inputs, outputs, gain in layers:
+        weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
+        params.append(nd.array(weight, dtype="float64"))
+        params.append(nd.zeros(outputs))  # the bias
+    return params
+
+
+def get_params(params, device, dtype="float32"):
+    """A replica: copies of `params` on a device, each with room for its gradient."""
+    replica = []
+    for param in params:
+        param = param.astype(dtype).as_in_context(device)  # astype makes a copy
+        param.attach_grad()
+        replica.append(param)
+    return replica
+
+
+def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
+    """One step on all devices, in place. Returns the batch's mean loss, on the first of them."""
+    x_shards = split_and_load(x, devices, even=False)
+    y_shards = split_and_load(y, devices, even=False)
+
+    losses = []
+    with autograd.record():
+        for x_shard, y_shard, replica in zip(x_shards, y_shards, replicas):
+            losses.append(loss_sum(x_shard, y_shard, replica))
+    for loss in losses:
+        loss.backward()
+
+    for number in range(len(replicas[0])):
+        reduce([replica[number].grad for replica in replicas])
+
+    for replica in replicas:
+        for param in replica:
+            param -= lr / len(x) * param.grad
+
+    total = 0
+    for loss in losses:
+        total = total + loss.as_in_context(devices[0])
+    return total / len(x)

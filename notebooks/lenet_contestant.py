@@ -1,0 +1,60 @@
+# measure: the program of a contestant, lenet_contestant.py
+"""Trains LeNet on random images, for as many steps as each line that it reads says.
+
+    echo 6 | python lenet_contestant.py --devices 0 1
+
+It prints "ready", and after each line how many images it has trained on, and in how many
+trainings. It has MXNet's settings from its environment alone: MXNet is imported first, so helpers
+comes too late to make its own.
+"""
+
+import argparse
+import runpy
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def prepare_gpus():
+    """Load CUDA's libraries where MXNet is the build for GPUs, without importing helpers."""
+    gpu = runpy.run_path(Path(find_spec("helpers").origin).with_name("gpu.py"))
+    if gpu["is_cuda_build"]():
+        gpu["preload"]()
+
+
+def contend(kind, numbers, images, apart):
+    """Train on the devices `numbers` together, or each `apart` on its part of the images."""
+    prepare_gpus()
+    import mxnet as mx
+
+    warnings.filterwarnings("ignore", "mxnet was imported before helpers")
+    from helpers.by_hand import get_params, init_params, train_batch
+
+    contexts = [mx.Context(kind, number) for number in numbers]
+    groups = [[context] for context in contexts] if apart else [contexts]
+    trainings = []
+    for group in groups:
+        x = mx.nd.random.uniform(shape=(images // len(groups), 1, 28, 28))
+        y = mx.nd.zeros(len(x))
+        replicas = [get_params(init_params(), context) for context in group]
+        trainings.append((x, y, replicas, group))
+    mx.nd.waitall()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        steps = int(line)
+        for _ in range(steps):
+            for x, y, replicas, group in trainings:
+                train_batch(x, y, replicas, group, lr=0.01)
+        mx.nd.waitall()
+        print(steps * images, "images,", len(trainings), "trainings", flush=True)
+
+
+if __name__ == "__main__" and "__file__" in globals():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kind", default="cpu", help="cpu or gpu")
+    parser.add_argument("--devices", type=int, nargs="+", default=[0], help="their numbers")
+    parser.add_argument("--images", type=int, default=256, help="a step, on all devices together")
+    parser.add_argument("--apart", action="store_true", help="a training for each device")
+    options = parser.parse_args()
+    contend(options.kind, options.devices, options.images, options.apart)
