@@ -19,7 +19,7 @@
 # ## What you'll learn
 #
 # - what a training step keeps in memory;
-# - which cut divides the weights, which one the activations, and what each sends;
+# - which cuts divide the weights, and what each sends;
 # - which links connect GPUs, and at how many GB/s.
 #
 # ## What you need
@@ -47,8 +47,8 @@ from mxnet import autograd, nd
 #
 # We count those of chapter 04's LeNet, which has four layers. For each we write down its weights
 # with their biases, the activations that are kept for one example, and how many of them the next
-# layer reads. A convolution's outputs are kept before relu, after relu and after pooling. (Relu
-# in place would save some of that.)
+# layer reads. We count a convolution's outputs as if they were kept before relu, after relu and
+# after pooling. (Relu in place would save some of that.)
 
 # %%
 from typing import NamedTuple
@@ -74,7 +74,8 @@ for layer in LAYERS:
           f"{layer.passed:5,} passed on")
 
 # %% [markdown]
-# The first layer has nearly all activations and few weights; the third has most of the weights.
+# The first layer has three quarters of the activations and few weights; the third has most of the
+# weights.
 # Many convolutional networks are like that: large images at the front, large matrices at the end.
 
 # %% tags=["fold"]
@@ -92,7 +93,7 @@ for layer, block, pool in zip(LAYERS, [blocks[0], blocks[2], blocks[4], blocks[5
     rows.append(Layer(layer.name, sum(p.data().size for p in block.collect_params().values()),
                       output.size + after_relu + (activation.size if pool else 0), activation.size))
 assert rows == LAYERS, rows
-assert conv1.kept > 0.75 * sum(layer.kept for layer in LAYERS), "nearly all activations"
+assert conv1.kept > 0.75 * sum(layer.kept for layer in LAYERS), "three quarters of the activations"
 assert dense1.weights > 0.75 * sum(layer.weights for layer in LAYERS), "most of the weights"
 
 # %% [markdown]
@@ -215,9 +216,9 @@ show(fig, alt="Three panels, one a cut, with MB on a logarithmic axis: by layer 
 # ## What each device sends
 #
 # *By layer*, the activations at the cut go forward, and their gradients come back: each device
-# sends as many numbers as the first layer passes on. *Inside layers*, a device needs the other
-# half of each later layer's input; on the way back the same amounts cross again. *By data*, each
-# sends its gradients once. **Predict:** which sends least?
+# sends as many numbers as the first layer passes on. *Inside layers*, in this simplest form, a
+# device needs the other half of each later layer's input; on the way back the same amounts cross
+# again. *By data*, each sends its gradients once. **Predict:** which sends least?
 
 # %%
 sent = {
@@ -227,11 +228,34 @@ sent = {
 }
 for name, numbers in sent.items():
     print(f"{name:13} each device sends {4 * numbers / 1e6:.1f} MB a step")
+
+for number in [2, 3]:
+    numbers = BATCH * LAYERS[number - 1].passed
+    print(f"by layer, cut after layer {number}: {4 * numbers / 1e6:.2f} MB")
+
+# %% tags=["fold"]
+# check: what crosses, counted in the network itself with a batch of two
+net.hybridize(False)
+crossing = [nd.zeros((2, 1, 28, 28))]
+for block in blocks:
+    crossing.append(block(crossing[-1]))
+h1, h2, h3 = crossing[2].size, crossing[4].size, crossing[5].size  # into conv 2, dense 1, dense 2
+half_there_half_back = 0
+for size in [h1, h2, h3]:
+    half_there_half_back += size / 2 + size / 2
+counted = {"by layer": h1, "inside layers": half_there_half_back,
+           "by data": sum(p.data().size for p in net.collect_params().values())}
+for name in ["by layer", "inside layers"]:
+    assert sent[name] == counted[name] * BATCH / 2, name
+assert sent["by data"] == counted["by data"]
 assert min(sent, key=sent.get) == "by data"
+assert [round(4 * numbers / 1e6, 1) for numbers in sent.values()] == [3.5, 4.4, 0.5], "by hand"
+assert BATCH * dense1.passed < all_weights < BATCH * conv2.passed, "the text on other cuts"
 
 # %% [markdown]
-# With this batch and this network, by data sends least. Its devices also have equal work. By layer
-# they take turns, unless the batch is cut into small ones that follow each other.
+# Of these three, by data sends least. (A cut after the third layer would send less, but leaves
+# nearly all the work to one device.) Its devices also have equal work. By layer they take turns,
+# unless the batch is cut into small ones that follow each other.
 #
 # But by data halves only the activations. Weights, gradients and Adam's state take 2 MB on each
 # device here. For a billion weights they would take 16 GB. *Sharded* data parallelism lifts that
@@ -266,8 +290,7 @@ assert 16 * (conv1.passed + conv2.passed + dense1.passed) < all_weights, "with b
 # directions together; we halve. Computed: 16 lanes of 32 billion transfers a second, 128 of 130
 # bits data.
 #
-# Simulated devices have none of this. What you learn here about *when* data is copied holds on
-# GPUs; *how long* it takes does not carry over.
+# Simulated devices have none of this: how long a copy takes on them does not carry over to GPUs.
 #
 # In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`; `nvidia-smi topo -m`
 # prints your machine's version of the drawing.
@@ -289,9 +312,9 @@ else:
 # ## Summary
 #
 # - A training step holds weights, gradients, the optimizer's state and activations.
-# - By layer and inside layers divide the weights, and send activations. By data divides the
-#   activations, and sends gradients.
-# - For LeNet with batch 256, by data sends least. A cut by layer is uneven there.
+# - All three divide the activations. By layer and inside layers divide the weights, too, and send
+#   activations; by data sends gradients.
+# - For LeNet with batch 256, by data sends least of our three. A cut by layer is uneven there.
 # - A GPU's memory is much faster than any link to it.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs",
@@ -341,10 +364,10 @@ for places in ([two[0], two[0]], two):
 # ### Answer 2
 #
 # The cut by data sends all weights, whatever the batch. The cut by layer sends 3,380 numbers an
-# example, so both send the same at batch 38. With batch 16 the cut by layer sends 0.2 MB, and the
-# cut by data 0.5.
+# example, so both send nearly the same at batch 38. With batch 16 the cut by layer sends 0.2 MB,
+# and the cut by data 0.5.
 
 # %% tags=["solution"]
-assert all_weights // conv1.passed == 38
+assert round(all_weights / conv1.passed) == 38
 assert round(4 * 16 * conv1.passed / 1e6, 1) == 0.2
 assert round(4 * all_weights / 1e6, 1) == 0.5
