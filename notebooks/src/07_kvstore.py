@@ -78,7 +78,7 @@ store.pushpull("sum", pushed)
 print(values_of(pushed))
 
 # %% [markdown]
-# Is it right for larger arrays, other types and more devices? Chapter 03's judge knows.
+# Is it right for float64, for matrices and on more devices? Chapter 03's judge knows.
 
 # %% tags=["fold"]
 # check: pushpull by `device` and by `local` passes the judge of chapter 03 on 1 to 8 devices
@@ -215,7 +215,8 @@ assert values_of(weight.list_grad()) == [21, 21]
 
 # %% [markdown]
 # Gradients went in, sums came out, and each device made the same update. Between the halves each
-# device has the whole batch's gradient. That is the place to look at its norm, or to clip it.
+# device has the whole batch's gradient. That is the place to look at its norm, or to clip it
+# (deeper: KVStore's cases).
 #
 # And with no store at all?
 
@@ -230,22 +231,9 @@ assert values_of(weight.list_data()) == [99, 80]
 # %% [markdown]
 # Nothing is summed. One model has become two, with no error.
 #
-# ### Which way does Trainer choose?
-#
-# By default the kind is `device`, and `update_on_kvstore=None` leaves the choice to Trainer. We can
-# ask it, since `allreduce_grads` works only where the devices update:
-
-# %%
-trainer = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
-try:
-    trainer.allreduce_grads()
-    print("each device updates")
-except AssertionError as error:
-    print("refused:", error)
-
-# %% [markdown]
-# So on several devices the store updates, unless you say otherwise. (Exceptions, such as sparse
-# gradients or a single device, are in deeper: KVStore's cases.)
+# Which way does Trainer take, if you don't say? On several devices the store updates, in a store
+# of the kind `device`. (Exceptions, such as sparse gradients or a single device, are in deeper:
+# KVStore's cases.)
 #
 # ### Whose weights are they?
 #
@@ -278,14 +266,17 @@ by_devices = write_between_two_steps(update_on_kvstore=False)
 
 # %% [markdown]
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
-# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (`set_data`
-# tells the store about new weights; the optimizer's state is lost.)
+# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (Where the
+# store updates, `set_data` makes Trainer set up a new store: the weights arrive, the optimizer's
+# state is lost.)
 
 # %% tags=["fold", "trains"]
 # check: the numbers above, the default, and that at first the first device's weights go to all
 assert by_store == [58, 58]
 assert by_devices == [979, 979]
 default = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
+default._init_kvstore()
+assert default._kvstore.type == "device"
 try:
     default.allreduce_grads()
     raise RuntimeError("the default leaves the update to the devices")
@@ -299,9 +290,10 @@ for in_store in [True, False]:
     assert values_of(weight.list_data()) == [79, 79], "the second device kept its own weight"
 
 # %% [markdown]
-# **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights yourself. Otherwise both ways gave the weights of one device, to $10^{-12}$
-# (deeper: KVStore's cases).
+# **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, write to
+# the weights yourself, or want an error where a device has no new gradient (chapter 05).
+# Otherwise, with SGD, both ways gave the weights of one device, to $10^{-12}$ (deeper: KVStore's
+# cases).
 #
 # ## Who computes the sum?
 #
@@ -401,8 +393,9 @@ print(f"of 40 random cases, 40 are as `largest_first` says, and {in_turn} happen
 #
 # **On GPUs** the owner does more, if the store updates: it also keeps the optimizer's state of
 # *its* parameters, updates them, and sends the new weights to the others (`KVStoreLocal::PushImpl`
-# in `src/kvstore/kvstore_local.h`, read, not run). To share out the state in this way is the idea
-# of *ZeRO stage 1* (chapter 16). On CPU contexts the stored weights stay in the host's memory.
+# in `src/kvstore/kvstore_local.h`, read, not run). To share out the state is the idea of *ZeRO
+# stage 1*, which cuts parameters, too, and so shares evenly (chapter 16). On CPU contexts the
+# stored weights stay in the host's memory.
 #
 # ## What it costs in memory
 #
@@ -462,15 +455,18 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
     expected = [2 * 4 * entries / 1000 for entries in load]  # two arrays of 4 bytes an entry
     found = kilobytes([1000, 2000, 5000])
     by_local = kilobytes([1000, 2000, 5000], "local")
+    momentum = mx.optimizer.SGD(momentum=0.9)
+    updating = kilobytes([1000, 2000, 5000], prepare=lambda store: store.set_optimizer(momentum))
+    assert sorted(updating) == sorted(expected), "the same where the store updates"
     print(f"expected: {expected} kB; counted with device: {found} kB, with local: {by_local} kB")
     assert sorted(found) == sorted(expected), "two arrays of each key, on its owner"
     assert by_local == [0, 0], "local takes nothing on the devices"
 
 # %% [markdown]
 # Two arrays of each key, on its owner: 2 · 4 · 5,000 bytes are 40 kB, and the two other keys take
-# 24 kB. (There was no optimizer here, so owners have these buffers in both ways of updating.) In
-# all these are $k$ copies of the model. Spread evenly over $k$ devices, each would hold one more
-# copy.
+# 24 kB. (With an optimizer in the store the same was counted, so owners have these buffers in both
+# ways of updating.) In all these are $k$ copies of the model. Spread evenly over $k$ devices, each
+# would hold one more copy.
 #
 # ### One big embedding
 #
@@ -511,7 +507,7 @@ names = ["embedding", "dense 1", "bias 1", "dense 2", "bias 2", "dense 3", "bias
 sizes = {}
 for key, parameter in enumerate(parameters):
     sizes[key] = parameter.data(four[0]).size
-    print(f"{names[key]:9} {sizes[key]:9,} entries on {spy.owner[key]}")
+    print(f"{names[key]:9} {parameter.shape!s:12} {sizes[key]:9,} entries on {spy.owner[key]}")
 
 # %% tags=["fold"]
 # check: it owns nothing else, on four devices and on eight
@@ -534,16 +530,20 @@ k = 4
 model = sum(sizes.values())  # entries
 print(f"weights and gradients: {2 * model * BYTES / MB:.1f} MB on each device")
 
-rank_of, load = largest_first(sizes, k)  # load: entries that each device owns
+load = [0] * k  # entries that each device owns
+for key, device in spy.owner.items():
+    load[device.device_id] += sizes[key]
+
+buffers = []
 for rank in range(k):
-    print(f"buffers of the store on cpu({rank}): {k * load[rank] * BYTES / MB:5.2f} MB")
+    buffers.append(k * load[rank] * BYTES / MB)
+    print(f"buffers of the store on cpu({rank}): {buffers[rank]:5.2f} MB")
 
 # %% tags=["fold"]
 # draw: megabytes on each of four devices
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 replica = 2 * model * BYTES / MB
-buffers = [k * entries * BYTES / MB for entries in load]
 ratio = (replica + max(buffers)) / (replica + min(buffers))
 fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what the last device holds",
                  "device", "MB on each device (computed)")
@@ -561,17 +561,22 @@ show(fig, alt="Bars for four devices: weights and gradients are equal, most of t
 # check: what the text says of the figure
 assert sizes[0] > sum(load) - load[0], "the embedding has more entries than the others own together"
 assert max(buffers) == buffers[0], "most buffers are on cpu(0)"
+assert model == 20_000 * 64 + 2 * (512 * 512 + 512) + 512 * 10 + 10, "by hand"
+if cores() >= 2:
+    four_arrays = kilobytes([20_000 * 64], arrays_a_key=4)
+    assert sum(four_arrays) / 1e3 == buffers[0], "four arrays of the embedding, as counted"
 
 # %% [markdown]
-# Shards are equal, so the fullest device limits the batch for all. More devices don't help: the
-# embedding's owner needs a buffer for each of them. **Keep this:** the owner of one big parameter
-# is the first to run out of memory. What can you do?
+# Shards are equal, so the fullest device limits the batch for all. With more devices the
+# embedding's owner needs more: a buffer for each of them. **Keep this:** the owner of one big
+# parameter is the first to run out of memory. What can you do?
 #
 # - Make the batch smaller. That frees activations, on every device.
 # - Cut the embedding into several parameters (exercise 3).
 # - Take `kvstore="local"`, which takes nothing on the devices, as counted above. The price: all
-#   gradients travel to the host, and weights back. (On a machine without GPUs this saves nothing:
-#   simulated devices use the host's memory.)
+#   gradients travel to the host, and weights back. (Above $2^{24}$ entries add
+#   `update_on_kvstore=True`, or each device holds the whole optimizer state. On a machine without
+#   GPUs nothing is saved: simulated devices use the host's memory.)
 #
 # ## Summary
 #
@@ -588,6 +593,9 @@ assert max(buffers) == buffers[0], "most buffers are on cpu(0)"
 #   one device.
 #
 # Next, chapter 08: ResNet-18.
+#
+# Deeper: clipping, 2-bit compression, `nccl` and trees, `local` against `device` in seconds, all in
+# deeper: KVStore's cases.
 #
 # **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*
 # (`docs/tutorials/gluon/multi_gpu.md` at 1.5.1); S. Rajbhandari et al., *ZeRO: memory optimizations
