@@ -113,15 +113,15 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     anything is computed; where a batch or a loss doesn't fit, before that step changes a weight.
     FloatingPointError with the step's number (from 0) at a loss that is not finite, or at an
     epoch's end at a weight that isn't; AssertionError where replicas are no longer equal then; what
-    an operator raises, after which some parameters may have made a step that others have not.
-    Nothing stays queued that the next call would raise again.
+    an operator raises, after which weights may hold anything: load or initialise them anew, with a
+    new trainer. Nothing stays queued that the next call would raise again.
 
     An interrupt (Ctrl-C) takes effect when the step that Python is in has ended; then the replicas
     are equal, which is asserted, and training can go on from there.
     """
     with _whole():
         _check(net, devices, "fit")
-        _check_trainer(trainer, devices)
+        _check_trainer(trainer, net, devices)
         equal = _check_meetings(net, devices)
         _check_passes("batches", batches, epochs)
         if test is not None:
@@ -198,7 +198,7 @@ def _step(net, trainer, loss, x, y, devices):
         losses = [loss(out, y) for out, (_, y) in zip(outputs, shards)]
         for value, (_, y) in zip(losses, shards):
             _check_loss(value, len(y))
-        zeros = [(p.data(device) * 0).sum() for device in idle for p in _changing(trainer)]
+        zeros = [(p.data(device) * 0).sum() for device in idle for p in _changing(trainer, net)]
     autograd.backward(losses + zeros)
     trainer.step(len(x))
     return losses, [(out, y) for out, (_, y) in zip(outputs, shards)]
@@ -273,9 +273,15 @@ def _trainable(net):
     return [p for p in net.collect_params().values() if p.grad_req != "null"]
 
 
-def _changing(trainer):
-    """The parameters that the trainer changes. A loss's own, say, needn't be the network's."""
-    return [p for p in trainer._params if p.grad_req != "null"]
+def _parameters(trainer, net):
+    """What the trainer knows, a loss's weights, say; of a stand-in for one, the network's."""
+    if isinstance(trainer, gluon.Trainer):
+        return trainer._params
+    return list(net.collect_params().values())
+
+
+def _changing(trainer, net):
+    return [p for p in _parameters(trainer, net) if p.grad_req != "null"]
 
 
 @contextmanager
@@ -324,13 +330,14 @@ def _check_places(call, name, where, devices):
                          "devices on which the network was initialised: one left out falls behind")
 
 
-def _check_trainer(trainer, devices):
+def _check_trainer(trainer, net, devices):
     """It must change something, on these devices, by gradients that are of this step alone."""
-    if not isinstance(trainer, gluon.Trainer):
+    if not hasattr(trainer, "step"):
         raise TypeError(f"fit(trainer): needs a gluon.Trainer, not {type(trainer).__name__}; "
                         "gluon.Trainer(net.collect_params(), 'sgd') makes one")
-    _check_places("fit", "the trainer", trainer._contexts, devices)
-    for parameter in trainer._params:
+    if isinstance(trainer, gluon.Trainer):
+        _check_places("fit", "the trainer", trainer._contexts, devices)
+    for parameter in _parameters(trainer, net):
         _check_places("fit", parameter.name, parameter.list_ctx(), devices)
         if parameter.grad_req == "add":
             raise ValueError(f"fit(trainer): {parameter.name} has grad_req='add', so each step "
@@ -339,7 +346,7 @@ def _check_trainer(trainer, devices):
         if parameter._stype != "default":
             raise ValueError(f"fit(trainer): {parameter.name} has stype='{parameter._stype}', so "
                              "no device has it whole; needs stype='default'")
-    if not _changing(trainer):
+    if not _changing(trainer, net):
         raise ValueError("fit(trainer): has no parameter to change: each has grad_req='null', "
                          "which freezes it; needs at least one with grad_req='write'")
 

@@ -930,6 +930,20 @@ def test_trainers_that_cannot_train_this():
         train(rows, sgd(rows), arrays(examples()), 2)
 
 
+def test_a_stand_in_for_a_trainer_needs_only_its_step():
+    class Twice:
+        def __init__(self, trainer):
+            self.trainer = trainer
+
+        def step(self, size):
+            self.trainer.step(size / 2)
+
+    numpys, net = NumPy(rate=2 * RATE), network(4)
+    numpys.epoch(examples())
+    train(net, Twice(sgd(net)), arrays(examples()), 4)
+    assert_weights(net, numpys.weights, 4)
+
+
 # ---------------------------------------------------------------------- errors in operators
 
 
@@ -938,13 +952,14 @@ def fails():
     return mx.nd.linalg.potrf(-mx.nd.ones((1, 1), dtype="float64")).sum()
 
 
-def failing(at, rank):
-    """A loss of which step `at` fails on one device of two, when the device comes to it."""
+def failing(at, ranks):
+    """A loss of which step `at` fails on these devices of two, when the device comes to it."""
     calls = itertools.count()
 
     def loss(out, y):
         value = ENTROPY(out, y)
-        if next(calls) == 2 * at + rank:
+        step, rank = divmod(next(calls), 2)
+        if step == at and rank in ranks:
             value = value * fails().as_in_context(out.context)
         return value
 
@@ -952,16 +967,18 @@ def failing(at, rank):
 
 
 @each_trainer
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("ranks", [[0], [1], [0, 1]])  # MXNet itself clears the error that is seen
 @pytest.mark.parametrize("at", [0, 2])
-def test_after_an_operator_failed_the_next_run_goes_on_from_whole_steps(at, rank, how):
+def test_after_an_operator_failed_the_next_run_is_as_if_none_had_been(at, ranks, how):
     sizes = [8, 7, 5, 8, 6]
-    numpys, net = NumPy(), network(2)
+    numpys, net, batches = NumPy(), network(2), arrays(examples(sizes))
     numpys.epoch(examples(sizes))
-    trainer, batches = sgd(net, **TRAINERS[how]), arrays(examples(sizes))
     with raises(mx.MXNetError, "potrf"):
-        train(net, trainer, batches, 2, loss=failing(at, rank))
-    train(net, trainer, batches[at:], 2)
+        train(net, sgd(net, **TRAINERS[how]), batches, 2, loss=failing(at, ranks))
+    mx.nd.waitall()
+    for parameter, values in zip(net.collect_params().values(), start(), strict=True):
+        parameter.set_data(array(values))
+    train(net, sgd(net, **TRAINERS[how]), batches, 2)
     assert_weights(net, numpys.weights, 2)
 
 
@@ -979,7 +996,7 @@ def ends_otherwise(how):
         raise RuntimeError("no more data")
 
     error = {"loader": RuntimeError, "interrupt": (KeyboardInterrupt, mx.MXNetError)}[how]
-    return error, lambda: train(net, sgd(net), batches(), 2, loss=failing(1, 1))
+    return error, lambda: train(net, sgd(net), batches(), 2, loss=failing(1, [1]))
 
 
 @pytest.mark.parametrize("how", ["accuracy", "loader", "interrupt"])
