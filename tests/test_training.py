@@ -1129,20 +1129,46 @@ def meet():
         tell(what, said, flat(replicas(net)) == flat(before), apart)
 
 
+    one, four = synchronised(1, gluon.nn.BatchNorm(in_channels=5)), synchronised(4, norm())
+    before, batches = weights_of(one), single([8, 12, 8])
+    plain_epoch(one, sgd(one), ENTROPY, batches)
+    train(four, sgd(four), batches, 4)
+    tell("as on one device", apart_by(weights_of(four), weights_of(one) * 4),
+         apart_by(before, weights_of(one)))
+    lonely = synchronised(1, norm(1))
+    train(lonely, sgd(lonely), single([3, 1]), 1)  # one device waits for nobody
+
+
+def weights_of(net):
+    """As `replicas`, without running statistics."""
+    every = [[a.asnumpy() for a in p.list_data()] for p in net.collect_params().values()
+             if p.grad_req != "null"]
+    return [list(weights) for weights in zip(*every, strict=True)]
+
+
 def apart_by(ours, others):
     """The largest difference, over all devices and weights."""
     pairs = [pair for both in zip(ours, others) for pair in zip(*both, strict=True)]
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
+def end_if_it_hangs(process):
+    """Kill it when it has computed nothing for 15 seconds; a slow one goes on."""
+    used, still = -1.0, 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.poll() is None and still < 15:
+            time.sleep(1)
+            now = sum(psutil.Process(process.pid).cpu_times()[:2])
+            still = still + 1 if now - used < 0.01 else 0
+            used = now
+    process.kill()
+
+
 @pytest.fixture(scope="module")
 def meetings():
     process = child("meet()")
-    try:
-        out, err = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
+    threading.Thread(target=end_if_it_hangs, args=[process], daemon=True).start()
+    out, err = process.communicate()
     return {what: rest for what, *rest in map(json.loads, out.splitlines())}, err
 
 
@@ -1162,17 +1188,10 @@ def test_where_devices_wait_for_each_other_all_come_or_it_is_refused(what, meeti
     assert apart is None or apart < 1e-5, "the step before it is whole"
 
 
-def test_where_devices_wait_and_shards_are_equal_it_is_as_on_one_device():
-    one, four = synchronised(1, gluon.nn.BatchNorm(in_channels=5)), synchronised(4, norm())
-    plain_epoch(one, sgd(one), ENTROPY, single([8, 12, 8]))
-    train(four, sgd(four), single([8, 12, 8]), 4)
-    changed = [i for i, p in enumerate(one.collect_params().values()) if p.grad_req != "null"]
-    first = replicas(one)[0]
-    for replica in replicas(four):
-        for i in changed:
-            assert np.abs(replica[i] - first[i]).max() < 1e-4 * np.abs(first[i]).max() + 1e-6
-    lonely = synchronised(1, norm(1))
-    train(lonely, sgd(lonely), single([3, 1]), 1)  # one device waits for nobody
+def test_where_devices_wait_and_shards_are_equal_it_is_as_on_one_device(meetings):
+    """One device with the whole batch and Gluon's own BatchNorm, in float32, which Sync needs."""
+    apart, changed = meetings[0]["as on one device"]
+    assert apart < 1e-5 < 1e-3 < changed
 
 
 # ---------------------------------------------------------------------- the queue
