@@ -5,10 +5,13 @@ loss that is not a number, and an interrupt that leaves no step half done. It wo
 arrays and, after `npx.set_np()`, on `mx.np` ones.
 """
 
+import json
+import math
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -64,7 +67,11 @@ class Batches:
 
 @dataclass
 class History:
-    """What `fit` saw: a loss for each step, the mean over its batch; the others for each epoch."""
+    """What `fit` saw: a loss for each step, the mean over its batch; the others for each epoch.
+
+    An accuracy is NaN where there is none: where outputs aren't `[n, classes]` with two classes or
+    more, or labels aren't one class number an example.
+    """
 
     losses: list = field(default_factory=list)
     train_accuracy: list = field(default_factory=list)  # while the weights were changing
@@ -73,24 +80,53 @@ class History:
     rate: list = field(default_factory=list)  # images/s
 
 
+@contextmanager
+def _drained():
+    """If what it is around raises, wait for all that is queued, and clear errors nobody has seen.
+
+    MXNet keeps an operator's error until somebody waits: that would be the next run, a right one.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # one is raised already; waiting clears all others
+            mx.nd.waitall()
+        raise
+
+
+@_drained()
 def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress=True, title=""):
     """Train `net` on all `devices` at once; returns a `History`.
 
-    net: initialised on just these devices; trainer: a `gluon.Trainer` of its parameters;
-    batches: an iterable that gives an epoch of `(x, y)` each time, such as `Batches` or a
-    `gluon.data.DataLoader`; test: one more, for the accuracy after each epoch; loss: gives a
-    number for each example, softmax cross-entropy by default.
+    net: initialised on just these devices; trainer: a `gluon.Trainer` of its parameters, made
+    after that; batches: an iterable that gives an epoch of `(x, y)` each time, such as `Batches`
+    or a `gluon.data.DataLoader`; test: one more, for the accuracy after each epoch; loss: gives a
+    number for each example, `[n]` or `[n, 1]`, softmax cross-entropy by default.
 
     Each step uses the whole batch, also a last one that is smaller or doesn't divide: a device for
     which nothing is left takes part with gradients of zero, or its old ones would count once more.
+    Where devices wait for each other in the forward pass, as in `SyncBatchNorm`, all must come, and
+    with equal shards: there a batch that doesn't divide is refused. (On CPU devices many such
+    layers can also hang for want of scratch space: MXNET_CPU_TEMP_COPY in chapter 09.)
 
-    Raises ValueError where net and devices don't fit; FloatingPointError with the step's number
-    (from 0) at a loss that is not finite, or at an epoch's end at a weight that isn't; and
-    AssertionError where replicas are no longer equal then. An interrupt (Ctrl-C) takes effect when
-    the step that Python is in has ended; then the replicas are equal, which is asserted, and
-    training can go on from there.
+    Raises TypeError or ValueError where net, trainer, batches and devices don't fit, before
+    anything is computed; where a batch or a loss doesn't fit, before that step changes a weight.
+    FloatingPointError with the step's number (from 0) at a loss that is not finite, or at an
+    epoch's end at a weight that isn't; AssertionError where replicas are no longer equal then; what
+    an operator raises, after which weights may hold anything: load or initialise them anew, with a
+    new trainer. Nothing stays queued that the next call would raise again.
+
+    An interrupt (Ctrl-C) takes effect when the step that Python is in has ended; then the replicas
+    are equal, which is asserted, and training can go on from there.
     """
-    _check("fit", net, devices)
+    with _whole():
+        _check(net, devices, "fit")
+        _check_trainer(trainer, net, devices)
+        equal = _check_meetings(net, devices)
+        _check_passes("batches", batches, epochs)
+        if test is not None:
+            _check_passes("test", test, epochs)
+        _check_queue()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     history, context = History(), mx.context.current_context()
     try:
@@ -100,7 +136,7 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
                 bar = tqdm(batches, name, disable=not progress, file=sys.stdout, ncols=79,
                            leave=False)
             try:
-                _epoch(net, trainer, loss, batches, devices, history, bar)
+                _epoch(net, trainer, loss, batches, devices, history, bar, equal)
             finally:
                 with _whole():
                     bar.close()
@@ -119,7 +155,7 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     return history
 
 
-def _epoch(net, trainer, loss, batches, devices, history, bar):
+def _epoch(net, trainer, loss, batches, devices, history, bar, equal):
     pending, right, seen, done, start = [], 0, 0, 0, time.perf_counter()
 
     def settle(left):
@@ -135,8 +171,11 @@ def _epoch(net, trainer, loss, batches, devices, history, bar):
                 bar.set_postfix_str(f"loss {value:.3f}", refresh=False)
                 bar.update()
 
-    for x, y in batches:
+    for batch in batches:
         with _whole():
+            x, y = _pair("fit", batch)
+            if equal:
+                _check_shards(x, devices)
             pending.append(_step(net, trainer, loss, x, y, devices))
             seen += len(x)
         at_once = done / (time.perf_counter() - start) * QUEUED  # steps in so many seconds
@@ -157,7 +196,9 @@ def _step(net, trainer, loss, x, y, devices):
     with autograd.record():
         outputs = [net(x) for x, _ in shards]
         losses = [loss(out, y) for out, (_, y) in zip(outputs, shards)]
-        zeros = [(p.data(device) * 0).sum() for device in idle for p in _trainable(net)]
+        for value, (_, y) in zip(losses, shards):
+            _check_loss(value, len(y))
+        zeros = [(p.data(device) * 0).sum() for device in idle for p in _changing(trainer, net)]
     autograd.backward(losses + zeros)
     trainer.step(len(x))
     return losses, [(out, y) for out, (_, y) in zip(outputs, shards)]
@@ -171,19 +212,31 @@ def _read(step):
 
 
 def _hits(answers):
-    # By NumPy: each operator on a device would cost Python more time than the counting takes.
-    return sum(int((out.asnumpy().argmax(axis=1) == y.asnumpy()).sum()) for out, y in answers)
+    """How many answers are right; NaN where `History` says that there is no accuracy."""
+    hits = 0
+    for out, y in answers:
+        classes = isinstance(out, mx.nd.NDArray) and out.ndim == 2 and out.shape[1] > 1
+        if not classes or y.size != len(y):
+            return math.nan
+        # By NumPy: each operator on a device would cost Python more time than the counting takes.
+        hits += int((out.asnumpy().argmax(axis=1) == y.asnumpy().ravel()).sum())
+    return hits
 
 
+@_drained()
 def accuracy(net, batches, devices):
     """The share of right answers, 0 to 1; each device answers for its shard of each batch.
 
     Where layers keep statistics a device (BatchNorm), each shard is judged with its device's own.
-    Raises ValueError where net and devices don't fit, or where `batches` gives nothing.
+    NaN where `History` says that there is no accuracy. Raises ValueError or TypeError where net,
+    batches and devices don't fit, ValueError where `batches` gives nothing, and what an operator
+    raises; nothing stays queued that the next call would raise again.
     """
-    _check("accuracy", net, devices)
+    _check(net, devices, "accuracy")
+    _check_passes("batches", batches, 1, "accuracy")
     pending, right, seen = [], 0, 0
-    for x, y in batches:
+    for batch in batches:
+        x, y = _pair("accuracy", batch)
         shards = zip(*(split_and_load(a, devices[: len(x)], even=False) for a in (x, y)))
         pending.append([(net(x), y) for x, y in shards])
         seen += len(x)
@@ -220,6 +273,17 @@ def _trainable(net):
     return [p for p in net.collect_params().values() if p.grad_req != "null"]
 
 
+def _parameters(trainer, net):
+    """What the trainer knows, a loss's weights, say; of a stand-in for one, the network's."""
+    if isinstance(trainer, gluon.Trainer):
+        return trainer._params
+    return list(net.collect_params().values())
+
+
+def _changing(trainer, net):
+    return [p for p in _parameters(trainer, net) if p.grad_req != "null"]
+
+
 @contextmanager
 def _whole():
     """Hold an interrupt back until the block has ended, so that nothing is done by halves."""
@@ -243,15 +307,141 @@ def _nd(array):
     return array if isinstance(array, mx.nd.NDArray) else mx.nd.array(array, dtype=array.dtype)
 
 
-def _check(call, net, devices):
-    names = check_devices(call, devices)
+# ---------------------------------------------------------------------- what can't be trained
+
+
+def _check(net, devices, call):
+    if not isinstance(net, gluon.Block):
+        raise TypeError(f"{call}(net): needs a gluon Block, not {type(net).__name__}")
+    check_devices(call, devices)
     for name, parameter in net.collect_params().items():
         try:
-            where = [str(d) for d in parameter.list_ctx()]
+            parameter.list_ctx()
         except RuntimeError as error:
             raise ValueError(f"{call}(net): {name} is not initialised; "
                              "net.initialize(ctx=devices) does it") from error
-        if set(where) != set(names):
-            raise ValueError(f"{call}(devices={names}): but {name} is on {where}; pass just the "
-                             "devices on which the network was initialised: one left out falls "
-                             "behind")
+        _check_places(call, name, parameter.list_ctx(), devices)
+
+
+def _check_places(call, name, where, devices):
+    names, where = [str(d) for d in devices], [str(d) for d in where]
+    if set(where) != set(names):
+        raise ValueError(f"{call}(devices={names}): but {name} is on {where}; pass just the "
+                         "devices on which the network was initialised: one left out falls behind")
+
+
+def _check_trainer(trainer, net, devices):
+    """It must change something, on these devices, by gradients that are of this step alone."""
+    if not hasattr(trainer, "step"):
+        raise TypeError(f"fit(trainer): needs a gluon.Trainer, not {type(trainer).__name__}; "
+                        "gluon.Trainer(net.collect_params(), 'sgd') makes one")
+    if isinstance(trainer, gluon.Trainer):
+        _check_places("fit", "the trainer", trainer._contexts, devices)
+    for parameter in _parameters(trainer, net):
+        _check_places("fit", parameter.name, parameter.list_ctx(), devices)
+        if parameter.grad_req == "add":
+            raise ValueError(f"fit(trainer): {parameter.name} has grad_req='add', so each step "
+                             "would use the gradients of all steps before once more; "
+                             "parameter.grad_req = 'write' makes them anew")
+        if parameter._stype != "default":
+            raise ValueError(f"fit(trainer): {parameter.name} has stype='{parameter._stype}', so "
+                             "no device has it whole; needs stype='default'")
+    if not _changing(trainer, net):
+        raise ValueError("fit(trainer): has no parameter to change: each has grad_req='null', "
+                         "which freezes it; needs at least one with grad_req='write'")
+
+
+def _meetings(block):
+    """The operators at which devices wait for each other: what each was told, as dicts.
+
+    They are those that know how many devices come, `ndev`. A block that can tell its graph is
+    asked for it, and otherwise its parts are. One called in a plain Block's own `forward` isn't
+    found.
+    """
+    if isinstance(block, gluon.HybridBlock) and not mx.util.is_np_array():  # they know no mx.np
+        with suppress(Exception):  # many arguments, or code that needs the numbers
+            graph = json.loads(block.forward(mx.sym.var("x")).tojson())
+            told = [node.get("attrs", {}) for node in graph["nodes"]]
+            return [t for t in told if "ndev" in t and t.get("use_global_stats") != "True"]
+    found = []
+    for part in block._children.values():
+        found += _meetings(part)
+    return found
+
+
+def _check_meetings(net, devices):
+    """Where devices wait for each other they wait for all of these, once in each forward pass.
+
+    Returns whether they do so anywhere.
+    """
+    met = set()
+    for told in _meetings(net):
+        name = told["key"]
+        if int(told["ndev"]) != len(devices):
+            raise ValueError(f"fit(net): {name} waits for num_devices={told['ndev']}, but there "
+                             f"are {len(devices)}; needs num_devices={len(devices)}, or it hangs "
+                             "or leaves devices out")
+        if name in met:
+            raise ValueError(f"fit(net): {name} is used twice in a forward pass, which MXNet can't "
+                             "tell apart and may crash; use two layers")
+        met.add(name)
+    return bool(met)
+
+
+def _check_passes(name, batches, epochs, call="fit"):
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise TypeError(f"{call}({name}): needs an iterable of (x, y), not "
+                        f"{type(batches).__name__}")
+    # Python's own iterators (generators, zip, iter(...)) end for good.
+    once = isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
+    if once and epochs > 1:
+        raise ValueError(f"{call}({name}): a {type(batches).__name__} is used up after one pass, "
+                         f"and epochs={epochs}; pass what can begin anew, such as a list, "
+                         "`Batches` or a DataLoader")
+
+
+def _check_queue():
+    try:
+        mx.nd.waitall()
+    except Exception as error:
+        raise mx.MXNetError("fit: something computed before it had failed, as is told above. The "
+                            "error is cleared now, but arrays may hold old values: compute them "
+                            "anew, then call fit again") from error
+
+
+def _pair(call, batch):
+    """A batch's `x` and `y`."""
+    several = isinstance(batch, tuple | list)
+    kinds = [type(a).__name__ for a in batch] if several else type(batch).__name__
+    if not several or len(batch) != 2 or not all(_has_rows(a) for a in batch):
+        raise TypeError(f"{call}(batches): gave {kinds}; needs (x, y), two NDArrays with a first "
+                        "axis, as Batches(images, labels, size) and a DataLoader of pairs give")
+    x, y = batch
+    if len(x) != len(y) or not len(x):
+        raise ValueError(f"{call}(batches): gave x {x.shape} and y {y.shape}; needs at least one "
+                         "example, and a label for each")
+    return x, y
+
+
+def _has_rows(array):
+    return isinstance(array, mx.nd.NDArray) and array.ndim > 0
+
+
+def _check_shards(x, devices):
+    k = len(devices)
+    if len(x) % k:
+        raise ValueError(f"fit(batches): gave {len(x)} examples for {k} devices, which wait for "
+                         "each other (SyncBatchNorm): one without any would not come, and means of "
+                         "unequal shards count as if they were equal. Needs batches of a multiple "
+                         f"of {k}; a DataLoader with last_batch='discard' leaves out the last one")
+
+
+def _check_loss(value, n):
+    """Its sum over all devices is differentiated, and the step divides that by the batch."""
+    if not isinstance(value, mx.nd.NDArray):
+        raise TypeError(f"fit(loss): gave {type(value).__name__}; needs an NDArray, "
+                        "a number for each example")
+    if value.size != n or value.shape[:1] != (n,):
+        raise ValueError(f"fit(loss): gave shape {value.shape} for {n} examples; needs one number "
+                         "for each, (n,), not their mean or sum: fit itself divides by the batch's "
+                         "size")
