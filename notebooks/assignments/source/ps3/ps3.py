@@ -330,6 +330,6 @@ assert abs(mean - 2 / 3) < 1e-6, f"losses of 0, 0 and 2, and a mean of {mean}"
 # rounds, so even a right program doesn't give the same bits. In float64 rounding is near
 # $10^{-16}$, and a real mistake, such as a wrong divisor, is larger by many powers of ten: one
 # bound tells them apart. One point for float32: after one step the weights differ by about
-# $10^{-7}$ of the largest, so that a bound of $10^{-6}$ may do; after many steps the differences
-# have been amplified by training itself, and a right program can be as far from one device as a
-# slightly wrong one. There one can only ask whether it learns as well.
+# $10^{-7}$ of the largest, so that a bound of $10^{-6}$ may do; after many steps the differences can have
+# jumped, once rounding puts a relu unit on the other side of zero (chapter 04), and a right program can
+# be as far from one device as a slightly wrong one. There one can only ask whether it learns as well.
