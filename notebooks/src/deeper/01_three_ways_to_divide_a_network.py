@@ -13,8 +13,8 @@
 #
 # ## What you'll do
 #
-# Count, for a small network, what each device holds and sends with each cut. See how fast the links
-# between real devices are. Cut a network by layer, on two devices.
+# Count what each of two devices holds and sends, for three cuts of LeNet. Look up what a link
+# between two GPUs carries.
 #
 # ## What you'll learn
 #
@@ -62,11 +62,26 @@ class Layer(NamedTuple):
 
 
 # A 3 x 3 convolution makes 20 images of 26 x 26 from one of 28 x 28; pooling halves them to 13.
-conv1 = Layer("conv 1", 20 * 1 * 3 * 3 + 20, 2 * 20 * 26 * 26 + 20 * 13 * 13, 20 * 13 * 13)
+conv1 = Layer(
+    name="conv 1",
+    weights=20 * 1 * 3 * 3 + 20,
+    kept=2 * (20 * 26 * 26) + 20 * 13 * 13,  # before relu, after it, after pooling
+    passed=20 * 13 * 13,
+)
 # A 5 x 5 convolution makes 50 images of 9 x 9; pooling halves them to 4, without the last row.
-conv2 = Layer("conv 2", 50 * 20 * 5 * 5 + 50, 2 * 50 * 9 * 9 + 50 * 4 * 4, 50 * 4 * 4)
-dense1 = Layer("dense 1", 800 * 128 + 128, 2 * 128, 128)  # before and after relu
-dense2 = Layer("dense 2", 128 * 10 + 10, 10, 10)
+conv2 = Layer(
+    name="conv 2",
+    weights=50 * 20 * 5 * 5 + 50,
+    kept=2 * (50 * 9 * 9) + 50 * 4 * 4,
+    passed=50 * 4 * 4,  # 800 numbers
+)
+dense1 = Layer(
+    name="dense 1",
+    weights=800 * 128 + 128,
+    kept=2 * 128,  # before relu and after it
+    passed=128,
+)
+dense2 = Layer(name="dense 2", weights=128 * 10 + 10, kept=10, passed=10)
 LAYERS = [conv1, conv2, dense1, dense2]
 
 for layer in LAYERS:
@@ -167,7 +182,7 @@ for layer in LAYERS:
     kept_by_each += (layer.kept - layer.passed) / 2
 for layer in [conv1, conv2, dense1]:
     kept_by_each += layer.passed  # the next layer reads all of it
-kept_by_each += dense2.passed / 2  # nobody reads the last layer's
+kept_by_each += dense2.passed / 2  # no layer reads these
 inside_layers = account(all_weights / 2, BATCH * kept_by_each)
 print(f"each of two holds {sum(inside_layers):.1f} MB, "
       f"{inside_layers.activations:.1f} of it activations")
@@ -189,6 +204,8 @@ for number in [1, 2, 3]:
     first, second = cut_after(number)
     shares.append(max(sum(first), sum(second)) / (sum(first) + sum(second)))
 assert shares[0] == min(shares) and 0.65 < shares[0] < 0.7, "two thirds"
+assert inside_layers.weights == alone.weights / 2 and by_data.weights == alone.weights, "the figure"
+assert max(part.weights for part in by_layer) > 0.99 * alone.weights, "the figure"
 assert [round(sum(part), 1) for part in cut_after(2)] == [40.7, 2.8]
 
 # %% tags=["fold"]
@@ -207,7 +224,7 @@ for ax, (name, accounts) in zip(axes, held.items()):
 ticks = [0.001, 0.01, 0.1, 1, 10]
 axes[0].set(ylabel="MB held", yticks=ticks, yticklabels=ticks)
 fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-fig.suptitle("Only the cut by data leaves all weights on each device")
+fig.suptitle("Only the cut inside layers halves the weights on both devices")
 show(fig, alt="Three panels, one a cut, with MB on a logarithmic axis: by layer the two "
               "devices hold different amounts; inside layers half of the weights each; by data all "
               "weights and half of the activations.")
@@ -217,8 +234,8 @@ show(fig, alt="Three panels, one a cut, with MB on a logarithmic axis: by layer 
 #
 # *By layer*, the activations at the cut go forward, and their gradients come back: each device
 # sends as many numbers as the first layer passes on. *Inside layers*, in this simplest form, a
-# device needs the other half of each later layer's input; on the way back the same amounts cross
-# again. *By data*, each sends its gradients once. **Predict:** which sends least?
+# device needs the other half of each later layer's input, so it sends half; on the way back, with
+# gradients, half again. *By data*, each sends its gradients once. **Predict:** which sends least?
 
 # %%
 sent = {
@@ -278,11 +295,16 @@ assert 16 * (conv1.passed + conv2.passed + dense1.passed) < all_weights, "with b
 # one switch share its uplink: if four of them read from the host at the same time, each gets a
 # quarter of it (*Dive into Deep Learning*, "Parameter Servers").
 #
-# | GB/s (links: in each direction) | | source |
-# | --- | --- | --- |
-# | memory of a V100, A100 (40 GB), H200 | 900, 1,555, 4,800 | [1], [1], [3] |
-# | PCI Express ×16, generation 3, 4, 5 | 15.75, 31.5, 63 | [1], [1], computed |
-# | NVLink, all links of a V100, A100, H100, Blackwell | 150, 300, 450, 900 | [1], [1], [2], [4] |
+# | GB/s | its memory | NVLink, all links, in each direction | source |
+# | --- | --- | --- | --- |
+# | V100 | 900 | 150 | [1] |
+# | A100 (40 GB) | 1,555 | 300 | [1] |
+# | H100 | | 450 | [2] |
+# | H200 | 4,800 | | [3] |
+# | Blackwell | | 900 | [4] |
+#
+# PCI Express ×16 carries 15.75 GB/s in each direction in generation 3, 31.5 in generation 4 [1],
+# and 63 in generation 5 (computed).
 #
 # NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU
 # Architecture" (2023), section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4]
