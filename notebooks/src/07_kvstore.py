@@ -104,9 +104,10 @@ for kind in ["device", "local"]:
     print(f"{kind}: right on 1 to 8 devices")
 
 # %% [markdown]
-# The other kind, `local`, adds up in the host's memory, apart from all devices.
-# (Push to a key always from the same number of devices: a later push from more may end the process
-# without an error. `CommDevice::Reduce` in `src/kvstore/comm.h`, MXNet 1.9.1.)
+# The other kind, `local`, adds up in the *host's* memory: that of the computer, not of a device.
+# (MXNet counts it apart even where the devices are simulated and use the same memory.) (Push to a
+# key always from the same number of devices: a later push from more may end the process without an
+# error. `CommDevice::Reduce` in `src/kvstore/comm.h`, MXNet 1.9.1.)
 #
 # **Keep this:** a push stores the sum of the devices' arrays, a pull copies it to all.
 #
@@ -157,9 +158,9 @@ for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
 # Right, the store sends the sum 21 to both; each device computes 100 minus 21 = 79 and holds 21 as
 # its gradient.](src/drawings/two_updates.svg)
 #
-# `update_on_kvstore=True` is the left way, `False` the right one. We run both, with the numbers of
-# the drawing. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`, so the gradients are
-# 1 and 20.
+# `update_on_kvstore=True` is the way at the left, `False` that at the right. We run both, with the
+# numbers of the drawing. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`, so the
+# gradients are 1 and 20.
 #
 # %% tags=["trains"]
 def new_weight():
@@ -215,8 +216,8 @@ assert values_of(weight.list_grad()) == [21, 21]
 
 # %% [markdown]
 # Gradients went in, sums came out, and each device made the same update. Between the halves each
-# device has the whole batch's gradient. That is the place to look at its norm, or to clip it
-# (deeper: KVStore's cases).
+# device has the whole batch's gradient, as a sum; `update(n)` divides by the batch size n. That is
+# the place to look at its norm, or to clip it (deeper: KVStore's cases).
 #
 # And with no store at all?
 
@@ -292,7 +293,8 @@ for in_store in [True, False]:
 # %% [markdown]
 # **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, write to
 # the weights yourself, or want an error where a device has no new gradient (chapter 05).
-# Otherwise, with SGD, both ways gave the weights of one device, to $10^{-12}$ (deeper: KVStore's
+# Otherwise, with SGD, both ways train
+# like one device, to $10^{-12}$ (deeper: KVStore's
 # cases).
 #
 # ## Who computes the sum?
@@ -356,10 +358,10 @@ for key in sizes:
 def largest_first(sizes, k):
     load = [0] * k  # entries of each device so far
     rank_of = {}
-    for key in sorted(sizes, key=sizes.get, reverse=True):
+    for name in sorted(sizes, key=sizes.get, reverse=True):
         emptiest = load.index(min(load))
-        rank_of[key] = emptiest
-        load[emptiest] += sizes[key]
+        rank_of[name] = emptiest
+        load[emptiest] += sizes[name]
     return rank_of, load
 
 
@@ -394,7 +396,8 @@ print(f"of 40 random cases, 40 are as `largest_first` says, and {in_turn} happen
 # **On GPUs** the owner does more, if the store updates: it also keeps the optimizer's state of
 # *its* parameters, updates them, and sends the new weights to the others (`KVStoreLocal::PushImpl`
 # in `src/kvstore/kvstore_local.h`, read, not run). To share out the state is the idea of *ZeRO
-# stage 1*, which cuts parameters, too, and so shares evenly (chapter 16). On CPU contexts the
+# stage 1*, which also cuts single parameters, and so
+# shares evenly (chapter 16). On CPU contexts the
 # stored weights stay in the host's memory.
 #
 # ## What it costs in memory
@@ -507,7 +510,7 @@ names = ["embedding", "dense 1", "bias 1", "dense 2", "bias 2", "dense 3", "bias
 sizes = {}
 for key, parameter in enumerate(parameters):
     sizes[key] = parameter.data(four[0]).size
-    print(f"{names[key]:9} {parameter.shape!s:12} {sizes[key]:9,} entries on {spy.owner[key]}")
+    print(names[key], parameter.shape, "has", sizes[key], "entries, summed on", spy.owner[key])
 
 # %% tags=["fold"]
 # check: it owns nothing else, on four devices and on eight
@@ -527,8 +530,8 @@ BYTES = 4  # of a float32
 MB = 1e6
 k = 4
 
-model = sum(sizes.values())  # entries
-print(f"weights and gradients: {2 * model * BYTES / MB:.1f} MB on each device")
+all_entries = sum(sizes.values())
+print(f"weights and gradients: {2 * all_entries * BYTES / MB:.1f} MB on each device")
 
 load = [0] * k  # entries that each device owns
 for key, device in spy.owner.items():
@@ -543,7 +546,7 @@ for rank in range(k):
 # draw: megabytes on each of four devices
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-replica = 2 * model * BYTES / MB
+replica = 2 * all_entries * BYTES / MB
 ratio = (replica + max(buffers)) / (replica + min(buffers))
 fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what the last device holds",
                  "device", "MB on each device (computed)")
@@ -561,7 +564,7 @@ show(fig, alt="Bars for four devices: weights and gradients are equal, most of t
 # check: what the text says of the figure
 assert sizes[0] > sum(load) - load[0], "the embedding has more entries than the others own together"
 assert max(buffers) == buffers[0], "most buffers are on cpu(0)"
-assert model == 20_000 * 64 + 2 * (512 * 512 + 512) + 512 * 10 + 10, "by hand"
+assert all_entries == 20_000 * 64 + 2 * (512 * 512 + 512) + 512 * 10 + 10, "by hand"
 if cores() >= 2:
     four_arrays = kilobytes([20_000 * 64], arrays_a_key=4)
     assert sum(four_arrays) / 1e3 == buffers[0], "four arrays of the embedding, as counted"
@@ -728,4 +731,4 @@ assert (grads == whole.weight.grad()).asnumpy().all(), "and the same gradients"
 
 cut = dict(enumerate([5000 * 64] * 4 + list(sizes.values())[1:]))
 load = loads_found(cut, find_owners(cut, 4), 4)
-print(f"the busiest device owns {max(load) / sum(load):.1%}; before {sizes[0] / model:.1%}")
+print(f"the busiest device owns {max(load) / sum(load):.1%}; before {sizes[0] / all_entries:.1%}")
