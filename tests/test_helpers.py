@@ -16,10 +16,7 @@ USERS = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py")]
 # What chapters still define themselves, each its own way (KNOWN in test_names.py). A name leaves
 # this table when the first of them imports it.
 AHEAD = {
-    "compare": {"largest_difference"},
-    "memory": {"allocated", "resident", "peak"},
-    "networks": {"lenet", "hybrid_resnet18"},
-    "plotting": {"bars"},
+    "memory": {"resident", "peak"},
     "timing": {"print_times"},
     "torch_networks": {"lenet", "resnet18"},
 }

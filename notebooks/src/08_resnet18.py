@@ -3,17 +3,17 @@
 #
 # The largest network of this course is an old acquaintance:
 #
-# ![One image, 28 by 28, passes through a convolution and four stages of two blocks. Stage 1 gives 64
-# channels of 28 by 28, stage 2 128 of 14 by 14, stage 3 256 of 7 by 7, stage 4 512 of 4 by 4; their
-# means give ten scores.](src/drawings/resnet_stages.svg)
+# ![One image, 28 by 28, passes through a convolution and four stages of two blocks. Stage 1 gives
+# 64 channels of 28 by 28, stage 2 128 of 14 by 14, stage 3 256 of 7 by 7, stage 4 512 of 4 by 4;
+# their means give ten scores.](src/drawings/resnet_stages.svg)
 #
 # *Dive into Deep Learning* (d2l) trains it on one GPU with batches of 256, and on two with batches
 # of 512. What does the second device bring?
 #
 # ## What you'll do
 #
-# Build the network, turn it into one graph, train a narrow version of it on two devices, and read
-# stored runs of the whole one on all of MNIST.
+# Build the network, turn it into one graph, train a narrow version on two devices, and read stored
+# runs of the whole one.
 #
 # ## What you'll learn
 #
@@ -32,12 +32,10 @@
 
 # %%
 import json
-import time
-from pathlib import Path
 
 from helpers import devices, load_data, split_and_load
 from helpers.compare import largest_difference
-from helpers.training import Batches, accuracy, assert_same_parameters
+from helpers.training import Batches, accuracy
 
 import mxnet as mx
 import numpy as onp
@@ -48,9 +46,8 @@ from mxnet.gluon import nn
 npx.set_np()
 
 # %% [markdown]
-# MNIST has the shape of Fashion-MNIST, which d2l downloads. Images are centred, as in chapter 04.
-# `two` are GPUs if there are two; `pair` is two simulated devices, for checks that must come out the
-# same on every machine.
+# `two` are GPUs if there are two; `pair` is two simulated devices, for checks that must come out
+# the same on every machine. MNIST's images are centred, as in chapter 04.
 
 # %% tags=["measured"]
 two = devices(2)
@@ -69,13 +66,12 @@ print("the last batch of 64 has", len(train_images) % 64, "images")
 #
 # What does a block compute? It adds a *change* to its input (He et al., 2015):
 #
-# ![The input goes two ways. One way: convolution, norm, ReLU, convolution, norm; this is the change.
-# Beside it: nothing, or a 1 by 1 convolution where the shape changes. Both are added, then
+# ![The input goes two ways. One way: convolution, norm, ReLU, convolution, norm; this is the
+# change. Beside it: nothing, or a 1 by 1 convolution where the shape changes. Both are added, then
 # ReLU.](src/drawings/residual_block.svg)
 #
-# The sum needs two arrays of one shape. Where a block halves the image and doubles the channels, a
-# 1×1 convolution does the same to the input. Here is the first block of stage 2, by hand, for two
-# images as stage 1 leaves them:
+# Where a block halves the image and doubles the channels, a 1×1 convolution does the same to the
+# input, or they couldn't be added. Here is the first block of stage 2, by hand, for two images:
 
 # %%
 conv1 = nn.Conv2D(128, kernel_size=3, strides=2, padding=1)
@@ -97,9 +93,9 @@ print("the input, projected:        ", projected.shape)
 by_hand = npx.activation(projected + change, act_type="relu")
 
 # %% [markdown]
-# A `HybridBlock` puts the same steps into a class. In `hybrid_forward`, operators come from `F`. It
-# is `mx.nd` when Python runs the block, and `mx.sym` when the block is recorded as a graph; more on
-# that below. `norm` is an argument because chapter 09 will try others.
+# A `HybridBlock` puts the same steps into a class. In `hybrid_forward`, operators come from `F`: it
+# is `mx.nd` when Python runs the block, and `mx.sym` when it is recorded as a graph, as below.
+# `norm` is an argument because chapter 09 will try others.
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -121,27 +117,22 @@ class HybridResidual(nn.HybridBlock):
             x = self.project(x)
         return F.npx.activation(x + change, act_type="relu")
 
-# %% [markdown]
-# With the layers from above it must give the same numbers.
-
-# %%
+# %% tags=["fold"]
+# check: with the layers from above, the class gives the numbers that we got by hand
 block = HybridResidual(128, strides=2, project=True)
-block.conv1 = conv1
-block.conv2 = conv2
-block.project = project
-block.norm1 = norm1
-block.norm2 = norm2
-print(block(x).shape)
+block.conv1, block.conv2, block.project = conv1, conv2, project
+block.norm1, block.norm2 = norm1, norm2
+print("block:", block(x).shape)
 print("class and by hand differ by", float(largest_difference(block(x), by_hand)))
 assert largest_difference(block(x), by_hand) == 0
+assert onp.abs(by_hand.asnumpy()).max() > 0.1, "all zeros would show nothing"
 
 # %% [markdown]
 # ## The network
 #
-# ResNet-18 proper is made for images of 224×224. For small images, d2l begins with one 3×3
-# convolution that keeps the size. Then there are four stages of two blocks; the first block of
-# stages 2, 3 and 4 has stride 2 and projects its input. Eighteen counts the layers on the longest
-# path: one convolution, sixteen in the blocks, one dense layer.
+# For small images, d2l begins with one 3×3 convolution that keeps the size. Then there are four
+# stages of two blocks; the first block of stages 2, 3 and 4 has stride 2 and projects its input.
+# Eighteen counts layers on the longest path: one convolution, sixteen in the blocks, one dense.
 
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
@@ -166,7 +157,7 @@ def count_trained(layer):
     count = 0
     for parameter in layer.collect_params().values():
         if parameter.grad_req != "null":
-            count += parameter.data(parameter.list_ctx()[0]).size
+            count += int(onp.prod(parameter.shape))
     return count
 
 
@@ -205,21 +196,19 @@ for name, parameter in net.collect_params().items():
     assert (first.asnumpy() == second.asnumpy()).all(), f"{name} should have equal replicas"
 
 # %% [markdown]
-# The last two blocks, stage 4, have 8.4 of 11.2 million parameters. So what has to be all-reduced is
-# mostly theirs.
+# The last two blocks, stage 4, have 8.4 of 11.2 million parameters. So what has to be all-reduced
+# is mostly theirs.
 #
-# Is it d2l's network? `d2l.resnet18` is built of blocks of its own. With equal weights, both must
-# give the same scores. We copy the weights in the order in which the layers were added, and compare
-# in training mode, where BatchNorm takes the batch's mean and variance.
+# Is it d2l's network? With equal weights, `d2l.resnet18` must give the same scores. We copy ours,
+# in the order in which layers were added, and compare in training mode, where BatchNorm takes the
+# batch's mean and variance.
 
-# %%
+# %% tags=["measured"]
 def copy_parameters(source, target):
-    ours = list(source.collect_params().values())
-    theirs = list(target.collect_params().values())
-    assert len(ours) == len(theirs), "as many parameters on both sides"
-    for parameter, copy in zip(ours, theirs):
-        assert parameter.shape == copy.shape, f"{parameter.name} doesn't fit {copy.name}"
-        copy.set_data(parameter.data(parameter.list_ctx()[0]))
+    ours = source.collect_params().values()
+    theirs = target.collect_params().values()
+    for parameter, copy in zip(ours, theirs, strict=True):
+        copy.set_data(parameter.list_data()[0])
 
 
 theirs = d2l.resnet18(10)
@@ -227,39 +216,35 @@ theirs.initialize(ctx=pair)
 x = np.array(train_images[:8])
 theirs(x)  # makes shapes known
 copy_parameters(net, theirs)
+
 with autograd.train_mode():
     scores = net(x)
     expected = theirs(x)
-print(scores.shape, "scores, the largest difference is below 1e-5:",
-      largest_difference(scores, expected) < 1e-5)
+print("scores:", scores.shape, "largest difference:", largest_difference(scores, expected))
 assert largest_difference(scores, expected) < 1e-5, "not d2l's network"
 
 # %% [markdown]
 # ## One graph
 #
 # So far Python runs the network layer by layer and hands the engine one operator at a time. How
-# many are that? `autograd` records them for the backward pass, and `get_symbol` shows the record. In
-# it, `"null"` marks inputs and parameters.
+# many are that? `autograd` records them for the backward pass, and `get_symbol` shows the record.
+# In it, `"null"` marks inputs and parameters.
 
 # %%
 def recorded_operators(net, x):
     with autograd.record():
         scores = net(x)
     record = json.loads(autograd.get_symbol(scores).tojson())
-    operators = []
-    for node in record["nodes"]:
-        if node["op"] != "null":
-            operators.append(node["op"])
-    return operators
+    return [node["op"] for node in record["nodes"] if node["op"] != "null"]
 
 
 operators = recorded_operators(net, x)
 print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
-# `hybridize` has the next forward pass record the network as a graph. From then on Python hands over
-# the graph as a whole. `static_alloc` allocates its memory once, and `static_shape` keeps its plan
-# as long as shapes stay the same. **Predict:** how many operators are recorded now?
+# `hybridize` has the next forward pass record the network as a graph. From then on Python hands
+# over the graph as a whole. `static_alloc` allocates its memory once, and `static_shape` keeps its
+# plan as long as shapes stay the same. **Predict:** how many operators are recorded now?
 
 # %%
 net.hybridize(static_alloc=True, static_shape=True)
@@ -276,20 +261,41 @@ assert operators == ["_CachedOp"], "not one graph"
 theirs.hybridize(static_alloc=True, static_shape=True)
 print(len(recorded_operators(theirs, x)), "operators in d2l's network, hybridised")
 
-try:
-    nn.HybridSequential().add(d2l.Residual(64))
-except ValueError as error:
-    print("refused:", str(error)[:52], "...")
+# %% tags=["fold"]
+# check: a plain Sequential, or no hybridize, is not one graph; HybridSequential refuses d2l's block
+import warnings
+
+
+def refused(kind, action):
+    try:
+        action()
+    except kind:
+        return True
+    return False
+
+
+assert len(recorded_operators(theirs, x)) == 64, "d2l's network should not be one graph"
+loose = nn.Sequential()
+for layer in hybrid_resnet18(10, (4, 4, 8, 8)):
+    loose.add(layer)
+loose.initialize()
+assert len(recorded_operators(loose, x)) == 64
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    loose.hybridize(static_alloc=True, static_shape=True)
+assert "Consider using HybridSequential" in str(warned[0].message), "where all layers could be"
+assert recorded_operators(loose, x) == ["_CachedOp"] * 13, "a graph for each of 13 layers"
+assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 
 # %% [markdown]
-# As many as before: each layer became a graph by itself. A `HybridSequential` is stricter and
-# refuses d2l's block. So look at the record, as above: one `_CachedOp`, or not.
+# As many as before: each layer became a graph by itself. (A `HybridSequential` refuses d2l's
+# block.) So look at the record, as above: it is one `_CachedOp`, or not one graph.
 #
 # ## Train it
 #
-# The step is chapter 06's: split, forward and loss, backward, `step`. Two details are d2l's.
-# `step` gets the batch's *nominal* size, also for a smaller last batch. And shards may be uneven
-# here, which d2l's own loop refuses; you will see both below.
+# The step is chapter 06's: split, forward and loss, backward, `step`. As in d2l's loop, `step` gets
+# the *nominal* batch size, also for a smaller last batch. Other than there, shards may be uneven.
+# More on both below.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -313,9 +319,9 @@ def train(net, batches, devices, lr):
     return losses
 
 # %% [markdown]
-# With a quarter of the channels the network trains while you wait. It begins as d2l's, from a normal
-# distribution with standard deviation 0.01. (In chapter 04 that start sat on a plateau for an epoch:
-# exercise 2.)
+# With a quarter of the channels the network trains while you wait. It begins as d2l's, from a
+# normal distribution with standard deviation 0.01. (In chapter 04 that start sat on a plateau for
+# an epoch: exercise 2.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -328,22 +334,21 @@ test = Batches(test_images, test_labels, 200, shuffle=False)
 epochs = 10_000 // len(train_images)  # 1 of MNIST, 6 of the small digits
 losses = []
 for lr in [0.05] * epochs + [0.01]:
-    begin = time.perf_counter()
     losses += train(narrow, batches, two, lr)
-    seconds = time.perf_counter() - begin
     right = accuracy(narrow, test, two)
-    print(f"rate {lr}: loss {losses[-1]:.2f}, {right:.1%} of test images right, {seconds:.0f} s")
+    print(f"rate {lr}: loss {losses[-1]:.2f}, {right:.1%} of the test images right")
 
 # %% tags=["fold"]
 # check: replicas are equal to the bit, the loss has fallen, unseen images are classified
+from helpers.training import assert_same_parameters
+
 assert_same_parameters(narrow)
 assert onp.mean(losses[-10:]) < 0.5 * onp.mean(losses[:10]), "the loss should fall"
 assert accuracy(narrow, test, two) > 0.8, "hardly trained"
 
 # %% [markdown]
-# It learns. Is each step right, and is the trained network still d2l's? We ask in float64 and of a
-# *thin* network of 4 to 8 channels, which has every kind of layer. 37 images make batches of 16, 16
-# and 5; the last one gives shards of 3 and 2.
+# It learns. Is each step right, and does our network train as d2l's? We ask a *thin* one of 4 to 8
+# channels, in float64. 37 images make batches of 16, 16 and 5; the last has shards of 3 and 2.
 
 # %% tags=["fold", "trains"]
 # check: `train` on two devices is a plain loop on one; ours, hybridised, trains as d2l's blocks do
@@ -357,7 +362,7 @@ def thin_of_d2l():
     return thin
 
 
-def ready(net, places, like=None):
+def in_float64(net, places, like=None):
     """In float64; initialised in float32 and cast, since Xavier refuses float64 in np mode."""
     net.initialize(init.Xavier(), ctx=places)
     net(np.zeros((8, 1, 28, 28), ctx=places[0]))
@@ -367,7 +372,7 @@ def ready(net, places, like=None):
     return net
 
 
-def values(net, trained_only=True):
+def values_by_replica(net, trained_only=True):
     """The parameters of each replica."""
     kept = [p for p in net.collect_params().values() if p.grad_req != "null" or not trained_only]
     return [[a.asnumpy() for a in replica] for replica in zip(*[p.list_data() for p in kept])]
@@ -393,19 +398,19 @@ def plain_loop(net, batches, size, lr, cuts):
 mx.random.seed(8)
 x37, y37 = train_images[:37].astype("float64"), data.train_labels[:37]
 few = Batches(x37, y37, 16, shuffle=False)
-origin = ready(thin_of_d2l(), pair)
+origin = in_float64(thin_of_d2l(), pair)
 blocks_of_d2l, hybrid, alone = (
-    ready(thin_of_d2l(), pair, origin), ready(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin),
-    ready(thin_of_d2l(), pair[:1], origin))
+    in_float64(thin_of_d2l(), pair, origin), in_float64(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin),
+    in_float64(thin_of_d2l(), pair[:1], origin))
 hybrid.hybridize(static_alloc=True, static_shape=True)
 for each in (blocks_of_d2l, hybrid):
     assert len(train(each, few, pair, lr=0.125)) == 3
 plain_loop(alone, few, 16, 0.125, cuts=[
     [slice(0, 8), slice(8, 16)], [slice(0, 8), slice(8, 16)], [slice(0, 3), slice(3, 5)]])
 assert recorded_operators(hybrid, few.images[:8].as_np_ndarray()) == ["_CachedOp"], "no graph"
-assert largest_difference(values(origin), values(alone)[0]) > 1e-3, "the steps must move weights"
-in_train = largest_difference(values(blocks_of_d2l), values(alone)[0])
-in_blocks = largest_difference(values(hybrid), values(blocks_of_d2l)[0])
+assert largest_difference(values_by_replica(origin), values_by_replica(alone)[0]) > 1e-3, "the steps must move weights"
+in_train = largest_difference(values_by_replica(blocks_of_d2l), values_by_replica(alone)[0])
+in_blocks = largest_difference(values_by_replica(hybrid), values_by_replica(blocks_of_d2l)[0])
 assert in_train < 1e-12, "not the plain loop"
 assert in_blocks < 1e-12, "our block must train as d2l's does"
 print("train and a plain loop agree to 1e-12:", in_train < 1e-12)
@@ -417,8 +422,8 @@ print("hybridised and d2l's blocks agree to 1e-12:", in_blocks < 1e-12)
 # from the first device to the others. They are inputs of BatchNorm's backward pass, which changes
 # them. With static_shape the engine is told that inputs are only read (CreateEngineOp in
 # src/imperative/imperative_utils.h), so the copy may come first.
-blocks_of_d2l = ready(thin_of_d2l(), pair, origin)
-hybrid = ready(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin)
+blocks_of_d2l = in_float64(thin_of_d2l(), pair, origin)
+hybrid = in_float64(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin)
 hybrid.hybridize(static_alloc=True, static_shape=True)
 for each in (blocks_of_d2l, hybrid):
     trainer = gluon.Trainer(each.collect_params(), "sgd", {"learning_rate": 0.125})
@@ -429,24 +434,26 @@ for each in (blocks_of_d2l, hybrid):
         autograd.backward(parts)
         npx.waitall()
         trainer.step(16)
-for device, replica, other in zip(pair, values(hybrid, False), values(blocks_of_d2l, False)):
+for device, replica, other in zip(pair, values_by_replica(hybrid, False), values_by_replica(blocks_of_d2l, False)):
     assert largest_difference(replica, other) < 1e-12, f"running statistics on {device}"
     x = np.array(x37, ctx=device)
     assert largest_difference(hybrid(x), blocks_of_d2l(x)) < 1e-12, f"answers on {device}"
 
 # %% [markdown]
-# Both agree to $10^{-12}$. In training, each BatchNorm's running statistics come to differ from
-# device to device: that is chapter 09's subject.
+# Both do. Each BatchNorm's running statistics come to differ from device to device: that is chapter
+# 09's subject.
 #
 # ## The whole network, on all of MNIST
 #
-# What do d2l's settings bring? One device gets batches of 256 and learning rate 0.1, two devices get
-# batches of 512 and rate 0.2. On CPU cores two epochs of both take most of an hour, so one run of
-# each is stored. Both have the same start. (`make reproduce ARGS="--only resnet18 --store"` makes
-# them again.)
+# What do d2l's settings bring? One device gets batches of 256 and learning rate 0.1, two get 512
+# and rate 0.2. Two epochs of both take most of an hour on two cores, so one run of each is stored,
+# with the same start.
 
 # %% tags=["fold"]
 # measure: the stored runs: accuracy on all 10,000 test images, time, and what other programs took
+from pathlib import Path
+
+
 def load_results(name):
     stored = json.loads(Path(f"src/results/{name}.json").read_text())
     print("made by", stored["command"])
@@ -501,9 +508,9 @@ axes[0].legend(frameon=False, fontsize=9)
 for ax in axes:
     ax.spines[["top", "right"]].set_visible(False)
 fig.suptitle("One run each: one device is ahead at first, by minutes and by images")
-show(fig, alt="Wrong test images on a logarithmic axis. By minutes, one device with batch 256 falls "
-     "below ten percent after four minutes, two with batch 512 after six; from minute 12 on they "
-     "are close. By images, one device falls after 15 thousand images, two after 46 thousand.")
+show(fig, alt="Wrong test images on a logarithmic axis. By minutes, one device with batch 256 "
+     "falls below ten percent after four minutes, two with batch 512 after six; from minute 12 on "
+     "they are close. By images, one device falls after 15 thousand images, two after 46 thousand.")
 
 # %% tags=["fold"]
 # check: one device first reaches 90, 95 and 98 %, by minutes and by images; later the curves cross
@@ -532,10 +539,9 @@ assert len(set(ahead[times_two > 12])) == 2, "the curves don't cross after minut
 assert right_one[-1] > 98 and (right_one < 98)[onp.argmax(right_one >= 98):].any(), "fell again"
 
 # %% [markdown]
-# Half the machine was faster, at first: one device reached 90, 95 and 98 % before two did. (It fell
-# below 98 % again.) From minute 12 on the curves cross. In the end one device had 98.61 % of all
-# test images right, two had 98.39 %: no winner. What held the larger batch back? The training loss
-# shows it:
+# One device reached 90, 95 and 98 % before two did. (It fell below 98 % again.) From minute 12 on
+# the curves cross, and in the end one device had 98.61 % of all test images right, two had 98.39 %:
+# no winner. What held the larger batch back? Look at the training loss:
 
 # %% tags=["fold"]
 # draw: training loss against images, means of 1,536; last batches left out
@@ -560,26 +566,26 @@ assert (large[:12] > 1.8).all() and large[12] < 1.8 and thousands[11] > 18, "nea
 assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the other is below 0.1"
 
 # %% [markdown]
-# At batch 512 and rate 0.2 the loss first rises above that of guessing, $\ln 10 = 2.3$, and stays
-# near it for 18,000 images. By then the other run's is below 0.1. This is one run each: it shows
-# that this *can* happen. Batch and learning rate changed along with the devices, so it is not the
-# second device's fault. **More images a second is not yet more accuracy a minute.** How much
-# faster a step gets, and where time and memory go: deeper: What the second device brings.
+# At batch 512 and rate 0.2 the loss begins above that of guessing, $\ln 10 = 2.3$, and stays near
+# it for 18,000 images. By then the other run's is below 0.1. One run each shows that this *can*
+# happen. And batch and rate changed along with the devices, so we can't say which of them it was.
+# **More images a second is not yet more accuracy a minute.** Where time and memory go is told in
+# deeper: What the second device brings.
 #
 # ## What goes wrong without an error
 #
 # ### GPUs that aren't there
 #
-# `d2l.try_gpu(i)` gives GPU *i*, or `cpu()` where there is none. **Predict:** what is the list of
-# two GPUs on a machine without any? We ask for GPUs that no machine has, so that all answer alike.
+# `d2l.try_gpu(i)` gives GPU *i*, or `cpu()` where there is none. **Predict:** what do we get if we
+# ask for two GPUs that no machine has?
 
 # %%
 beyond = [d2l.try_gpu(98), d2l.try_gpu(99)]
 print(beyond)
 
 # %% [markdown]
-# One device, twice, and no error. Training looks as if it had two. Take one weight $w$ and the loss
-# $wx$, whose gradient is $x$. The batch has two examples, 1 and 2, one for each "device":
+# One device, twice, and no error. Take one weight $w$ and the loss $wx$, whose gradient is $x$. The
+# batch has two examples, 1 and 2, one for each "device":
 
 # %% tags=["trains"]
 layer = nn.Dense(1, use_bias=False, in_units=1)
@@ -597,14 +603,14 @@ for shard_loss in shard_losses:  # one after the other, as d2l's loop does
 print("gradients:", [grad.item() for grad in layer.weight.list_grad()])
 
 # %% [markdown]
-# The first example's gradient, 1, is gone: the second one's was written over it, and the other
-# replica never got any. Does anybody complain? The first `trainer.step` does:
+# The gradient 1 is gone: 2 was written over it, and the other replica got none. Does anybody
+# complain? The first `trainer.step` does:
 
 # %% tags=["trains"]
 try:
     trainer.step(2)
 except UserWarning as error:
-    print("refused:", str(error)[:99], "...")
+    print("refused:", str(error).split(".")[0])
 print("the weight:", layer.weight.data().item())
 
 # %% [markdown]
@@ -628,22 +634,13 @@ if mx.context.num_gpus() == 0:
 # %% [markdown]
 # ### A last batch that doesn't divide
 #
-# d2l's loop calls `split_batch`, which wants equal shards. That is an error at least, though one
-# that comes in the last step of an epoch:
-
-# %%
-x, y = np.zeros((5, 1, 28, 28)), np.zeros(5)
-try:
-    d2l.split_batch(x, y, pair)
-except ValueError as error:
-    print("refused:", str(error)[:60], "...")
-
-# %% [markdown]
-# The other half is silent: by which size is the last batch divided? Its *actual* size makes it a
-# mean, at the full learning rate. The *nominal* size, d2l's choice, makes the step shorter, as the
-# batch is smaller. Stored are 27 runs of a network like ours, with 10,000 images in batches of 64:
-# the last batch has 16. Nine seeds each divided by the actual size, by the nominal one, or left out
-# the 16 images.
+# d2l's loop calls `split_batch`, which refuses shards of different size. That is an error at least,
+# if a late one: it comes in the last step of an epoch. The other half is silent: by which size is
+# the last batch divided? With its *actual* size the step is a mean, at the full learning rate. With
+# the *nominal* size, d2l's choice, it is as much shorter as the batch is smaller.
+#
+# Stored are 27 runs of a network like ours, with 10,000 images in batches of 64: the last batch has
+# 16. Nine seeds each took the actual size, the nominal one, or left these 16 images out.
 
 # %% tags=["fold"]
 # measure: accuracy on 1,000 test images, before and after the last step of epoch 1; in the end
@@ -655,7 +652,8 @@ for size in ("actual", "nominal"):
         before, after = run[0]["parts"][-2:]  # of the first epoch
         points.append(100 * (after["accuracy"] - before["accuracy"]))
     change[size] = onp.sort(points)
-    print(f"{size:7} size, by the last step of epoch 1:", *[f"{p:+.1f}" for p in points], "points")
+    print(f"{size:7} size, by the last step of epoch 1:", *[f"{p:+.1f}" for p in change[size]],
+          "points")
 final = {}
 for size in ("actual", "nominal", "dropped"):
     final[size] = onp.sort([100 * run[-1]["accuracy"] for run in tails[f"tail-{size}"]])
@@ -667,24 +665,21 @@ assert inside.sum() == 5, "five of the nine are within the nominal runs' range"
 assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < final["dropped"][-1]
 
 # %% [markdown]
-# With the actual size, eight of nine runs lost more than 14 points of accuracy by that one step.
-# With the nominal size none changed by 6. Both follow the same noisy gradient of 16 images; the
-# nominal step along it is a quarter as long. After three epochs five of those nine runs were again
-# within the range of the nominal ones; nominal and dropped can't be told apart. (Not tried: the
-# full network, whose last batch has 96.)
+# With the actual size, eight of nine runs lost more than 14 points of accuracy by that one step;
+# with the nominal size none changed by 6. Both follow the same noisy gradient of 16 images, but the
+# nominal step is a quarter as long. After three epochs five of those nine runs were back within the
+# range of the nominal ones. (Not tried: the full network, whose last batch has 96.)
 
 # %% tags=["fold"]
 # check: np arrays: scalars, empty ones, masks, float32; no mixing with nd; shards of d2l and Gluon
 a = np.ones((2, 3))
 assert a.sum().shape == () and np.zeros((0, 3)).size == 0 and a[a > 0].shape == (6,)
 assert np.array([1.0, 2.0]).dtype == np.arange(3).dtype == onp.float32
-try:
-    a + mx.nd.ones((2, 3))
-    raise AssertionError("nd and np arrays must not mix")
-except TypeError:
-    pass
+assert refused(TypeError, lambda: a + mx.nd.ones((2, 3))), "nd and np arrays must not mix"
 a.as_nd_ndarray()[:] = 5
 assert (a == 5).all(), "another name for the same memory, not a copy"
+x, y = np.zeros((5, 1, 28, 28)), np.zeros(5)
+assert refused(ValueError, lambda: d2l.split_batch(x, y, pair)), "5 over 2"
 uneven = gluon.utils.split_and_load(x, pair, even_split=False)
 assert sorted(len(shard) for shard in uneven) == [2, 3], "unless it may be uneven"
 lonely = gluon.utils.split_and_load(x[:1], pair, even_split=False)
@@ -708,10 +703,10 @@ assert accuracy(judge, even, pair) == d2l.evaluate_accuracy_gpus(judge, even) ==
 # %% [markdown]
 # ## Summary
 #
-# - A residual block adds a change to its input. Stages halve the image and double the channels;
-#   three quarters of ResNet-18's parameters are in its last stage.
-# - One graph needs `HybridBlock`s from top to bottom. See that it is one in autograd's record, and
-#   compare with the original: scores, and weights after some steps.
+# - A residual block adds a change to its input. Three quarters of ResNet-18's parameters are in its
+#   last stage.
+# - One graph needs `HybridBlock`s from top to bottom. Look at autograd's record, and compare with
+#   the original: scores, and weights after some steps.
 # - In one run each, two devices with batch 512 did 1.8 times as many images a second, and yet
 #   reached 90, 95 and 98 % later than one with batch 256.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for every GPU that doesn't exist. The first `trainer.step`
@@ -730,13 +725,12 @@ assert accuracy(judge, even, pair) == d2l.evaluate_accuracy_gpus(judge, even) ==
 # 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
 #    stage are most, and how far are the stages apart?
 # 2. **Is it BatchNorm?** Train the narrow network for 32 steps of 64 images at rate 0.1, with
-#    BatchNorm and without any norm (`norm` then needs a block that passes its input through). What
-#    lets this start work?
-# 3. **Counting in a byte.** `d2l.accuracy` adds up right answers in the type of the labels. Ours are
-#    `int32`, MNIST's files hold `uint8`. What is the count for 300 answers, all right?
-# 4. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`, so that it can
-#    be called twice. Hybridise a small layer with both options, compute a gradient, start anew and
-#    compute it again. What is in it? What remedies are there?
+#    BatchNorm and without (`norm` then makes a block that passes its input through). What lets this
+#    start work?
+# 3. **Counting in a byte.** `d2l.accuracy` adds up right answers in the type of the labels. Ours
+#    are `int32`, MNIST's files hold `uint8`. What is the count for 300 answers, all right?
+# 4. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`. Hybridise a
+#    small layer with both options, compute a gradient, start anew, compute it again. What is in it?
 
 # %% [markdown]
 # ### Answer 1

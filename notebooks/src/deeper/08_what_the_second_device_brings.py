@@ -33,7 +33,6 @@ from helpers.networks import HybridResidual, hybrid_resnet18, lenet
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, bars, figure, show
 from helpers.timing import in_new_processes, in_turns, spread
 
-import mxnet as mx
 import numpy as onp
 from d2l import mxnet as d2l
 from mxnet import autograd, gluon, init, np, npx, profiler
@@ -76,8 +75,8 @@ def ready_step(net, used, n):
     return step
 
 
-def repeat(step, times):
-    for _ in range(times):
+def run_steps(step, count):
+    for _ in range(count):
         step()
 
 # %% [markdown]
@@ -103,9 +102,9 @@ STEPS = 2
 speed_up = {}  # by network and way: one number a round
 for make in [hybridised, blocks_of_d2l]:
     contestants = {
-        "one device, batch 32": partial(repeat, ready_step(make(), two[:1], 32), STEPS),
-        "two devices, batch 32": partial(repeat, ready_step(make(), two, 32), STEPS),
-        "two devices, batch 64": partial(repeat, ready_step(make(), two, 64), STEPS),
+        "one device, batch 32": partial(run_steps, ready_step(make(), two[:1], 32), STEPS),
+        "two devices, batch 32": partial(run_steps, ready_step(make(), two, 32), STEPS),
+        "two devices, batch 64": partial(run_steps, ready_step(make(), two, 64), STEPS),
     }
     times = in_turns(contestants, ROUNDS, warm_up=1, quiet=0.05)
     images = 32 * STEPS
@@ -117,7 +116,7 @@ for make in [hybridised, blocks_of_d2l]:
     print(f"{make.__name__}: one device {onp.median(one):.0f} images/s")
     for way in ["strong", "weak"]:
         low, median, high = spread(speed_up[make.__name__, way])
-        print(f"    {way:6} {median:.2f} times that; half of the rounds from {low:.2f} to {high:.2f}")
+        print(f"    {way:6} {median:.2f} times that (quartiles {low:.2f} to {high:.2f})")
 
 # %% tags=["fold", "figure:resnet18"]
 # draw: the speed-up in each round, and the medians
@@ -177,7 +176,7 @@ def device_time(step, num_devices, steps):
     profiler.dumps(reset=True)  # forget what was before
     profiler.set_state("run")
     begin = time.perf_counter()
-    repeat(step, steps)
+    run_steps(step, steps)
     npx.waitall()
     milliseconds = 1000 * (time.perf_counter() - begin) / steps
     profiler.set_state("stop")
@@ -206,11 +205,12 @@ def lenet_ready():
 
 medians = {}  # ms of device time, by network and number of devices: {kind: number}
 shares = {}  # the same as shares: {kind: one number a round}
-for name, make, n, steps in [("LeNet, 32", lenet_ready, 32, 40), ("LeNet, 256", lenet_ready, 256, 6),
-                             ("ResNet-18, 32", hybridised, 32, 1)]:
+settings = [("LeNet, 32", lenet_ready, 32, 40), ("LeNet, 256", lenet_ready, 256, 6),
+            ("ResNet-18, 32", hybridised, 32, 1)]
+for name, make, n, steps in settings:
     for used in [two[:1], two]:
         step = ready_step(make(), used, n)
-        repeat(step, 2)  # warms up
+        run_steps(step, 2)  # warms up
         rounds = [device_time(step, len(used), steps) for _ in range(ROUNDS)]
         table, share = {}, {}
         for kind in KINDS_OF_WORK:
@@ -298,9 +298,9 @@ for name, channels, n in [("whole network, 32 images", (64, 128, 256, 512), 32),
         if way == "one graph":
             net.hybridize(static_alloc=True, static_shape=True)
         step = ready_step(net, two[:1], n)
-        repeat(step, 2)  # warms up
+        run_steps(step, 2)  # warms up
         rounds = [clocks(step) for _ in range(ROUNDS)]
-        handed_over, done = onp.median(rounds, axis=0)
+        handed_over, done = onp.min(rounds, axis=0)  # the round that was disturbed least
         ways[name, way] = handed_over, done
         print(f"{name}, {way:14}: Python is done after {handed_over:5.1f} ms, the step after "
               f"{done:6.1f} ms")
@@ -317,13 +317,13 @@ assert thin_graph < 0.8 * thin_step, "and then one graph saves time"
 # %% [markdown]
 # In the whole network Python is done long before the engine, in either way: what hybridising saves
 # was hidden behind the computing. In the thin network Python takes most of the step, and one graph
-# makes it much shorter. **Hybridise where operators are many and short.** What else one graph brings
-# to the whole network, such as memory allocated once, we haven't separated.
+# makes it much shorter. **Hybridise where operators are many and short.** What else one graph
+# brings to the whole network, such as memory allocated once, we haven't separated.
 #
 # d2l's blocks differ from ours in one more thing: relu is `npx.relu` there and `npx.activation`
 # here. Values are the same, but on a CPU the second takes arrays in the layout in which oneDNN's
-# convolutions leave them (`src/operator/nn/activation.cc` at 1.9.1). So a comparison of d2l's blocks
-# with ours, hybridised, changes two things at once.
+# convolutions leave them (`src/operator/nn/activation.cc` at 1.9.1). So a comparison of d2l's
+# blocks with ours, hybridised, changes two things at once.
 
 # %% tags=["fold"]
 # check: `npx.relu` and `npx.activation` give the same values
@@ -339,8 +339,8 @@ assert HybridResidual(8).project is None
 # weights and gradients; the first forward and backward pass; the first `trainer.step`, which makes
 # the store; and the steps after it.
 #
-# We run it with shards of 8 and 16 images, so that we see what grows with the images, and with 1 and
-# 64 scratch spaces: operators borrow these, and `helpers` sets 64 (chapter 04).
+# We run it with shards of 8 and 16 images, so that we see what grows with the images, and with 1
+# and 64 scratch spaces: operators borrow these, and `helpers` sets 64 (chapter 04).
 
 # %% tags=["fold", "trains"]
 # measure: MB that each stage of a training on two simulated devices adds, in a new process
@@ -439,16 +439,16 @@ show(fig, alt="Four bars of memory on two devices: weights and gradients, the st
      "32 images, and 63 scratch spaces, which are the highest.")
 
 # %% [markdown]
-# The largest part is our own doing: MXNet's default is 4 scratch spaces, `helpers` sets 64, and each
-# grows with what operators ask of it. With fewer, simulated devices wait for one another (chapter
-# 04). **On GPUs** MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc` at
-# 1.9.1). The second largest, what the passes allocate, grows with the shard, and so decides how many
-# images fit.
+# The largest part is our own doing: MXNet's default is 4 scratch spaces, `helpers` sets 64, and
+# each grows with what operators ask of it. With fewer, simulated devices wait for one another
+# (chapter 04). **On GPUs** MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc`
+# at 1.9.1). The second largest, what the passes allocate, grows with the shard, and so decides how
+# many images fit.
 #
 # ## Summary
 #
-# - Strong scaling divides one batch, weak scaling doubles it. Weak scaling looked better by images a
-#   second here, and is a different training.
+# - Strong scaling divides one batch, weak scaling doubles it. Weak scaling looked better by images
+#   a second here, and is a different training.
 # - A speed-up below 2 is device time spent otherwise: on communication, update and waiting, and on
 #   compute that takes longer. At batch 32 ResNet-18 spends a larger share on communication than
 #   LeNet.

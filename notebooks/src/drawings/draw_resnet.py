@@ -132,7 +132,7 @@ def draw_two_scalings():
     drawn.append(box(500, 340, 18, 18, "white", "black"))
     drawn.append(words(526, 354, "2 images", anchor="start"))
     return page(624, 372, "Strong and weak scaling on two devices",
-                "One device takes a batch of 32 images. Strong: two devices take 16 each of a batch "
+                "One device takes a batch of 32 images. Strong: two devices take 16 each, a batch "
                 "of 32. Weak: two devices take 32 each, a batch of 64.", drawn)
 
 
