@@ -372,7 +372,7 @@ def in_float64(net, places, like=None):
     return net
 
 
-def values_by_replica(net, trained_only=True):
+def weights_of(net, trained_only=True):
     """The parameters of each replica."""
     kept = [p for p in net.collect_params().values() if p.grad_req != "null" or not trained_only]
     return [[a.asnumpy() for a in replica] for replica in zip(*[p.list_data() for p in kept])]
@@ -399,18 +399,19 @@ mx.random.seed(8)
 x37, y37 = train_images[:37].astype("float64"), data.train_labels[:37]
 few = Batches(x37, y37, 16, shuffle=False)
 origin = in_float64(thin_of_d2l(), pair)
-blocks_of_d2l, hybrid, alone = (
-    in_float64(thin_of_d2l(), pair, origin), in_float64(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin),
-    in_float64(thin_of_d2l(), pair[:1], origin))
+blocks_of_d2l = in_float64(thin_of_d2l(), pair, origin)
+hybrid = in_float64(hybrid_resnet18(10, (4, 4, 8, 8)), pair, origin)
+alone = in_float64(thin_of_d2l(), pair[:1], origin)
 hybrid.hybridize(static_alloc=True, static_shape=True)
 for each in (blocks_of_d2l, hybrid):
     assert len(train(each, few, pair, lr=0.125)) == 3
 plain_loop(alone, few, 16, 0.125, cuts=[
     [slice(0, 8), slice(8, 16)], [slice(0, 8), slice(8, 16)], [slice(0, 3), slice(3, 5)]])
 assert recorded_operators(hybrid, few.images[:8].as_np_ndarray()) == ["_CachedOp"], "no graph"
-assert largest_difference(values_by_replica(origin), values_by_replica(alone)[0]) > 1e-3, "the steps must move weights"
-in_train = largest_difference(values_by_replica(blocks_of_d2l), values_by_replica(alone)[0])
-in_blocks = largest_difference(values_by_replica(hybrid), values_by_replica(blocks_of_d2l)[0])
+moved = largest_difference(weights_of(origin), weights_of(alone)[0])
+assert moved > 1e-3, "the steps must move weights"
+in_train = largest_difference(weights_of(blocks_of_d2l), weights_of(alone)[0])
+in_blocks = largest_difference(weights_of(hybrid), weights_of(blocks_of_d2l)[0])
 assert in_train < 1e-12, "not the plain loop"
 assert in_blocks < 1e-12, "our block must train as d2l's does"
 print("train and a plain loop agree to 1e-12:", in_train < 1e-12)
@@ -434,7 +435,8 @@ for each in (blocks_of_d2l, hybrid):
         autograd.backward(parts)
         npx.waitall()
         trainer.step(16)
-for device, replica, other in zip(pair, values_by_replica(hybrid, False), values_by_replica(blocks_of_d2l, False)):
+everything, of_d2l = weights_of(hybrid, False), weights_of(blocks_of_d2l, False)
+for device, replica, other in zip(pair, everything, of_d2l):
     assert largest_difference(replica, other) < 1e-12, f"running statistics on {device}"
     x = np.array(x37, ctx=device)
     assert largest_difference(hybrid(x), blocks_of_d2l(x)) < 1e-12, f"answers on {device}"
