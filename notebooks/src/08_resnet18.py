@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · ResNet-18
 #
-# The largest network of this course is an old acquaintance:
+# ResNet-18 turns an image into ten scores, in four stages:
 #
 # ![One image, 28 by 28, passes through a convolution and four stages of two blocks. Stage 1 gives
 # 64 channels of 28 by 28, stage 2 128 of 14 by 14, stage 3 256 of 7 by 7, stage 4 512 of 4 by 4;
@@ -47,7 +47,7 @@ npx.set_np()
 
 # %% [markdown]
 # `two` are GPUs if there are two; `pair` is two simulated devices, for checks that must come out
-# the same on every machine. MNIST's images are centred, as in chapter 04.
+# the same everywhere. Images are centred, as in chapter 04.
 
 # %% tags=["measured"]
 two = devices(2)
@@ -259,7 +259,8 @@ assert operators == ["_CachedOp"], "not one graph"
 
 # %%
 theirs.hybridize(static_alloc=True, static_shape=True)
-print(len(recorded_operators(theirs, x)), "operators in d2l's network, hybridised")
+operators = recorded_operators(theirs, x)
+print(len(operators), "in d2l's network; of these, graphs:", operators.count("_CachedOp"))
 
 # %% tags=["fold"]
 # check: a plain Sequential, or no hybridize, is not one graph; HybridSequential refuses d2l's block
@@ -274,7 +275,7 @@ def refused(kind, action):
     return False
 
 
-assert len(recorded_operators(theirs, x)) == 64, "d2l's network should not be one graph"
+assert len(operators) == 64 and operators.count("_CachedOp") == 40, "d2l's is not one graph"
 loose = nn.Sequential()
 for layer in hybrid_resnet18(10, (4, 4, 8, 8)):
     loose.add(layer)
@@ -288,8 +289,8 @@ assert recorded_operators(loose, x) == ["_CachedOp"] * 13, "a graph for each of 
 assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 
 # %% [markdown]
-# As many as before: each layer became a graph by itself. (A `HybridSequential` refuses d2l's
-# block.) So look at the record, as above: it is one `_CachedOp`, or not one graph.
+# As many as before: each layer became a graph by itself, and each ReLU and sum in a block none. (A
+# `HybridSequential` refuses d2l's block.) So look at the record: is it one `_CachedOp`?
 #
 # ## Train it
 #
@@ -319,9 +320,8 @@ def train(net, batches, devices, lr):
     return losses
 
 # %% [markdown]
-# With a quarter of the channels the network trains while you wait. It begins as d2l's, from a
-# normal distribution with standard deviation 0.01. (In chapter 04 that start sat on a plateau for
-# an epoch: exercise 2.)
+# With a quarter of the channels the network trains while you wait. It starts as d2l's, from normal
+# numbers of size 0.01. (In chapter 04 that start sat on a plateau: exercise 2.)
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -616,9 +616,10 @@ except UserWarning as error:
 print("the weight:", layer.weight.data().item())
 
 # %% [markdown]
-# It updates first and looks afterwards: the weight has moved by 1, and the mean gradient is 1.5.
-# With `step(2, ignore_stale_grad=True)`, as in d2l's `train_batch_ch13`, nobody complains. So this
-# course takes `devices(2)`, whose devices always differ.
+# `Trainer` updates first and looks afterwards (`gluon/trainer.py` at 1.9.1): the weight has moved
+# by 1, and the mean gradient is 1.5. With `step(2, ignore_stale_grad=True)`, as in d2l's
+# `train_batch_ch13`, nobody complains. So this course takes `devices(2)`, whose devices always
+# differ.
 
 # %% tags=["fold"]
 # check: the step is refused, the gradient lost; d2l's listings do it so; all GPUs of none are []
@@ -639,7 +640,7 @@ if mx.context.num_gpus() == 0:
 # d2l's loop calls `split_batch`, which refuses shards of different size. That is an error at least,
 # if a late one: it comes in the last step of an epoch. The other half is silent: by which size is
 # the last batch divided? With its *actual* size the step is a mean, at the full learning rate. With
-# the *nominal* size, d2l's choice, it is as much shorter as the batch is smaller.
+# the *nominal* size, as in d2l's loop, it is as much shorter as the batch is smaller.
 #
 # Stored are 27 runs of a network like ours, with 10,000 images in batches of 64: the last batch has
 # 16. Nine seeds each took the actual size, the nominal one, or left these 16 images out.
@@ -725,7 +726,7 @@ assert accuracy(judge, even, pair) == d2l.evaluate_accuracy_gpus(judge, even) ==
 # ## Exercises
 #
 # 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
-#    stage are most, and how far are the stages apart?
+#    stage are most?
 # 2. **Is it BatchNorm?** Train the narrow network for 32 steps of 64 images at rate 0.1, with
 #    BatchNorm and without (`norm` then makes a block that passes its input through). What lets this
 #    start work?
