@@ -236,7 +236,7 @@ for name, make, n, steps in [("LeNet, 32", lenet_hybridised, 32, 40),
 
 # %% tags=["fold", "measured"]
 # measure: shares of device time, medians; and how much longer ResNet-18's step takes
-def share(kind, rounds):
+def share_of(kind, rounds):
     return onp.array([each[kind] / sum(each.values()) for each in rounds])
 
 
@@ -250,7 +250,7 @@ def whole_step(rounds):
 
 for (name, num_devices), rounds in spent.items():
     print(f"{name:13} images, {num_devices} device{'s' if num_devices > 1 else ' '}:",
-          *[f"{kind} {onp.median(share(kind, rounds)):5.1%} " for kind in KINDS_OF_WORK])
+          *[f"{kind} {onp.median(share_of(kind, rounds)):5.1%} " for kind in KINDS_OF_WORK])
 ratio = whole_step(spent["ResNet-18, 32", 2]) / whole_step(spent["LeNet, 32", 2])
 print(f"ResNet-18's step takes {ratio:.0f} times as long as LeNet's, on two devices at batch 32")
 compute = {}
@@ -279,19 +279,19 @@ show(fig, alt="Six stacked bars of device time: compute, communication, update a
 
 # %% tags=["fold"]
 # check: at batch 32 on two devices ResNet-18 spends a larger share on communication than LeNet
-of_lenet = share("communication", spent["LeNet, 32", 2])
-of_resnet = share("communication", spent["ResNet-18, 32", 2])
+of_lenet = share_of("communication", spent["LeNet, 32", 2])
+of_resnet = share_of("communication", spent["ResNet-18, 32", 2])
 assert onp.median(of_resnet) > onp.median(of_lenet), "not the larger share"
 assert round(11_175_818 / 129_068) == 87, "times LeNet's parameters"
 for rounds in spent.values():
-    assert min(share("waiting", rounds)) > -0.02, "more work than there was time"
+    assert min(share_of("waiting", rounds)) > -0.02, "more work than there was time"
 
 # %% [markdown]
 # A bar of height 1 on two devices would be a speed-up of 2. What is above 1 is lost.
 #
 # - **ResNet-18** spends a larger share on communication than LeNet, not a smaller one. It has 87
-#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In quiet runs
-#   its step took 55 to 64 times as long: fewer than 87.
+#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In a quiet run
+#   its step took only 55 times as long.
 # - **LeNet** lost most to waiting in all our runs; we don't know for what. With 256 images it lost
 #   less.
 # - **Compute** took longer on two devices than on one in most runs at batch 32: chapter 10 asks
