@@ -38,19 +38,6 @@ def split_and_load(data, devices, even=True):
     return shards
 
 
-def send(array, device):
-    """A copy of `array` on another device.
-
-    With `send_into`, the only way in which data crosses between devices here.
-    """
-    return array.copyto(device)
-
-
-def send_into(array, target):
-    """Overwrite `target`, an array on another device, by `array`."""
-    array.copyto(target)
-
-
 def allreduce(arrays):
     """Replace each of k arrays, one a device, by the sum of all, in place.
 
@@ -59,10 +46,10 @@ def allreduce(arrays):
     """
     check_replicas(arrays)
     total = arrays[0]
-    for array in arrays[1:]:
-        total += send(array, total.context)
-    for array in arrays[1:]:
-        send_into(total, array)
+    for rank in range(1, len(arrays)):
+        total += arrays[rank].copyto(total.context)
+    for rank in range(1, len(arrays)):
+        total.copyto(arrays[rank])
 
 
 def assert_replicas_equal(arrays, tolerance=0.0):

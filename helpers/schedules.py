@@ -1,8 +1,8 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds all of this; its deeper notebook goes on with it. A test holds each function here
-equal to the chapter's. A *schedule* is a list of rounds, a round a list of messages that can be
-sent at the same time.
+Chapter 03 builds the judge, its deeper notebook on more all-reduces the judge's arrays and the
+schedules. A test holds each function here equal to the one that is taught. A *schedule* is a list
+of rounds, a round a list of messages that can be sent at the same time.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,6 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 from mxnet import nd
-
-from helpers.parallel import send, send_into
 
 ADD = "add"
 COPY = "copy"
@@ -29,8 +27,8 @@ class Message(NamedTuple):
 def window(array, chunk, num_chunks):
     """The entries of one of `num_chunks` nearly equal chunks, in the array's own memory."""
     flat = array.reshape(-1)
-    begin = flat.size * chunk // num_chunks
-    end = flat.size * (chunk + 1) // num_chunks
+    begin = (flat.size * chunk) // num_chunks
+    end = (flat.size * (chunk + 1)) // num_chunks
     return flat[begin:end]
 
 
@@ -43,17 +41,9 @@ def run(rounds, arrays, num_chunks):
             if source.size == 0:
                 continue  # more chunks than entries
             if message.what == ADD:
-                target += send(source, target.context)
+                target += source.copyto(target.context)
             else:
-                send_into(source, target)
-
-
-def partner_of(rank, gap):
-    """Who exchanges with `rank`: for a gap of 1 0 and 1, 2 and 3; of 2 0 and 2, 1 and 3."""
-    if rank % (2 * gap) < gap:
-        return rank + gap
-    else:
-        return rank - gap
+                source.copyto(target)
 
 
 def star(k):
@@ -72,9 +62,10 @@ def tree_up(k):
     gap = 1
     while gap < k:
         messages = []
-        for rank in range(0, k, 2 * gap):
-            if rank + gap < k:
-                messages.append(Message(sender=rank + gap, receiver=rank, chunk=0, what=ADD))
+        for receiver in range(0, k, 2 * gap):
+            sender = receiver + gap
+            if sender < k:
+                messages.append(Message(sender, receiver, chunk=0, what=ADD))
         rounds.append(messages)
         gap = 2 * gap
     return rounds
@@ -82,7 +73,7 @@ def tree_up(k):
 
 def answer(message):
     """The message that goes back the same way, and overwrites."""
-    return Message(sender=message.receiver, receiver=message.sender, chunk=message.chunk, what=COPY)
+    return Message(message.receiver, message.sender, message.chunk, what=COPY)
 
 
 def tree(k):
@@ -94,35 +85,22 @@ def tree(k):
     return up + down
 
 
-def reduce_scatter(k):
-    """Once round a ring: rank r has the sum of chunk r. Arrays in k chunks."""
-    rounds = []
-    for step in range(k - 1):
-        messages = []
-        for rank in range(k):
-            following = (rank + 1) % k
-            chunk = (rank - 1 - step) % k
-            messages.append(Message(sender=rank, receiver=following, chunk=chunk, what=ADD))
-        rounds.append(messages)
-    return rounds
-
-
-def all_gather(k):
-    """Once round a ring: chunk r of rank r reaches all. Arrays in k chunks."""
-    rounds = []
-    for step in range(k - 1):
-        messages = []
-        for rank in range(k):
-            following = (rank + 1) % k
-            chunk = (rank - step) % k
-            messages.append(Message(sender=rank, receiver=following, chunk=chunk, what=COPY))
-        rounds.append(messages)
-    return rounds
-
-
 def ring(k):
-    """Reduce-scatter, then all-gather. Arrays in k chunks."""
-    return reduce_scatter(k) + all_gather(k)
+    """Once round a ring, adding; once more, with the whole sums. Arrays in k chunks."""
+    rounds = []
+    for number in range(1, k):
+        messages = []
+        for chunk in range(k):
+            sender = (chunk + number) % k
+            messages.append(Message(sender, (sender + 1) % k, chunk, ADD))
+        rounds.append(messages)
+    for number in range(k, 2 * k - 1):
+        messages = []
+        for chunk in range(k):
+            sender = (chunk + number) % k
+            messages.append(Message(sender, (sender + 1) % k, chunk, COPY))
+        rounds.append(messages)
+    return rounds
 
 
 # ---- The judge ----
@@ -134,13 +112,13 @@ NUMBERS = nd.arange(65, 77)
 BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25
 
 
-def wrong_ranks(all_reduce, arrays):
+def wrong_ranks(candidate, arrays):
     """The ranks whose array doesn't hold the sum of all afterwards."""
     expected = 0
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    all_reduce(list(arrays))  # another list, with the same arrays in it
+    candidate(list(arrays))  # a list of its own, with the same arrays
 
     wrong = []
     for rank, array in enumerate(arrays):
@@ -162,17 +140,20 @@ def replicas(k, numbers=NUMBERS, order=eight):
     return arrays
 
 
-def wrong_devices(all_reduce, k):
-    """The ranks that don't hold the sum after one of six calls of `all_reduce` on k devices."""
-    calls = [
-        replicas(k, NUMBERS, eight),
-        replicas(k, NUMBERS + 1, backwards),  # another device comes first
-        replicas(k, NUMBERS + 2, eight),  # not the first time any more
-        replicas(k, BIG_NUMBERS, eight),  # float64, and a matrix
-        replicas(k, BIG_NUMBERS + 1, backwards),
-        replicas(k, BIG_NUMBERS + 2, eight),
-    ]
+def wrong_devices(candidate, k):
+    """The ranks that don't hold the sum after one of 18 calls of `candidate` on k devices."""
     wrong = set()
-    for arrays in calls:
-        wrong.update(wrong_ranks(all_reduce, arrays))
+    for call in range(3):  # an all-reduce must work more than once
+        for order in [eight, backwards]:  # whichever device comes first
+            for numbers in [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]:
+                arrays = replicas(k, numbers + call, order)
+                wrong.update(wrong_ranks(candidate, arrays))
     return sorted(wrong)
+
+
+def judge(candidate):
+    """Raise AssertionError if `candidate` is wrong on 1 to 8 devices; print that it passes."""
+    for k in range(1, 9):
+        wrong = wrong_devices(candidate, k)
+        assert wrong == [], f"wrong on {k} devices, ranks {wrong}"
+    print(f"{candidate.__name__} passes on 1 to 8 devices")

@@ -191,10 +191,10 @@ def prose_in_markdown(notebook):
 
 
 def mostly_compared(notebook):
-    """Few cells are exempt from having their output compared."""
+    """Few cells are exempt from having their output compared: a quarter, or three."""
     exempt = [cell for cell in code_cells(notebook)
               if {"measured", "nbval-ignore-output"} & set(tags(cell))]
-    if 4 * len(exempt) <= len(code_cells(notebook)):
+    if len(exempt) <= max(3, len(code_cells(notebook)) / 4):
         return []
     return [f"{len(exempt)} of {len(code_cells(notebook))} code cells are tagged measured"]
 
@@ -279,8 +279,10 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 RUN_THROUGH = {"all", "any", "deque", "dict", "list", "max", "min", "set", "sorted", "sum", "tuple"}
 
 # These notebooks keep the rules. The others are still to be written out.
-WRITTEN = {"02_splitting_a_batch", "03_all_reduce", "deeper/03_more_all_reduces", "08_resnet18",
-           "deeper/08_what_the_second_device_brings"}
+WRITTEN = {"01_devices_and_arrays", "02_splitting_a_batch", "03_all_reduce", "07_kvstore",
+           "08_resnet18", "deeper/01_three_ways_to_divide_a_network",
+           "deeper/03_all_reduce_against_the_clock", "deeper/03_more_all_reduces",
+           "deeper/07_kvstores_cases", "deeper/08_what_the_second_device_brings"}
 
 
 def in_open_cells(notebook, find):
@@ -508,9 +510,10 @@ def test_tables_of_contents_are_those_that_the_build_makes(page):
 
 
 def test_readme_is_short_enough_to_be_read():
-    words = [word for word in (ROOT / "README.md").read_text("utf-8").split()
-             if re.search(r"\w", word)]
-    assert len(words) <= 1300
+    text = (ROOT / "README.md").read_text("utf-8")
+    table = text[text.index(course.BEGIN):text.index(course.END)]  # grows with the course
+    words = [word for word in text.replace(table, "").split() if re.search(r"\w", word)]
+    assert len(words) <= 1100
 
 
 # --- and each check finds its fault ---------------------------------------------------------
@@ -576,6 +579,14 @@ def lengthen(number, lines):
     return change(number, source="\n\n".join(["x = 1"] * lines))
 
 
+def repeat(number, times, labels):
+    """A fault: cell `number`, with these tags, is there so many times more."""
+    def plant(notebook):
+        cell = nbformat.from_dict({**notebook.cells[number + 1], "metadata": {"tags": labels}})
+        notebook.cells[number + 1 : number + 1] = [cell] * times
+    return plant
+
+
 FAULTS = [
     (executed, change(3, execution_count=None)),
     (executed, change(3, execution_count=7)),
@@ -619,8 +630,8 @@ FAULTS = [
     (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2 + 2=>2 - 1"]})),
     (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2 + 2"]})),
     (prose_in_markdown, replace(3, "2 + 2", "2 + 2\n\n# ## Sums\n# These are sums.")),
-    (mostly_compared, change(5, metadata={"tags": ["measured", "nbval-ignore-output"]})),
-    (mostly_compared, change(5, metadata={"tags": ["nbval-ignore-output"]})),
+    (mostly_compared, repeat(5, 4, ["measured", "nbval-ignore-output"])),
+    (mostly_compared, repeat(5, 4, ["nbval-ignore-output"])),
     (training_tagged, replace(1, "1 + 1", "with autograd.record():\n    f(x)\ntrainer.step(1)")),
     (training_tagged, replace(3, "2 + 2", "loss.backward()\nsgd.step()")),
     (no_machine_paths, replace(0, "batch.png", "/home/ann/batch.png")),

@@ -5,7 +5,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from helpers import parallel, schedules  # first, so that MXNet finds its settings
+from helpers import schedules  # first, so that MXNet finds its settings
 
 # isort: split
 import mxnet as mx
@@ -15,19 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import gluon
 
-from helpers.parallel import (
-    allreduce,
-    assert_replicas_equal,
-    send,
-    send_into,
-    split_and_load,
-)
+from helpers.parallel import allreduce, assert_replicas_equal, split_and_load
 
 sys.path.append(str(Path(__file__).parent / "bench"))
 from lift import lift  # noqa: E402
 
 # What chapter 03's deeper notebook teaches besides, from the notebook itself.
-DEEPER = lift("more_all_reduces", "evenness", "edges", "tree_of_ranks", "in_rounds", "double_tree")
+DEEPER = lift("more_all_reduces", "ADD", "COPY", "Message", "evenness", "edges", "tree_of_ranks",
+              "in_rounds", "double_tree")
 
 
 def tree_allreduce(arrays):
@@ -500,17 +495,13 @@ def journal(monkeypatch):
         size = array.size * np.dtype(array.dtype).itemsize
         sent.append((array.context.device_id, receiver.device_id, size))
 
-    def noting(array, device):
-        note(array, device)
-        return send(array, device)
+    copyto = mx.nd.NDArray.copyto
 
-    def noting_into(array, target):
-        note(array, target.context)
-        send_into(array, target)
+    def noting(array, other):
+        note(array, getattr(other, "context", other))  # of an array, or a device itself
+        return copyto(array, other)
 
-    for module in (parallel, schedules):  # the star's; the tree's and the ring's
-        monkeypatch.setattr(module, "send", noting)
-        monkeypatch.setattr(module, "send_into", noting_into)
+    monkeypatch.setattr(mx.nd.NDArray, "copyto", noting)
     return sent
 
 
@@ -566,22 +557,6 @@ def test_bytes_and_rounds_of_the_tree(journal, k, size):
     assert sum(totals(journal, 0).values()) == 2 * (k - 1) * size * 4
     assert all(bytes_ == size * 4 for _, _, bytes_ in journal)
     assert rounds(journal) == 2 * math.ceil(math.log2(k))
-
-
-@pytest.mark.parametrize("target", [0, 1])
-def test_send_copies(target):
-    array = nd([1, 2, 3])
-    copy = send(array, mx.cpu(target))
-    array[:] = 0
-    assert copy.context == mx.cpu(target)
-    assert copy.asnumpy().tolist() == [1, 2, 3]
-
-
-def test_send_writes_into_an_array_and_into_a_part_of_one():
-    target = nd([[9, 9], [9, 9]]).as_in_context(mx.cpu(1))
-    send_into(nd([1, 2]), target[1])
-    assert target.asnumpy().tolist() == [[9, 9], [1, 2]]
-    assert target.context == mx.cpu(1)
 
 
 # ---------------------------------------------------------------------- bad input

@@ -1,36 +1,36 @@
 # %% [markdown]
 # # 01 · Devices and arrays
 #
-# With a second device, training can take half the time, or longer than before. To find out which,
-# you must know where each array is, when a computation has finished, and how long a copy takes.
-# This chapter shows how.
+# With a second device, training can take half the time, or longer than before. It depends on where
+# each array is, on when a computation has finished, and on what is copied.
+#
+# ![Device 0 has x = 1 and 2, device 1 has 3 and 4, each with a copy of w = 0. Their gradients, −30
+# and −150, are added. The sum, −180, goes to both, and both have w =
+# 1.8.](src/drawings/one_weight.svg)
 #
 # ## What you'll do
 #
-# Train a model with one weight on two devices. Compare three ways to divide a network's work. Move
-# arrays, and measure what it costs.
+# Train a model with one weight on two devices. Move arrays, measure what that costs, and find
+# errors that appear at the wrong line.
 #
 # ## What you'll learn
 #
-# - how a *context* decides where computation happens;
-# - what is held and sent when work is divided by layer, inside layers, or by data;
-# - when `as_in_context` and `copyto` copy, and where gradients end up;
-# - why you wait before you stop a clock, and what a copy costs.
+# - where an array, its gradient and its saved copy live;
+# - when `as_in_context` and `copyto` copy;
+# - why Python goes on while devices work, and what that means for clocks and errors;
+# - what a copy costs.
 #
 # ## What you need
 #
-# Python, NumPy, and what a convolutional network is. **No GPU.** Reading takes {reading time},
-# running less than a minute.
+# Python and NumPy. **No GPU.** Reading takes {reading time}, running less than a minute.
 
 # %% [markdown]
-# ## Training on two devices
+# ## One weight on two devices
 #
-# A *device* is something with memory and cores: a GPU, or a CPU. `devices(2)` returns two GPUs if
-# MXNet can use two, and otherwise (or with `COURSE_SIMULATE=1`) two *simulated* devices. MXNet
-# gives each of the names `cpu(0)`, `cpu(1)`, … a queue of work and a thread of its own, so on two
-# cores two of them really compute at the same time. The difference from GPUs that matters most
-# here: they share the host's memory. `helpers` is imported first because MXNet reads its settings
-# while it loads.
+# A *device* is something with memory and cores. `devices(2)` returns two GPUs if MXNet can use
+# two. Otherwise (or with `COURSE_SIMULATE=1`) it returns two *simulated* devices, `cpu(0)` and
+# `cpu(1)`. Each has its own queue of work and its own thread. Unlike GPUs they share the host's
+# memory. Import `helpers` before MXNet, which reads its settings while it loads.
 
 # %% tags=["measured"]
 from helpers import devices
@@ -40,552 +40,656 @@ from mxnet import autograd, nd
 
 two = devices(2)
 a = nd.array([1, 2, 3], ctx=two[1])
-a
+print(a)
 
 # %% [markdown]
-# The name of a device is a *context*, shown after the `@`. An operation runs on the device that
-# holds its inputs and leaves its result there. So you place the data, and the computation follows.
+# After the `@` stands the array's device; MXNet calls it a *context*. An operation runs on the
+# device that holds its inputs, and leaves its result there.
 
 # %%
 b = nd.exp(a) * 2 + 1
-assert b.context == two[1], "a result is where its inputs are"
+print("on the same device:", b.context == two[1])
 
 # %% [markdown]
-# Four examples of $y = 3x$, two on each device. The model is $y = wx$, and each device gets a copy
-# of its one weight. `attach_grad` sets memory aside for the gradient, and `backward` fills it.
+# Now the four examples of the picture, two on each device; for each, $y = 3x$. The model is $wx$.
+# Each device gets a copy of its weight, a *replica*. `attach_grad` sets memory aside for the
+# gradient, on the same device.
 
 # %%
-x = [nd.array([1, 2], ctx=two[0]), nd.array([3, 4], ctx=two[1])]
-y = [3 * shard for shard in x]
-w = [nd.zeros(1, ctx=device) for device in two]
-for replica in w:
-    replica.attach_grad()
+x_shards = [nd.array([1, 2], ctx=two[0]), nd.array([3, 4], ctx=two[1])]
+y_shards = [3 * x_shards[0], 3 * x_shards[1]]
+weights = [nd.zeros(1, ctx=two[0]), nd.zeros(1, ctx=two[1])]
+for weight in weights:
+    weight.attach_grad()
 
 # %% [markdown]
-# **Predict:** at $w = 0$ the gradient of the squared error is $-2\sum x_i y_i$. What is it on each
-# device?
+# `record` notes what is computed, and `backward` fills the gradient. **Predict:** at $w = 0$ the
+# gradient of the squared error is $-2\sum x_i y_i$. What is it on each device, with $y_i = 3 x_i$?
 
 # %%
-def gradients():
-    for r in range(2):
+def find_gradients():
+    for x, y, weight in zip(x_shards, y_shards, weights):  # each device, its examples
         with autograd.record():
-            loss = ((w[r] * x[r] - y[r]) ** 2).sum()
+            loss = ((weight * x - y) ** 2).sum()
         loss.backward()
-    return w[0].grad, w[1].grad
 
 
-print([g.asscalar() for g in gradients()])
+find_gradients()
+first = weights[0].grad
+second = weights[1].grad
+print(first.asscalar(), "and", second.asscalar())
 
-# %% [markdown]
-# Each device has the gradient of its own examples; the gradient of all four is the sum, −180.
-# Twenty steps of gradient descent with that sum:
-
-# %% tags=["trains"]
-for replica in w:
-    replica[:] = 0
-for step in range(20):
-    first, second = gradients()
-    total = first + second.as_in_context(two[0])
-    for replica in w:
-        replica -= 0.01 * total.as_in_context(replica.context)
-    assert step or abs(w[0].asscalar() - 1.8) < 1e-5, "the first step is 0.01 · 180"
-assert [replica.context for replica in w] == two, "a replica on each device"
-assert all(abs(replica.asscalar() - 3) < 1e-6 for replica in w), "both replicas must reach w = 3"
+# %% tags=["fold"]
+# check: the gradients are those of the picture, each on the device of its weight
+assert b.context == two[1], "a result is where its inputs are"
+assert [first.asscalar(), second.asscalar()] == [-30, -150]
+assert [first.context, second.context] == two
 
 # %% [markdown]
-# This is *data parallelism*. With $k$ devices, in each step:
-#
-# 1. each device holds a copy of the model, a *replica*;
-# 2. the batch is cut into $k$ *shards*, one for each device (chapter 02);
-# 3. each device computes the gradient of its shard, all at the same time;
-# 4. every device receives the sum of these gradients (chapter 03);
-# 5. every device makes the same update, so the replicas stay equal (chapter 04).
-
-# %% [markdown]
-# ## Three ways to divide the work
-#
-# A training step does some work for each layer and each example, so one can also cut *by layer*,
-# giving whole layers to each device (pipeline parallelism), or *inside layers*, giving each device
-# half of every layer's outputs (tensor parallelism). *Dive into Deep Learning* compares these
-# three.
-#
-# What must each device hold? A training step needs memory for *weights*; for their *gradients*,
-# just as large; for the *optimizer's state*, nothing for plain gradient descent and two numbers
-# for each weight with Adam; and for *activations*, the outputs of all layers, kept for the
-# backward pass. We count those of chapter 04's LeNet, as if the outputs of each layer, relu
-# and pooling were kept; relu in place would save some.
+# Each device has the gradient of its own examples. For the gradient of all four we add the two. One
+# of them must move first: `as_in_context` brings the second to the first device.
 
 # %%
-import matplotlib.pyplot as plt
-from helpers.plotting import BLUE, GREY, ORANGE, show
-
-import numpy as np
-
-LAYERS = ["convolution 1", "convolution 2", "dense 1", "dense 2"]
-weights = np.array([20 * 1 * 9 + 20, 50 * 20 * 25 + 50, 800 * 128 + 128, 128 * 10 + 10])
-# Sides of the images: 28; 26 after a 3 × 3 convolution; halved, 13; 9 after 5 × 5; halved, 4.
-passed = np.array([20 * 13 * 13, 50 * 4 * 4, 128, 10])  # per example, to the next layer
-relus = np.array([20 * 26 * 26, 50 * 9 * 9, 128, 0])
-layer = passed + relus * [2, 2, 1, 0]  # before and after relu; dense 1 passes on the second
-print(f"{weights.sum():,} weights; {layer.sum():,} activations for each example, "
-      f"{relus.sum() / layer.sum():.0%} less with relu in place")
-
-# %% [markdown]
-# Now batch 256 on two devices, in float32, 4 bytes a number. *By layer*, we cut after the first
-# convolution, since a cut after the second would leave one device with 40.7 MB and the other with
-# 2.8. Each step sends the activations at the cut forward, and their gradients back. *Inside
-# layers*, each device needs the other half of each layer's input, and on the way back the same
-# amounts cross again. *By data* sends each device's gradients. **Predict** which sends least.
-
-# %%
-n, MB = 256, 4 / 1e6
-
-
-def accounts(weights, activations):  # MB of weights, gradients, Adam's state, activations
-    return MB * np.array([weights, weights, 2 * weights, n * activations])
-
-
-def by_layer(after):
-    return [accounts(weights[:after].sum(), layer[:after].sum()),
-            # its own layers, and the input that it received
-            accounts(weights[after:].sum(), layer[after:].sum() + passed[after - 1])]
-
-
-# half of what isn't passed on, every later layer's whole input, half of the ten outputs
-all_of, sliced = weights.sum(), (layer - passed).sum() / 2 + passed[:-1].sum() + 5
-held = {"by layer": by_layer(1), "inside layers": [accounts(all_of / 2, sliced)] * 2,
-        "by data": [accounts(all_of, layer.sum() / 2)] * 2}
-sent = MB * np.array([n * passed[0], n * passed[:-1].sum(), all_of])
-assert sent.argmin() == 2, "by data sends least"
-assert [round(part.sum(), 1) for part in by_layer(2)] == [40.7, 2.8], "cut one layer later"
-assert held["by layer"][1][3] > MB * n * layer[1:].sum(), "and what it received"
-print(f"one device alone holds {accounts(all_of, layer.sum()).sum():.1f} MB")
-for (cut, (first, second)), crossing in zip(held.items(), sent):
-    print(f"{cut:13} holds {first.sum():4.1f} and {second.sum():4.1f} MB, "
-          f"each sends {crossing:.1f} MB")
-
-# %% [markdown]
-# With the memory on a logarithmic axis:
-
-# %%
-def draw_cut(ax, cut):
-    for row, half, color in ((r, h, c) for r in range(4) for h, c in enumerate((BLUE, ORANGE))):
-        place, wide, high, left = {"by layer": (row, 8 * (half == (row > 0)), 0.8, 0),
-                                   "inside layers": (row - 0.2 + 0.4 * half, 8, 0.4, 0),
-                                   "by data": (row, 4, 0.8, 4 * half)}[cut]
-        ax.barh(place, wide, high, left, color=color)
-    ax.set(title=cut, xlabel="examples", xlim=(0, 8), ylim=(3.5, -0.5), xticks=[0, 4, 8])
-
-
-# %%
-fig, axes = plt.subplots(2, 3, figsize=(7, 4.4), sharey="row", layout="constrained")
-for ax, below, cut in zip(*axes, held):
-    draw_cut(ax, cut)
-    below.semilogy(range(4), accounts(all_of, layer.sum()), "_", ms=28, color="black", zorder=3,
-                   label="one device alone")
-    for device, (marker, color) in enumerate((("o", BLUE), ("s", ORANGE))):
-        places = np.arange(4) + 0.3 * device - 0.15
-        below.semilogy(places, held[cut][device], marker, color=color, label=f"device {device}")
-    below.set_xticks(range(4), ["weights", "grad", "Adam", "act."])
-axes[0, 0].set_yticks(range(4), LAYERS)
-ticks = [0.001, 0.01, 0.1, 1, 10]
-axes[1, 0].set(ylabel="MB held", yticks=ticks, yticklabels=ticks)
-fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-fig.suptitle("By data: each example on one device, activations halved, weights not")
-show(fig, alt="Above, layers against examples in the colours of two devices: whole rows, half "
-              "rows, halves of the columns. Below, MB of weights, gradients, Adam's state and "
-              "activations on each device, and on one device alone.")
-
-# %% [markdown]
-# With this batch and this cut, data parallelism sends least. Its devices have equal work; by layer
-# they take turns, unless the batch is cut into small ones that follow each other. But it halves
-# only the activations. Weights, gradients and Adam's state take 2 MB on each device here; for a
-# billion weights they would take 16 GB. *Sharded* data parallelism lifts that limit: each device
-# keeps a part of the three, and gathers what it needs just in time (ZeRO: chapter 16). The other
-# two cuts serve models that are too large for one device (exercise 1).
-
-# %% [markdown]
-# ## How devices are connected
-#
-# ![A server: a CPU with host memory; below it a PCIe switch whose one uplink four GPUs share, each
-# with a memory of its own; NVLink between neighbouring GPUs.](src/drawings/server.svg)
-#
-# A GPU's memory is fast, and its own. Everything else is reached through slower links. GPUs behind
-# one switch share its uplink: if four of them read from the host at the same time, each gets a
-# quarter of it (*Dive into Deep Learning*, "Parameter Servers").
-#
-# | GB/s (links: in each direction) | | source |
-# | --- | --- | --- |
-# | memory of a V100, A100 (40 GB), H200 | 900, 1,555, 4,800 | [1], [1], [3] |
-# | PCI Express ×16, generation 3, 4, 5 | 15.75, 31.5, 63 | [1], [1], computed |
-# | NVLink, all links of a V100, A100, H100, Blackwell | 150, 300, 450, 900 | [1], [1], [2], [4] |
-#
-# NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU
-# Architecture" (2023), section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4]
-# "Topology-aware workload scheduling with NVIDIA Topograph" (2026). For NVLink they give both
-# directions together; we halve. Computed: 16 lanes of 32 billion transfers a second, 128 of 130
-# bits data.
-#
-# Simulated devices have none of this. What you learn here about *when* data is copied holds on
-# GPUs; *how long* it takes does not carry over.
-
-# %% [markdown]
-# In `nvidia-smi`, a GPU that you forgot to use shows 0 % in `utilization.gpu`; `nvidia-smi topo
-# -m` prints your machine's version of the drawing.
-
-# %% tags=["measured"]
-from shutil import which
-from subprocess import run
-
-print("GPUs that this build of MXNet sees:", mx.context.num_gpus())
-if which("nvidia-smi"):
-    columns = "index,name,memory.used,memory.total,utilization.gpu"
-    ask = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv"]
-    print(run(ask, capture_output=True, text=True).stdout)
-else:
-    print("no nvidia-smi here")
-
-# %% [markdown]
-# ## Creating and moving arrays
-#
-# Where is an array if you don't say where? In host memory, also on a machine with GPUs, unless a
-# `with mx.gpu(0):` block says otherwise.
-
-# %%
-assert nd.zeros(3).context == mx.cpu() == mx.cpu(0), "the default is the host, device 0"
-assert two[0] != two[1], "devices(2) gives two different devices"
-
-# %% [markdown]
-# An array never changes its context; to move it is to make another array elsewhere. **Predict:**
-# in the second cell, what does `a` hold at the end?
-
-# %%
-a = nd.array([1, 2, 3], ctx=two[0])
-there = a.as_in_context(two[1])
-assert (a.context, there.context) == (two[0], two[1]), "the original stays where it was"
-
-# %%
-here = a.as_in_context(two[0])
-here[0] = 100
-print(a.asnumpy(), here is a)
-
-# %% [markdown]
-# `as_in_context` does nothing if there is nothing to move: `here` and `a` are two names for one
-# array. A program that writes to the result changes the original on one device and a copy on the
-# other. `copyto` copies even on the same device. Given an array instead of a device, it fills that
-# array, which saves asking for memory in every step.
-
-# %%
-a = nd.array([1, 2, 3], ctx=two[0])
-copy = a.copyto(two[0])
-copy[0] = 100
-assert a[0].asscalar() == 1, "a has not changed"
-
-# %%
-target = nd.zeros(3, ctx=two[1])
-assert a.copyto(target) is target, "given an array, copyto fills it and returns it"
-assert (target.context, target[0].asscalar()) == (two[1], 1), "and it keeps its place"
-
-# %% [markdown]
-# So use `as_in_context` to *read*, and `copyto` if either side will *write*. A moved array comes
-# without gradient memory: for a replica, move first, then attach.
-
-# %%
-weight = nd.array([1, 2, 3], ctx=two[0])
-weight.attach_grad()
-replica = weight.copyto(two[1])
-assert replica.grad is None, "a copy has the values, not the gradient"
-replica.attach_grad()
-assert replica.grad.context == two[1] != weight.grad.context, "a gradient is with its array"
+total = first + second.as_in_context(two[0])
+print(total.asscalar())
 
 # %% [markdown]
 # ### When arrays on two devices meet
 #
-# What is `a + b` if `a` is on one device and `b` on the other? Operators don't move their inputs.
-# (Assignment does: `a[:] = b` copies `b` to `a`'s device.) We try the sum in a separate process,
-# for a reason that you'll see.
+# What if you forget to move? We try it on two simulated devices:
 
 # %%
-import sys
-from subprocess import TimeoutExpired
+pair = [mx.cpu(0), mx.cpu(1)]
+here = nd.array([1, 2, 3], ctx=pair[0])
+there = nd.array([10, 20, 30], ctx=pair[1])
+print(here + there)
 
-program = f"""
-import helpers
-import mxnet as mx
-a = mx.nd.array([1, 2, 3], ctx=mx.{two[0]})
-b = mx.nd.array([10, 20, 30], ctx=mx.{two[1]})
-print((a + b).asnumpy())
-"""
-try:
-    child = run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    answer = child.stdout if child.returncode == 0 else f"failed: {child.stderr[-300:]}"
-    assert two[0].device_type == "gpu" or answer.split() == ["[11.", "22.", "33.]"], answer
-except TimeoutExpired:
-    answer = "no answer in five minutes"
-print(answer)
+# %% tags=["fold"]
+# check: the sum of the gradients, and the sum across simulated devices
+assert total.asscalar() == -180 and total.context == two[0]
+assert (here + there).asnumpy().tolist() == [11, 22, 33]
 
 # %% [markdown]
-# Simulated devices share memory, so the operator finds its second input, and the sum is right. On
-# them the training at the beginning works even without its two moves; no check of values can see
-# that.
+# The sum is right, since simulated devices share memory. So a forgotten move can't be seen on them.
 #
-# **On GPUs:** before it starts an operator, MXNet 1.9.1 compares the *kind* of device only
-# (`GetContext` in `src/imperative/imperative_utils.h`). A GPU and a CPU raise at once: "require
-# all inputs live on the same context". Two GPUs pass, and the operator gets an address in the
-# other GPU's memory. Depending on the pair of GPUs, users report a right sum, "an illegal memory
-# access was encountered" where the result is read, or a crash (apache/mxnet 18265, 11275, 21119);
-# hence the process of its own.
+# **On GPUs** it can be wrong. MXNet 1.9.1 only compares the *kind* of device (`GetContext` in
+# `src/imperative/imperative_utils.h`). A GPU and a CPU raise at once: "require all inputs live on
+# the same context". Two GPUs pass, and the operator gets an address in the other's memory. Users
+# report a right sum, an illegal memory access where the result is read, or a crash (apache/mxnet
+# 18265, 11275, 21119). So always move: `a + b.as_in_context(a.context)`.
 #
-# So write `a + b.as_in_context(a.context)`, which works everywhere.
+# ### Twenty steps
+#
+# Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$:
+
+# %% tags=["trains"]
+for weight in weights:
+    weight[:] = 0
+for step in range(20):
+    find_gradients()
+    total = weights[0].grad + weights[1].grad.as_in_context(two[0])
+    for weight in weights:
+        weight -= 0.01 * total.as_in_context(weight.context)
+    if step in [0, 1, 2, 19]:
+        print(f"step {step:2}: w = {weights[0].asscalar():.4f} and {weights[1].asscalar():.4f}")
+
+# %% tags=["fold"]
+# check: both replicas have learned w = 3, and each is still on its device
+for weight, device in zip(weights, two):
+    assert abs(weight.asscalar() - 3) < 1e-6 and weight.context == device
+assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
+
+# %% [markdown]
+# This is *data parallelism*. In each step:
+#
+# 1. each device holds a *replica* of the model;
+# 2. the batch is cut into *shards*, one for each device (chapter 02);
+# 3. each device computes the gradient of its shard, all at the same time;
+# 4. every device receives the sum of these gradients (chapter 03);
+# 5. every device makes the same update, so the replicas stay equal (chapter 04).
+#
+# One can also cut a network by layer, or inside its layers. Then each device holds a part of the
+# weights, and they send activations (deeper: Three ways to divide a network).
+
+# %% [markdown]
+# ## Where an array lives
+#
+# Where is an array if you don't say where? On `cpu(0)`, also on a machine with GPUs, unless a `with
+# mx.gpu(0):` block says otherwise. It stays where it was made; to move it is to make another array.
+# **Predict:** what does `a` hold at the end?
+
+# %%
+a = nd.array([1, 2, 3])
+there = a.as_in_context(pair[1])
+here = a.as_in_context(pair[0])
+there[0] = 50
+here[0] = 100
+print("a is on", a.context, "and holds", a.asnumpy())
+print("here is a:", here is a, "- there is a:", there is a)
+
+# %% tags=["fold"]
+# check: as_in_context returns the array itself where there is nothing to move
+assert (a.context, there.context) == (mx.cpu(0), pair[1]) and mx.cpu() == mx.cpu(0)
+assert here is a and there is not a
+assert (a.asnumpy().tolist(), there.asnumpy().tolist()) == ([100, 2, 3], [50, 2, 3])
+
+# %% [markdown]
+# `a` was already on `cpu(0)`. So `here` is `a`, and writing to it changed `a`. `there` is a copy.
+# `copyto` copies even on the same device. Given an array in place of a device, it fills that array.
+
+# %%
+a = nd.array([1, 2, 3])
+duplicate = a.copyto(pair[0])
+duplicate[0] = 100
+print("a holds", a.asnumpy())
+
+target = nd.zeros(3, ctx=pair[1])
+a.copyto(target)
+print("target holds", target.asnumpy(), "on", target.context)
+
+# %% tags=["fold"]
+# check: copyto copies on the same device, and returns the array that it was given
+assert (a.asnumpy().tolist(), duplicate.asnumpy().tolist()) == ([1, 2, 3], [100, 2, 3])
+assert a.copyto(target) is target and target.context == pair[1]
+assert target.asnumpy().tolist() == [1, 2, 3]
+
+# %% [markdown]
+# So use `as_in_context` to *read*, and `copyto` if you will *write* to either side. And the
+# gradient? It doesn't travel with its array:
+
+# %%
+weight = nd.array([1, 2, 3], ctx=pair[0])
+weight.attach_grad()
+replica = weight.copyto(pair[1])
+print("the copy's gradient:", replica.grad)
+replica.attach_grad()
+print("now on", replica.grad.context)
+
+# %% tags=["fold"]
+# check: a copy has no gradient memory until it is attached, and a gradient is with its array
+assert weight.copyto(pair[1]).grad is None and weight.as_in_context(pair[1]).grad is None
+assert (weight.grad.context, replica.grad.context) == (pair[0], pair[1])
+
+# %% [markdown]
+# For a replica: move first, then attach. **Predict:** `weight` is on `cpu(1)`. Where is it after it
+# has been saved and read again, or pickled?
+
+# %%
+import copy
+import pickle
+import tempfile
+
+weight = nd.array([1, 2, 3], ctx=pair[1])
+with tempfile.TemporaryDirectory() as folder:
+    nd.save(f"{folder}/weight.params", [weight])
+    loaded = nd.load(f"{folder}/weight.params")
+print("saved and loaded:", loaded[0].context)
+print("pickled:", pickle.loads(pickle.dumps(weight)).context)
+print("deepcopy:", copy.deepcopy(weight).context)
+
+# %% tags=["fold"]
+# check: all three come back on cpu(0), with their values
+for again in [loaded[0], pickle.loads(pickle.dumps(weight)), copy.deepcopy(weight)]:
+    assert again.context == mx.cpu(0) and again.asnumpy().tolist() == [1, 2, 3]
+
+# %% [markdown]
+# All of them come back on `cpu(0)`. So move what you have loaded. **On GPUs:** the file notes the
+# context. A build with CUDA copies the array back to that GPU, by its number; a build without
+# leaves it in host memory (`NDArray::Load` in `src/ndarray/ndarray.cc`, MXNet 1.9.1).
 
 # %% [markdown]
 # ## Work that isn't done yet
 #
 # When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and
-# after `wait_to_read`, which returns once the values exist. **Predict:** does the call take about
-# as long as the product, about half, or hardly any time?
+# again after `wait_to_read`, which returns once the values exist. **Predict:** does the call take
+# about as long as the product, or hardly any time?
 
 # %% tags=["measured"]
 from time import perf_counter
 
-A = nd.random.uniform(shape=(1500, 1500), ctx=two[0])
-A.wait_to_read()
-start = perf_counter()
-product = nd.dot(A, A)
-called = perf_counter() - start
+A0 = nd.random.uniform(shape=(1200, 1200), ctx=two[0])
+A0.wait_to_read()
+
+begin = perf_counter()
+product = nd.dot(A0, A0)
+called = perf_counter() - begin
 product.wait_to_read()
-done = perf_counter() - start
-print(f"the call returned after {called * 1e3:.2f} ms, the product was there after "
-      f"{done * 1e3:.2f} ms")
+done = perf_counter() - begin
+print(f"the call returned after {called * 1e3:.2f} ms")
+print(f"the product was there after {done * 1e3:.2f} ms")
 
 # %% [markdown]
-# The call only puts the work into the device's queue; the device's thread takes it from there.
-# This *asynchrony* lets one Python program keep many devices busy. The loop looks sequential; with
-# two free cores, two products on two devices should take about half as long as on one.
-
-# %% tags=["measured"]
-local = [A.as_in_context(device) for device in two]
-for places in ([0, 0], [0, 1]):
-    nd.waitall()
-    start = perf_counter()
-    products = [nd.dot(local[r], local[r]) for r in places]
-    nd.waitall()
-    print(f"two products on the devices {places}: {(perf_counter() - start) * 1e3:.0f} ms")
-
-# %% [markdown]
-# `nd.waitall()` waits for everything, on all devices. Calls that need values wait for them:
-# `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`. Calls that fill an array from Python or
-# NumPy, such as `nd.array(list)`, wait until it is filled. Most operators don't wait, nor do
-# `as_in_context`, `copyto` and `backward()`. (On simulated devices `wait_to_read` and `nd.array`
-# may also wait for other work on `cpu(0)`: MXNet 1.9.1 queues the wait there, `WaitForVar` in
-# `src/engine/threaded_engine.cc`.) So a clock that is stopped without waiting measures how fast
-# Python fills the queue, and a stray `print(loss)` in a training loop makes Python wait before it
-# gives any device the next step.
+# The call only puts the work into the device's queue. The device's thread takes it from there, and
+# Python goes on:
 #
-# If work happens later, so do some errors. Wrong shapes raise at the call; errors that depend on
-# *values* come later. A normal distribution can't have a negative width. **Predict:** which line
-# raises, the one that asks for the numbers, the one that adds 1, or the one that waits?
+# ![After two calls, product p1 runs on the first device and p2 on the second. After four calls p3
+# and p4 wait in the queues, and Python is already at the next
+# line.](src/drawings/two_queues.svg)
+#
+# This is *asynchrony*. We record these four products, on simulated devices. MXNet's profiler notes
+# when each began and ended; we note how long Python's calls took.
+
+# %% tags=["fold"]
+# draw: four products on two devices, and Python's calls, as recorded
+import json
+import time
+from pathlib import Path
+
+from helpers.plotting import GREY, show, timeline
+from mxnet import profiler
+
+halves = [A0.copyto(device) for device in pair]
+for half in halves:
+    nd.dot(half, half)
+nd.waitall()
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "trace.json")
+    profiler.set_config(profile_imperative=True, profile_symbolic=True, profile_api=False,
+                        continuous_dump=False, filename=str(path))
+    profiler.set_state("run")
+    times = [time.time() * 1e3]  # ms, on the profiler's clock
+    for rank in [0, 1, 0, 1]:
+        nd.dot(halves[rank], halves[rank])
+        times.append(time.time() * 1e3)
+    nd.waitall()
+    profiler.set_state("stop")
+    profiler.dump(finished=False)
+    text = path.read_text().replace("[\n,", "[", 1)  # a stray comma if this cell runs again
+events = [event for event in json.loads(text)["traceEvents"] if event["name"] == "dot"]
+lanes = {"Python": [(start - times[0], end - start, "Python")
+                    for start, end in zip(times, times[1:])]}
+for rank in range(2):  # the profiler numbers tracks cpu/0, cpu/1, ... by their pid
+    starts, ends = ([event["ts"] / 1e3 - times[0] for event in events
+                     if event["pid"] == rank and event["ph"] == phase] for phase in "BE")
+    lanes[f"cpu({rank})"] = [(start, end - start, "compute") for start, end in zip(starts, ends)]
+returned = times[-1] - times[0]
+last = max(start + length for rank in range(2) for start, length, _ in lanes[f"cpu({rank})"])
+title = f"Four calls return in {returned:.1f} ms, the devices work for {last:.0f} ms"
+fig, axes = timeline(title, {"": lanes})
+axes[0].axvline(returned, color="black", ls="--", lw=1)
+axes[0].plot([returned / 2] * 2, [-0.3, 0.3], color=GREY, lw=5)  # too short to be seen otherwise
+axes[0].text(returned + last / 60, 0.1, "all calls have returned, Python goes on", fontsize=9)
+for rank in range(2):
+    for number, (start, length, _) in enumerate(lanes[f"cpu({rank})"]):
+        axes[0].text(start + length / 2, rank + 1, f"p{2 * number + rank + 1}", color="white",
+                     ha="center", va="center")
+        axes[0].plot([start, start], [rank + 0.6, rank + 1.4], color="white", lw=2)
+show(fig, alt="A timeline with a row for Python and one for each device. Python's four calls end "
+              "at the left edge; each device then computes two products, one after the other.")
+
+# %% tags=["fold"]
+# check: two products on each device, one after the other; all calls were back before one ended
+for rank in range(2):
+    (start, length, _), (following, *_) = lanes[f"cpu({rank})"]
+    assert -1 < start and start + length <= following + 0.1, "one after the other"
+    assert returned < start + length, "Python waited"
+starts = [lanes[f"cpu({rank})"][1][0] for rank in range(2)]
+assert max(start for start, *_ in [lanes["cpu(0)"][0], lanes["cpu(1)"][0]]) < min(starts), (
+    "the devices take turns")
+
+# %% [markdown]
+# With two free cores, two products on two devices should take about half as long as on one. Median
+# and quartiles of ten rounds, in which both ways take turns:
+
+# %% tags=["fold", "measured", "few:rounds=10=>rounds=3"]
+# measure: two products on one device, and one on each of two
+from helpers.timing import in_turns, print_times
+
+A1 = A0.as_in_context(two[1])
+
+
+def both_on_one():
+    nd.dot(A0, A0)
+    nd.dot(A0, A0)
+
+
+def one_on_each():
+    nd.dot(A0, A0)
+    nd.dot(A1, A1)
+
+
+print_times(in_turns({"both on one": both_on_one, "one on each": one_on_each}, rounds=10))
+
+# %% [markdown]
+# So when does Python wait?
+#
+# - `nd.waitall()` waits for all work on all devices.
+# - Calls that need values wait for these: `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`.
+# - Most operators don't wait, nor do `as_in_context`, `copyto` and `backward()`.
+#
+# So **wait before you stop a clock**, or you measure how fast Python fills the queues. A stray
+# `print(loss)` in a training loop keeps Python from handing out the next step.
+
+# %% tags=["fold"]
+# check: what waits and what doesn't, by a product that takes long
+# On simulated devices wait_to_read may also wait for other work on cpu(0), where MXNet 1.9.1 queues
+# the wait (WaitForVar in src/engine/threaded_engine.cc); there is none here.
+big = nd.ones((1000, 1000), ctx=pair[1])
+
+
+def waits(call):
+    """Whether `call` takes at least half of the time until its product is there."""
+    nd.waitall()
+    begin = perf_counter()
+    call(nd.dot(big, big))
+    called = perf_counter() - begin
+    nd.waitall()
+    return called > (perf_counter() - begin) / 2
+
+
+def square_and_back(weight):
+    weight.attach_grad()
+    with autograd.record():
+        loss = nd.dot(weight, weight).sum()
+    loss.backward()
+
+
+for call in [lambda x: x.wait_to_read(), lambda x: x.asnumpy(), lambda x: x[0, 0].asscalar(),
+             lambda x: str(x), lambda x: bool(x[0, 0] > 0), lambda x: nd.waitall()]:
+    assert waits(call)
+for call in [lambda x: x, lambda x: x + 1, lambda x: x.as_in_context(pair[0]),
+             lambda x: x.copyto(pair[0]), square_and_back]:
+    assert not waits(call)
+
+# %% [markdown]
+# ## Errors that come late
+#
+# Wrong shapes raise at the call. Errors that depend on *values* come when the work is done. A
+# normal distribution can't have a negative width. **Predict:** which line raises, the one that
+# asks for the numbers, the one that adds 1, or the one that waits? `tell` runs a function and
+# prints the last line of its error.
 
 # %%
-noise = nd.random.normal(0, -1, shape=(2, 2), ctx=two[0])
+def tell(what, function):
+    try:
+        function()
+        print(f"{what}: no error")
+    except mx.MXNetError as error:
+        print(f"{what}: {str(error).splitlines()[-1]}")
+
+
+noise = nd.random.normal(0, -1, shape=(2, 2), ctx=pair[0])
 shifted = noise + 1
-try:
-    shifted.wait_to_read()
-    raised = False
-except mx.MXNetError as error:
-    raised = True
-    print(str(error).splitlines()[-1].split(" : ")[-1])
-assert raised, "the error of the first line should come out where we wait"
-assert shifted.asnumpy().shape == (2, 2), "and only once: this read raises nothing"
+print("Python is here")
+tell("wait", shifted.wait_to_read)
+tell("wait again", shifted.wait_to_read)
+tell("noise itself", noise.wait_to_read)
 
 # %% [markdown]
-# The first two lines only queued work. So when a message points at an innocent line, look *above*
-# it; `nd.waitall()` after each suspect line finds the culprit. MXNet 1.9.1 raises such an error
-# once. Read `shifted` or `noise` again, or compute with them, and you get whatever is in their
-# memory. After an `MXNetError`, start again from data that you trust.
+# The first two lines only queued work. The error comes out where we wait, and only once. After that
+# `shifted` and `noise` look like good arrays, but their values were never computed.
+#
+# Now **two** operations fail: the second asks for entry 7 of three. We read only the first.
+# **Predict:** where does the second error come out?
+
+# %%
+def fail_twice():
+    noise = nd.random.normal(0, -1, shape=(2, 2), ctx=pair[0])
+    entry = nd.take(nd.arange(3), nd.array([7]), mode="raise")
+    return noise, entry
+
+
+noise, entry = fail_twice()
+tell("read noise", noise.asnumpy)
+innocent = nd.ones(3) + 1
+tell("innocent", innocent.asnumpy)
+tell("waitall", nd.waitall)
+tell("waitall again", nd.waitall)
+
+# %% [markdown]
+# It came out of an innocent `waitall`. In a notebook that may be many cells later. If `waitall`
+# comes first, it raises one error and *forgets the other*:
+
+# %%
+noise, entry = fail_twice()
+tell("waitall", nd.waitall)
+tell("read noise", noise.asnumpy)
+tell("read entry", entry.asnumpy)
+
+# %% tags=["fold"]
+# check: one error a failing operation, where its own array is read; waitall raises one of all
+def raised(function):
+    try:
+        function()
+    except mx.MXNetError as error:
+        return next(word for word in ["scale", "indices", "shape"] if word in str(error).lower())
+    return None
+
+
+assert raised(lambda: nd.ones(2) + nd.ones(3)) == "shape", "a wrong shape raises at the call"
+for _ in range(5):
+    noise = nd.random.normal(0, -1, shape=(2, 2), ctx=pair[0])
+    shifted = noise + 1
+    assert [raised(array.wait_to_read) for array in [shifted, shifted, noise]] == [
+        "scale", None, None]
+    noise, entry = fail_twice()
+    innocent = nd.ones(3) + 1
+    found = [raised(call) for call in [noise.asnumpy, innocent.asnumpy, nd.waitall, nd.waitall]]
+    assert found == ["scale", None, "indices", None]
+    noise, entry = fail_twice()
+    assert [raised(array.asnumpy) for array in [entry, noise]] == ["indices", "scale"]
+    assert raised(nd.waitall) is None
+    noise, entry = fail_twice()
+    found = [raised(call) for call in [nd.waitall, nd.waitall, noise.asnumpy, entry.asnumpy]]
+    assert found == ["scale", None, None, None]
+
+# %% [markdown]
+# (`ThreadedEngine::WaitForAll` in `src/engine/threaded_engine.cc`, MXNet 1.9.1.) That is also the
+# cure: **after an `MXNetError`, call `nd.waitall()` until it raises nothing**, and start again from
+# data that you trust.
+#
+# ### Find the line
+#
+# The line that failed is *above* the one that raises. But where? MXNet has another engine, which
+# does all work in the call itself. The choice is made when MXNet starts, so it needs a new process:
+# `MXNET_ENGINE_TYPE=NaiveEngine python train.py`. We run this program with both engines:
+
+# %%
+program = """\
+import helpers
+from mxnet import nd
+
+noise = nd.random.normal(0, -1, shape=(2, 2))
+shifted = noise + 1
+print(shifted.asnumpy())
+"""
+
+# %% tags=["fold"]
+# measure: the line of the program that its error names, with each engine
+import os
+import re
+import subprocess
+import sys
+
+
+FAILS_AT = {"ThreadedEnginePerDevice": 6, "NaiveEngine": 4}
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "train.py")
+    path.write_text(program)
+    searched = os.pathsep.join(place for place in sys.path if place)
+    children = {}
+    for engine in FAILS_AT:
+        settings = {**os.environ, "MXNET_ENGINE_TYPE": engine, "PYTHONPATH": searched}
+        children[engine] = subprocess.Popen([sys.executable, path], env=settings, text=True,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for engine, child in children.items():
+        said = child.communicate(timeout=300)[1]
+        assert child.returncode == 1 and "scale parameter" in said, said
+        number = int(re.search(r'train\.py", line (\d+)', said)[1])
+        print(f"{engine:23}  line {number}: {program.splitlines()[number - 1]}")
+        assert number == FAILS_AT[engine], "another line"
+# %% [markdown]
+# The usual engine, `ThreadedEnginePerDevice`, points at the line that waits, and `NaiveEngine` at
+# the one that is wrong.
 
 # %% [markdown]
 # ## What a copy costs
 #
-# We copy 16 stretches of a large array, which overlap for the largest sizes. A slice of
-# consecutive rows of an `mx.nd` array is a window on its memory, so the copies ask for no new
-# memory.
+# How long does a copy from one device to the other take? We copy eight sizes, from 4 KB to 64 MB
+# ($10^3$ and $10^6$ bytes). `in_turns` lets them take turns for thirty rounds; it waits for all
+# work before it starts or stops its clock. **Predict:** the largest has 16,000 times the bytes of
+# the smallest. How many times as long does it take?
 
-# %%
-LARGEST, COPIES = 64_000_000, 16  # bytes, copies that are averaged
-source = nd.ones(LARGEST // 4, ctx=two[0])  # a float32 has 4 bytes
-target = nd.zeros(LARGEST // 4, ctx=two[1])
+# %% tags=["few:rounds=30=>rounds=10"]
+from functools import partial
 
-# %%
-def windows(size):
-    n = size // 4
-    starts = [i * n % (len(source) - n + 1) for i in range(COPIES)]
-    return [(source[at : at + n], target[at : at + n]) for at in starts]
+from helpers.timing import in_turns, spread
 
-# %% [markdown]
-# Three clocks, each for one copy. *Alone*: copy, wait, then the next. *Queued*: all 16 copies,
-# then wait. *Call*: the time until Python has made *queued*'s calls, without the wait. Whichever
-# runs first finds the memory cold, so we copy once beforehand and let the two take turns at going
-# first.
+SIZES = [4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000]
 
-# %%
-def copy_all(pairs, wait):
-    nd.waitall()
-    start = perf_counter()
-    for here, there in pairs:
-        here.copyto(there)
-        if wait:
-            there.wait_to_read()
-    call = perf_counter() - start
-    nd.waitall()
-    return (perf_counter() - start) / COPIES, call / COPIES
 
-# %%
-def three_clocks(size, turn):
-    pairs, times = windows(size), {}
-    copy_all(pairs, wait=False)
-    for wait in ((True, False), (False, True))[turn % 2]:
-        times[wait] = copy_all(pairs, wait)
-    return times[True][0], times[False][0], times[False][1]
-
-# %% [markdown]
-# Ten sizes, evenly spaced on a logarithmic axis, in eight rounds. (1 KB is $10^3$ bytes, 1 MB
-# $10^6$.) **Predict:** from the first size to the last is a factor of 16,000. By what factor will
-# the time grow?
-#
-# Our model: a *latency* $L$, paid for each copy however small, and the size over the *bandwidth*
-# $B$, $t(s) = L + s/B$. `w=1 / alone` makes `polyfit` minimise relative errors; otherwise
-# the largest sizes alone would decide.
-
-# %% tags=["measured", "few:for turn in range(8)=>for turn in range(3)"]
-sizes = np.geomspace(4e3, LARGEST, 10)
-rounds = np.array([[three_clocks(int(size), turn) for size in sizes] for turn in range(8)])
-low, middle, high = np.percentile(rounds, (10, 50, 90), axis=0)  # [10, 3] each, seconds
-for c, name in enumerate(("alone", "queued", "call")):
-    small = 1e6 * np.array([middle, low, high])[:, 0, c]
-    print("{:6} 4 KB: {:5.1f} µs ({:.1f} to {:.1f})   ".format(name, *small) +
-          f"64 MB: {middle[-1, c] * 1e6:6,.0f} µs")
-alone = middle[:, 0]
-per_byte, L = np.polyfit(sizes, alone, 1, w=1 / alone)
-worst = np.abs((L + sizes * per_byte) / alone - 1).max()
-print(f"L = {L * 1e6:.0f} µs, B = {1e-9 / per_byte:.1f} GB/s, off by up to {worst:.0%}")
-print(f"alone, 64 MB take {alone[-1] / alone[0]:,.0f} times as long as 4 KB")
-print(f"of the {alone[0] * 1e6:.0f} µs for 4 KB, copying at B takes {4e9 * per_byte:.1f}")
+def time_copies():
+    copies = {}
+    for nbytes in SIZES:
+        source = nd.ones(nbytes // 4, ctx=two[0])  # a float32 has 4 bytes
+        target = nd.zeros(nbytes // 4, ctx=two[1])
+        copies[nbytes] = partial(source.copyto, target)  # a call of it copies
+    return in_turns(copies, rounds=30)
 
 # %% tags=["measured"]
-from helpers.plotting import GREEN, figure
-
-speed = 1e-9 / per_byte
-fig, ax = figure(f"A copy alone: about {L * 1e6:.0f} µs, plus its size at {speed:.1f} GB/s",
-                 "size of the copy (MB)", "time of one copy (µs)")
-ax.loglog(sizes / 1e6, 1e6 * (L + sizes * per_byte), color=GREY, lw=5, alpha=0.5, label="L + s/B")
-looks = {"alone": ("o-", BLUE), "queued": ("s--", ORANGE), "call": ("^:", GREEN)}
-for c, (name, (style, color)) in enumerate(looks.items()):
-    spread = 1e6 * np.array([middle - low, high - middle])[:, :, c]
-    ax.errorbar(sizes / 1e6, 1e6 * middle[:, c], spread, fmt=style, color=color, label=name)
-ax.legend(frameon=False)
-show(fig, alt="Time of one copy against its size on logarithmic axes: waited for one by one, "
-              "queued, and the bare call, with bars from the 10th to the 90th percentile, and the "
-              "fitted curve.")
+times = time_copies()
+measured = {}
+for nbytes in SIZES:
+    measured[nbytes] = spread(times[nbytes]).median
+    print(f"{nbytes / 1e3:6,.0f} KB: {measured[nbytes] * 1e6:6,.0f} µs")
+print(f"the last takes {measured[64_000_000] / measured[4_000]:.0f} times as long as the first")
 
 # %% [markdown]
-# At 4 KB, *queued* was not above *call* beyond the spread in our runs: Python needs that long to
-# ask for a copy. *Alone* waits after every copy as well; we guess that the extra time goes into
-# waking threads. Copying at $B$ takes little of it (last line above); simulated devices have no
-# link. $L$ may change while other programs run (exercise 3).
+# Small copies all take about as long. Large ones pay for their bytes. So we try a law: a
+# *latency*, the same for each copy, plus the bytes over a *bandwidth*. The smallest copy gives
+# the latency, the largest the bandwidth. Does that predict the six sizes between?
+
+# %% tags=["measured"]
+def predict(nbytes, measured):
+    latency = measured[4_000]
+    bandwidth = 64_000_000 / measured[64_000_000]  # bytes a second
+    return latency + nbytes / bandwidth
+
+
+for nbytes in SIZES[1:-1]:  # without the two that the law was made from
+    expected = predict(nbytes, measured)
+    print(f"{nbytes / 1e3:6,.0f} KB: predicted {expected * 1e6:5,.0f} µs, "
+          f"measured {measured[nbytes] * 1e6:5,.0f}, ratio {measured[nbytes] / expected:.2f}")
+
+# %% tags=["fold"]
+# draw: the time of a copy against its size, and what the law predicts
+from helpers.plotting import curves
+
+megabytes = [nbytes / 1e6 for nbytes in SIZES]
+quartiles = [[1e6 * value for value in values]
+             for values in zip(*(spread(times[nbytes]) for nbytes in SIZES))]
+predicted = [1e6 * predict(nbytes, measured) for nbytes in SIZES]
+title = (f"Small copies take about {1e6 * measured[4_000]:.0f} µs, "
+         f"large ones {1e6 * measured[64_000_000] / 64:.0f} µs a megabyte")
+fig, ax = curves(title, "size of the copy (MB)", "time of one copy (µs)",
+                 {"measured": (megabytes, *quartiles),
+                  "latency + bytes / bandwidth": (megabytes, predicted)}, logx=True, logy=True)
+show(fig, alt="Time of one copy against its size on logarithmic axes: nearly flat up to 64 KB, "
+              "then rising with the bytes; beside it what the law predicts.")
+
+# %% [markdown]
+# One process may be lucky. We measure in five, each with a latency and a bandwidth of its own:
+
+# %% tags=["fold", "measured", "few:range(5)=>range(2)"]
+# measure: how far the law is off in five processes, and a law without the sum
+from helpers.timing import in_new_processes
+
+
+def medians(process):
+    return {nbytes: float(spread(seconds).median) for nbytes, seconds in time_copies().items()}
+
+
+runs = in_new_processes(medians, range(5))
+off, off_without = [], []
+for nbytes in SIZES[1:-1]:
+    ratios = [run[nbytes] / predict(nbytes, run) for run in runs]
+    larger = [run[nbytes] / max(run[4_000], nbytes / 64_000_000 * run[64_000_000]) for run in runs]
+    off += [abs(ratio - 1) for ratio in ratios]
+    off_without += [abs(ratio - 1) for ratio in larger]
+    print(f"{nbytes / 1e3:6,.0f} KB: measured / predicted {min(ratios):.2f} to {max(ratios):.2f}")
+verdict = "not missed" if max(off) < 1 / 3 else "missed"
+print(f"latency + bytes / bandwidth: off by up to {max(off):.0%}, {verdict}")
+print(f"the larger of the two terms alone: off by up to {max(off_without):.0%}")
+
+# %% [markdown]
+# We call the law missed if it is off by more than a third, as may happen while other programs
+# run. And it is a law for *one copy that is waited for*. A training step sends many arrays. What
+# do eight copies of 64 KB cost, and one of 512 KB?
+
+# %% tags=["fold", "measured", "few:rounds=50=>rounds=20"]
+# measure: eight copies of 64 KB, with a wait after each and with one, and one copy of 512 KB
+sources = []
+targets = []
+for _ in range(8):
+    sources.append(nd.ones(16_000, ctx=two[0]))
+    targets.append(nd.zeros(16_000, ctx=two[1]))
+large_source = nd.ones(8 * 16_000, ctx=two[0])
+large_target = nd.zeros(8 * 16_000, ctx=two[1])
+
+
+def eight_waits():
+    for source, target in zip(sources, targets):
+        source.copyto(target)
+        target.wait_to_read()
+
+
+def eight_copies():
+    for source, target in zip(sources, targets):
+        source.copyto(target)
+
+
+def one_copy():
+    large_source.copyto(large_target)
+
+
+contestants = {"one of 64 KB": partial(sources[0].copyto, targets[0]),
+               "eight, a wait after each": eight_waits, "eight, one wait": eight_copies,
+               "one of 512 KB": one_copy}
+times_of_eight = in_turns(contestants, rounds=50)
+print_times(times_of_eight, unit="µs")
+small, eight, large = (spread(times_of_eight[name]).median
+                       for name in ["one of 64 KB", "eight, one wait", "one of 512 KB"])
+print(f"eight times the first: {8 * small * 1e6:.0f} µs")
+assert large < eight, "one large copy is cheaper than eight small ones"
+
+# %% [markdown]
+# One large copy is cheaper than eight small ones. So: **send few, large arrays.** (Chapters 03
+# and 14 count both.)
 #
-# **On GPUs:** a copy runs on one of two threads that a GPU keeps for copies, which waits for the
+# **On GPUs:** measure anew. A GPU's copies have threads of their own, and the thread waits for the
 # GPU after each (`CopyFromTo` in `src/ndarray/ndarray.cc`, `PushToExecute` in
-# `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1). So queued copies pay for that wait too.
-#
-# ### A prediction
-#
-# Chapter 04's LeNet has eight arrays of gradients, 129,068 numbers in all, that must travel in
-# every step. **Before you run this:** what does your model say for eight copies, and for one of
-# the same bytes?
-
-# %% tags=["measured"]
-shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
-eight = [int(np.prod(shape)) for shape in shapes]
-
-
-def seconds(lengths, place):
-    ends = np.cumsum([place * sum(lengths), *lengths])  # a stretch of its own
-    pairs = [(source[a:b], target[a:b]) for a, b in zip(ends, ends[1:])]
-    return copy_all(pairs, wait=True)[0] * COPIES
-
-
-ways = {"eight copies": eight, "one copy": [sum(eight)]}
-times = np.array([[seconds(lengths, 2 * turn + way) for way, lengths in enumerate(ways.values())]
-                  for turn in range(30)])
-for (name, lengths), column in zip(ways.items(), times.T):
-    expected = sum(L + 4 * n * per_byte for n in lengths)
-    least, mid, most = 1e6 * np.percentile(column, (10, 50, 90))
-    print(f"{name:12} predicted {expected * 1e6:3.0f} µs, "
-          f"measured {mid:3.0f} µs ({least:.0f} to {most:.0f}), "
-          f"{mid / expected / 1e6:.1f} times as much")
-
-# %% [markdown]
-# Where that is far from 1, the model has missed. The ratio doesn't say which of its assumptions
-# failed: that $L$ is constant is only one.
+# `src/engine/threaded_engine_perdevice.cc`, MXNet 1.9.1).
 
 # %% [markdown]
 # ## Summary
 #
-# - Data parallelism: each device has a replica of the model and a shard of the batch; gradients
-#   are summed, and every replica makes the same update. Cuts by layer or inside layers send
-#   activations, and divide the weights, here very unevenly by layer.
-# - Arrays are made with `ctx=` and stay there; an operation runs where its inputs are.
-# - `as_in_context` returns the same object if nothing needs to move. Write only to what you know
-#   to be a copy.
-# - Don't let arrays from two devices meet.
-# - Most operators return before they are done. Wait before you stop a clock. An error that depends
-#   on values comes out where you wait, once.
-# - A copy takes roughly latency + size / bandwidth. Measure both where you use them.
+# - Data parallelism: a replica and a shard on each device; the gradients are summed, and every
+#   replica makes the same update.
+# - Arrays are made with `ctx=` and stay there; an operation runs where its inputs are. Don't let
+#   arrays of two devices meet.
+# - `as_in_context` returns the same array if nothing needs to move. A copy has no gradient memory.
+#   What was saved on `cpu(1)` comes back on `cpu(0)`.
+# - Most operators return before they are done. Wait before you stop a clock.
+# - An error that depends on values comes out where you wait. A second one may come out at an
+#   innocent line, or never: clear with `waitall`, and find the line with `NaiveEngine`.
+# - Small copies cost a fixed time, large ones their bytes; whether a law joins the two, the five
+#   processes above say. One large copy is cheaper than eight small ones.
 #
-# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Training on Multiple GPUs";
-# *Deep Learning: The Straight Dope*, on NDArray and multiple GPUs.
+# **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Asynchronous Computation" and
+# "Training on Multiple GPUs".
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Cut by layer.** A network has two layers, $W_1 = \binom{1\ -1}{-1\ 1}$ on device 0 and $W_2
-#    = \binom{3}{5}$ on device 1, with a ReLU between them. Compute both gradients of the sum of
-#    its outputs for the examples (1, 2) and (3, 1), on two devices, and show that they equal one
-#    device's. On which device is the gradient of $W_1$, and who sent it there?
-# 2. **A lost gradient.** Move an array with a gradient to the other device *before* `record()`,
+# 1. **A lost gradient.** Move an array with a gradient to the other device *before* `record()`,
 #    and compute a loss from it there. Where does its gradient end up?
-# 3. **Your own machine (open).** Measure $L$ and $B$ again while another program keeps a core
-#    busy, and for copies within one device. Then time eight gradients copied into one flat array,
-#    sent, and copied out again.
+# 2. **The line above.** Write `first_failing(calls)`, which takes a list of functions, runs them in
+#    order, and returns the place of the first whose work fails, or None. Use the usual engine.
+# 3. **Your own machine (open).** Measure the copies again while another program keeps a core
+#    busy, and for copies within one device. Does the law still predict?
 
 # %% [markdown]
 # ### Answer 1
-#
-# `W1`'s gradient is on device 0. The crossing is recorded like any other operation; the derivative
-# of a copy to device 1 is a copy back to device 0, so autograd sent it.
-
-# %% tags=["solution"]
-def by_layer(first, second):
-    W1, W2 = nd.array([[1, -1], [-1, 1]], ctx=first), nd.array([[3], [5]], ctx=second)
-    W1.attach_grad()
-    W2.attach_grad()
-    with autograd.record():
-        h = nd.relu(nd.dot(nd.array([[1, 2], [3, 1]], ctx=first), W1))
-        received = h.as_in_context(second)
-        loss = nd.dot(received, W2).sum()
-    assert (h.context, loss.context) == (first, second), "each layer on its device"
-    loss.backward()
-    return W1.grad, W2.grad
-
-
-for places in ([two[0], two[0]], two):
-    found = by_layer(*places)
-    assert [g.context for g in found] == places, "a gradient is where its weights are"
-    assert [g.asnumpy().tolist() for g in found] == [[[9, 5], [3, 10]], [[2], [1]]], "by hand"
-
-# %% [markdown]
-# ### Answer 2
 #
 # Nowhere: `backward` raises, since nothing in the loss has a gradient attached; the move was not
 # recorded. Give the moved array one, and the error is gone. The original's gradient is still 0,
@@ -608,8 +712,46 @@ assert moved.grad.asnumpy().tolist() == [2, 4], "the derivative of the sum of v�
 assert v.grad.asnumpy().tolist() == [0, 0], "the move was not recorded"
 
 # %% [markdown]
+# ### Answer 2
+#
+# Wait after each one. What failed earlier must be cleared first, or its error is taken for that of
+# the first call.
+
+# %% tags=["solution"]
+def first_failing(calls):
+    clear()
+    for place, call in enumerate(calls):
+        try:
+            call()
+            nd.waitall()
+        except mx.MXNetError:
+            clear()
+            return place
+    return None
+
+
+def clear():
+    cleared = False
+    while not cleared:
+        try:
+            nd.waitall()
+            cleared = True
+        except mx.MXNetError:
+            pass
+
+
+def fine():
+    return nd.ones(3) + 1
+
+
+fail_twice()  # and nobody waits
+assert first_failing([fine, fine]) is None, "an earlier error was taken for that of a call"
+assert first_failing([fine, fail_twice, fine]) == 1
+assert first_failing([fine, fine, lambda: nd.ones(2) + nd.ones(3)]) == 2, "at the call"
+
+# %% [markdown]
 # ### Answer 3
 #
 # A good answer lets the cases take turns, gives medians with their spread, and says which
-# differences are larger than it. It says what each clock contains. For the flat array it counts
-# the copies in and out, which can cost more than they save.
+# differences are larger than it. If the law misses, it says at which sizes, and doesn't name a
+# cause that it hasn't tested.

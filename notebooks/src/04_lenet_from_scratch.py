@@ -726,7 +726,7 @@ print("normal numbers times 0.01, after each epoch:",
 #    k$. For which batches is the result the same, and for which not? Show one of each.
 # 3. **Why less than 2? (open)** Find out what takes the most from your speed-up, by `contest`.
 #    Vary one thing at a time: the batch, the network's width, one buffer for all gradients
-#    (chapter 03, exercise 2), another program.
+#    (chapter 03, exercise 3), another program.
 
 # %% [markdown]
 # ### Answer 1

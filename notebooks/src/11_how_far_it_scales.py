@@ -466,7 +466,7 @@ print("updates of the wide network, ms:", ", ".join(
 # cores share a memory; whether it is one of these, we haven't tested. The wide network's updates
 # take several milliseconds longer on four devices than on one: the law has no column for that, so β
 # can carry it. **On GPUs:** Python and the devices don't share cores, and each GPU has its own
-# memory (chapter 01).
+# memory (deeper: Three ways to divide a network).
 #
 # ## All-reduce by itself
 #
@@ -695,7 +695,8 @@ assert np.isclose(exposed(4, 0.03, 8, 8e6, 1e6, 1e-3, 1e9)["by key"], 0.024), "a
 
 # %% [markdown]
 # **Assumptions**: α = 5.7 µs (NCCL's for PCIe, deeper: More all-reduces) and $B$ = 15.75 GB/s
-# (PCIe 3.0 ×16, chapter 01) for each GPU; loading data, Python and the update cost nothing.
+# (PCIe 3.0 ×16, deeper: Three ways to divide a network) for each GPU; loading data, Python and the
+# update cost nothing.
 #
 # What can we check it against? MXNet's `example/image-classification/README.md` (at 1.9.1)
 # tabulates images per second on AWS P2.16xlarge machines of 16 K80 GPUs, with a fixed batch for
@@ -737,10 +738,10 @@ for name, k in points:
           *(f"{way} {share:.0%}" for way, share in predicted(name, k).items()))
 
 # %% [markdown]
-# How many published figures lie between the lowest and the highest structure? And if one assumption
-# is changed at a time? Up to four GPUs may share one link (chapter 01), which leaves each
-# $B / \min(k, 4)$. A message may take ten times the latency, since the `device` store isn't NCCL. A
-# wide range hits more, so we print its width.
+# How many published figures lie between the lowest and the highest structure? And if one
+# assumption is changed at a time? Up to four GPUs may share one link (deeper: Three ways to
+# divide a network), which leaves each $B / \min(k, 4)$. A message may take ten times the latency,
+# since the `device` store isn't NCCL. A wide range hits more, so we print its width.
 
 # %%
 def ends(name, k, on_link=1, alpha=5.7e-6):

@@ -180,19 +180,6 @@ def cell(x, y, size, parts, outlined=False, **attributes):
     return group(drawn, **attributes)
 
 
-def key_to_parts(x, y, size):
-    """A large cell that says whose part each quarter is."""
-    drawn = []
-    for part in range(DEVICES):
-        right, down = corner(part, size)
-        ink = "black" if PARTS[part] == ORANGE else "white"
-        drawn.append(quarter(x, y, size, part))
-        drawn.append(words(x + right + size / 4, y + down + size / 4 + 7, str(part), 20,
-                           bold=True, fill=ink))
-    drawn.append(box(x, y, size, size, "none", FRAME))
-    return group(drawn, class_="key")
-
-
 def page(width, height, title, description, elements):
     """A whole drawing on white, so that it can be read on a dark page as well."""
     heading = [element("title", escape(title)), element("desc", escape(description))]
@@ -348,7 +335,8 @@ def draw_star_tree_ring():
         drawn.append(words(left + 72, 443, size, bold=True))
     for number in range(6):
         drawn.append(words(34, top + 46 * number + 22, str(number + 1)))
-    drawn.append(words(8, top - 14, "round", anchor="start", size=17))
+    drawn.append(words(2, top - 14, "device", anchor="start", size=17))
+    drawn.append(words(34, top + 2, "round", size=17))
     drawn.append(message_arrow(40, 490, 120, 490, ADD, 8))
     drawn.append(words(132, 496, "the receiver adds", anchor="start"))
     drawn.append(message_arrow(330, 490, 410, 490, COPY, 8))
@@ -362,62 +350,50 @@ def draw_star_tree_ring():
 
 
 def draw_state(x, y, number, state):
-    """The grid after a round: rows are devices, columns are chunks."""
-    size, step = 34, 58
-    received = {}
+    """The grid of sums after a round: rows are devices, columns are chunks."""
+    wide, high = 58, 38
+    received = set()
     if number > 0:
         for message in ring_rounds()[number - 1]:
-            received[message.receiver, message.chunk] = message.what
-    drawn = [words(x + 2 * size, y - 34, "start" if number == 0 else f"after {number}", bold=True)]
-    for here in sorted(state, key=received.__contains__):  # outlined cells above their neighbours
-        device, chunk = here
-        drawn.append(cell(x + size * chunk, y + step * device, size, state[here],
-                          here in received, class_="cell", data_device=device, data_chunk=chunk,
-                          data_received=received.get(here, "no")))
-    for (device, chunk), what in received.items():
-        middle = x + size * (chunk + 0.5)
-        top = y + step * device
-        drawn.append(message_arrow(middle, top - 23, middle, top - 1, what, 4))
-        if device == 0:  # nothing is drawn above the first device
-            drawn.append(words(middle + 8, top - 9, f"from {DEVICES - 1}", 16.5, "start"))
+            received.add((message.receiver, message.chunk))
+    drawn = [words(x + 2 * wide, y - 38, "start" if number == 0 else f"after round {number}", 20,
+                   bold=True)]
+    for chunk in range(DEVICES):
+        drawn.append(words(x + wide * (chunk + 0.5), y - 9, str(chunk), 17))
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            left, top = x + wide * chunk, y + high * device
+            new = (device, chunk) in received
+            total = str(sum(10**part for part in state[device, chunk]))
+            drawn.append(group([
+                box(left, top, wide, high, PALE_BLUE if new else "white", FRAME),
+                words(left + wide / 2, top + 26, total, 19, bold=new),
+            ], class_="cell", data_device=device, data_chunk=chunk,
+                data_received="yes" if new else "no"))
     return group(drawn, class_="state", data_round=number)
 
 
 def draw_ring_rounds():
-    """Chapter 03: which parts are where, after each round of a ring."""
+    """Chapter 03: the sums after each round of a reduce-scatter."""
     states = ring_states()
-    left, middle, right = 92, 276, 460
-    upper, lower = 124, 424
-    drawn = [words(312, 32, "After round 3 each device has one sum, after 6 all", 22, bold=True)]
-    for number, x, y in ((0, left, upper), (1, middle, upper), (2, right, upper),
-                         (3, left, lower), (6, middle, lower)):
+    left, right = 84, 376
+    upper, lower = 116, 366
+    drawn = [words(312, 32, "Every round, each device adds one chunk that it received", 22,
+                   bold=True)]
+    for number, x, y in ((0, left, upper), (1, right, upper), (2, left, lower), (3, right, lower)):
         drawn.append(draw_state(x, y, number, states[number]))
     for y in (upper, lower):
+        drawn.append(words(left - 8, y - 9, "chunk", 17, "end"))
         for device in range(DEVICES):
-            drawn.append(words(left - 8, y + 58 * device + 23, f"device {device}", 17, "end"))
-    drawn.append(words(left - 8, upper - 9, "chunk", 17, "end"))
-    for chunk in range(DEVICES):
-        drawn.append(words(left + 34 * chunk + 17, upper - 9, str(chunk), 17))
-    for x, y in ((left, upper), (middle, upper), (left, lower)):
-        drawn.append(arrow(x + 141, y + 104, x + 179, y + 104, "black", 3))
-    drawn.append(words(left + 160, lower + 90, "…", 24, bold=True))
-    key = right + 8
-    drawn.append(key_to_parts(key, lower, 64))
-    drawn.append(words(key + 74, lower + 26, "part of", 17, "start"))
-    drawn.append(words(key + 74, lower + 48, "device", 17, "start"))
-    drawn.append(cell(key, lower + 84, 34, set(range(DEVICES))))
-    drawn.append(words(key + 46, lower + 107, "the sum", 17, "start"))
-    drawn.append(message_arrow(key + 17, lower + 136, key + 17, lower + 166, ADD, 4))
-    drawn.append(words(key + 46, lower + 157, "1 to 3: add", 17, "start"))
-    drawn.append(message_arrow(key + 17, lower + 180, key + 17, lower + 210, COPY, 4))
-    drawn.append(words(key + 46, lower + 201, "4 to 6: copy", 17, "start"))
-    drawn.append(cell(key, lower + 226, 34, set(), outlined=True))
-    drawn.append(words(key + 46, lower + 249, "just arrived", 17, "start"))
-    return page(624, 700, "A ring all-reduce on four devices, round by round",
-                "Grids of four devices by four chunks. At the start each chunk holds its own "
-                "device's part. In each of rounds 1 to 3 one chunk of each device gains parts from "
-                "the device above; after 3, device r holds the whole sum of chunk r. After 6 every "
-                "chunk of every device is a sum.", drawn)
+            drawn.append(words(left - 8, y + 38 * device + 25, f"device {device}", 17, "end"))
+    drawn.append(box(84, 538, 30, 22, PALE_BLUE, FRAME))
+    drawn.append(words(124, 556, "just changed: + the number above it (in row 0: of row 3)", 17,
+                       "start"))
+    return page(624, 576, "Reduce-scatter on a ring of four devices, round by round",
+                "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
+                "chunk. In each of three rounds one chunk of each device gains what the device "
+                "above holds, and the device above device 0 is device 3. After round 3 the numbers "
+                "on the diagonal are 1111.", drawn)
 
 
 # The film of the ring: a start, six rounds and an end, in seconds.
@@ -542,28 +518,44 @@ def draw_ring_moving():
         later = "" if number == 0 else " later"
         drawn.append(words(307, 274, name, 22, bold=True, class_=f"moves{later} now{number}"))
     drawn.append(box(222, 292, 170, 32, PALE_BLUE, BLUE, class_="moves later adding"))
-    drawn.append(box(222, 330, 170, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
+    drawn.append(box(212, 330, 190, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
     drawn.append(words(307, 314, "rounds 1 to 3: add"))
-    drawn.append(words(307, 352, "rounds 4 to 6: copy"))
+    drawn.append(words(307, 352, "rounds 4 to 6: overwrite"))
     drawn.append(words(307, 390, "framed: is sent"))
+    drawn.append(words(307, 416, "colour: a device's part"))
     for number, messages in enumerate(ring_rounds(), 1):
         for message in messages:
             drawn.append(film_message(number, message))
     return page(614, 540, "A ring all-reduce on four devices, moving",
                 "Four devices on a ring, four chunks on each. In every round each device sends "
                 "one chunk clockwise to the next. In rounds 1 to 3 the receiver adds it, and "
-                "chunks fill with the parts of all devices; in rounds 4 to 6 it copies finished "
-                "sums.", drawn)
+                "chunks fill with the parts of all devices; in rounds 4 to 6 finished sums "
+                "overwrite what is there.", drawn)
+
+
+def whole_cell(x, y, size, parts, **attributes):
+    """A chunk that is one device's own, or the sum of all, or doesn't matter."""
+    if len(parts) == DEVICES:
+        drawn = [box(x, y, size, size, "white", FRAME),
+                 words(x + size / 2, y + size / 2 + 6.5, "Σ", 20, bold=True)]
+    elif len(parts) == 1:
+        (part,) = parts
+        drawn = [box(x, y, size, size, PARTS[part], FRAME, data_part=part)]
+    else:
+        drawn = [box(x, y, size, size, PALE_GREY, PALE_GREY)]
+    return group(drawn, **attributes)
 
 
 def draw_grid(x, y, cells, class_):
-    """Four devices by four chunks; what doesn't matter is empty."""
+    """Four devices by four chunks; what doesn't matter is pale."""
     drawn = []
-    for device in range(DEVICES):
-        for chunk in range(DEVICES):
-            parts = cells.get((device, chunk), set())
-            drawn.append(cell(x + 26 * chunk, y + 30 * device, 26, parts,
-                              class_="cell", data_device=device, data_chunk=chunk))
+    for matters in (False, True):  # those that matter above their neighbours
+        for device in range(DEVICES):
+            for chunk in range(DEVICES):
+                parts = cells.get((device, chunk), set())
+                if bool(parts) == matters:
+                    drawn.append(whole_cell(x + 26 * chunk, y + 30 * device, 26, parts,
+                                            class_="cell", data_device=device, data_chunk=chunk))
     return group(drawn, class_=class_)
 
 
@@ -584,7 +576,7 @@ def collectives():
 
 def draw_collectives():
     """Chapter 03: five collectives, before and after."""
-    drawn = [words(312, 32, "Two ways to make an all-reduce of two steps", 22, bold=True)]
+    drawn = [words(312, 32, "Two ways to an all-reduce, in two steps each", 22, bold=True)]
     drawn.append(words(4, 80, "device", 17, "start"))
     places = ((36, 92), (358, 92), (36, 270), (358, 270), (36, 448))
     for (name, (before, after)), (x, y) in zip(collectives().items(), places):
@@ -595,13 +587,14 @@ def draw_collectives():
             pair.append(words(x - 10, y + 30 * device + 20, str(device), anchor="end", size=17))
         drawn.append(group(pair, class_="collective", data_name=name))
     for y in (158, 336):
-        drawn.append(words(314, y, "+", 30, bold=True))
-    drawn.append(key_to_parts(362, 444, 52))
-    drawn.append(words(430, 476, "part of device", anchor="start"))
-    drawn.append(cell(375, 508, 26, set(range(DEVICES))))
-    drawn.append(words(430, 527, "the sum", anchor="start"))
-    drawn.append(cell(375, 544, 26, set()))
-    drawn.append(words(430, 563, "does not matter", anchor="start"))
+        drawn.append(words(308, y, "then", 18, bold=True))
+    for device in range(DEVICES):
+        drawn.append(whole_cell(362 + 26 * device, 458, 26, {device}))
+    drawn.append(words(480, 477, "a device's own", anchor="start"))
+    drawn.append(whole_cell(440, 498, 26, set(range(DEVICES))))
+    drawn.append(words(480, 517, "the sum of all", anchor="start"))
+    drawn.append(whole_cell(440, 538, 26, set()))
+    drawn.append(words(480, 557, "anything", anchor="start"))
     return page(624, 584, "Five collectives, before and after",
                 "Grids of four devices by four chunks. Reduce: device 0 gets all sums. Broadcast: "
                 "everyone gets device 0's array. Reduce-scatter: device r gets the sum of chunk r. "
