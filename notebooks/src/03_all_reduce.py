@@ -110,7 +110,7 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 
 # %%
 def wrong_ranks(candidate, arrays):
-    expected = 0
+    expected = 0  # the sum, before the candidate changes the arrays
     for array in arrays:
         expected = expected + array.asnumpy()
 
@@ -201,8 +201,8 @@ except AssertionError as error:
 #
 # To compare, we say what can happen at the same time. Messages go in *rounds*: in a round a device
 # sends one message at most and receives one at most, and it doesn't pass on what it receives in
-# that round. So a star on four devices takes three rounds there and three back. An arrow is a
-# message:
+# that So a star on four devices takes three rounds there and three back. An arrow is
+# a message, a thin one a quarter of an array. (The ring, at the right, comes in the next section.)
 #
 # ![Messages on four devices, round by round. A star takes 6 rounds of one whole array, a tree 4
 # rounds of whole arrays, a ring 6 rounds in which every device sends a quarter; receivers add in
@@ -232,8 +232,16 @@ except AssertionError as error:
 #
 # > In round $n$ device $(c + n) \bmod k$ sends chunk $c$.
 #
-# The mod says that device 0 comes after the last one: in round 3 chunk 1 is sent by device $(1 + 3)
-# \bmod 4 = 0$. Here is the whole ring in motion, with a colour for each device's part:
+# The mod says that device 0 comes after the last one. Who sends which chunk, on four devices:
+#
+# | | round 1 | 2 | 3 | 4 | 5 | 6 |
+# | --- | --- | --- | --- | --- | --- | --- |
+# | chunk 0 | 1 | 2 | 3 | 0 | 1 | 2 |
+# | chunk 1 | 2 | 3 | 0 | 1 | 2 | 3 |
+# | chunk 2 | 3 | 0 | 1 | 2 | 3 | 0 |
+# | chunk 3 | 0 | 1 | 2 | 3 | 0 | 1 |
+#
+# Here is the whole ring in motion, with a colour for each device's part:
 #
 # ![Moving picture: four devices on a ring, each sending one chunk to the next in every round. For
 # three rounds the receiver adds and the chunks fill; for three more it overwrites its own with the
@@ -258,11 +266,11 @@ first_chunk[:] = 99
 print(numbers.asnumpy())
 
 # %% [markdown]
-# One round takes one chunk after the other. That gives the same result as sending them all at the
-# same time, since no two messages are about the same chunk:
+# This function does one round. It takes one chunk after the other, which gives the same result as
+# sending them all at the same time, since no two messages are about the same chunk:
 
 # %%
-def reduce_scatter_round(arrays, round_number):  # 1 to k - 1
+def reduce_scatter_round(arrays, round_number):  # in rounds 1 to k - 1
     k = len(arrays)
     for chunk in range(k):
         sender = (chunk + round_number) % k
@@ -291,7 +299,7 @@ for round_number in [1, 2, 3]:
 # round 4 device 0 sends chunk 0.
 
 # %%
-def all_gather_round(arrays, round_number):  # k to 2k - 2
+def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
     k = len(arrays)
     for chunk in range(k):
         sender = (chunk + round_number) % k
@@ -307,12 +315,12 @@ for round_number in [4, 5, 6]:
     print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# The two together are a ring all-reduce:
+# The two together are a ring all-reduce. (An array that is too short to be cut goes by the star.)
 
 # %%
 def ring_allreduce(arrays):
     k = len(arrays)
-    if arrays[0].size < k:  # too short to be cut into k chunks
+    if arrays[0].size < k:  # too short
         allreduce(arrays)
         return
     for round_number in range(1, k):
@@ -384,10 +392,10 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 # device sends the same, $1.75S$. (In a tree of 8, device 4 sends its sum up to 0, and later the
 # whole sum down to 6 and 5.) For $k$ devices:
 #
-# | | rounds | a message | the busiest device sends |
+# | | rounds | a message | rounds × message |
 # | --- | --- | --- | --- |
-# | star | $2(k-1)$ | $S$ | $(k-1)\,S$ |
-# | tree | $2\lceil\log_2 k\rceil$ | $S$ | $\lceil\log_2 k\rceil\,S$ |
+# | star | $2(k-1)$ | $S$ | $2(k-1)\,S$ |
+# | tree | $2\lceil\log_2 k\rceil$ | $S$ | $2\lceil\log_2 k\rceil\,S$ |
 # | ring, equal chunks | $2(k-1)$ | $S/k$ | $2\frac{k-1}{k}\,S$ |
 #
 # How long does that take? In the usual model a message takes a *latency*, however small it is, and
@@ -403,12 +411,13 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 # | tree | 6 × (10 + 0.4) = 62 µs | 6 × (10 + 10,000) = 60,060 µs |
 # | ring | 14 × (10 + 0.05) = 141 µs | 14 × (10 + 1,250) = 17,640 µs |
 #
-# **For small arrays the number of rounds decides, for large arrays the bytes.** A ring's device
-# sends less than $2S$, however many devices there are. If the devices do all the adding, there is
-# no way in which the busiest one sends less (Patarasuk and Yuan, 2009).
+# **For small arrays the number of rounds decides, for large arrays the last column of the first
+# table.** There a ring has less than $2S$, however many devices there are. That is also what each
+# of its devices sends. If the devices do all the adding, there is no way in which the busiest one
+# sends less (Patarasuk and Yuan, 2009).
 
 # %% tags=["fold"]
-# check: both tables
+# check: the tables of this section, and that of who sends which chunk
 from functools import partial
 
 
@@ -436,6 +445,8 @@ for k in range(2, 9):
         assert {size for _, _, size in messages} == {840 * message}, f"{name} on {k}: a message"
         assert np.isclose(max(shares), busiest), f"{name} on {k} devices: busiest {max(shares)}"
         assert np.isclose(sum(shares), 2 * (k - 1)), f"{name} on {k} devices: {sum(shares)} in all"
+        in_turn = {"star": 2 * (k - 1), "tree": 2 * doublings, "ring": 2 * (k - 1) / k}
+        assert np.isclose(rounds * message, in_turn[name]), f"{name} on {k} devices: in turn"
         assert name == "ring" or k == 2 or busiest > 2 * (k - 1) / k, "more than in a ring"
         seconds = {size: rounds * (10e-6 + message * size / 10e9) for size in [4e3, 100e6]}
         if k == 8:
@@ -444,6 +455,7 @@ for k in range(2, 9):
         if name != "ring":
             assert rounds_needed(messages) == rounds, f"{name} on {k} devices: rounds"
     in_order = []
+    senders = []  # [round][chunk]
     arrays = [nd.ones(k, ctx=eight[rank], dtype="float64") * 10**rank for rank in range(k)]
     for number in range(1, 2 * k - 1):
         one_round = reduce_scatter_round if number < k else all_gather_round
@@ -451,6 +463,8 @@ for k in range(2, 9):
         assert sorted(sender for sender, _, _ in messages) == list(range(k)), "each sends once"
         assert sorted(receiver for _, receiver, _ in messages) == list(range(k)), "and receives"
         in_order += messages
+        if k == 4:
+            senders.append([sender for sender, _, _ in messages])
         one_round(arrays, number)
         found = np.stack([array.asnumpy() for array in arrays]).astype(int)  # [device, chunk]
         if number < k:
@@ -460,9 +474,12 @@ for k in range(2, 9):
             copies = (found == int("1" * k)).sum(axis=0)
             assert np.all(copies == number + 2 - k), "a sum was passed on in the same round"
     assert messages_sent(ring_allreduce, k, entries=840) == in_order, "a ring has other rounds"
+    if k == 4:  # the table of who sends which chunk
+        assert np.transpose(senders).tolist() == [[1, 2, 3, 0, 1, 2], [2, 3, 0, 1, 2, 3],
+                                                  [3, 0, 1, 2, 3, 0], [0, 1, 2, 3, 0, 1]]
 for k in range(1, 9):
     assert wrong_devices(helpers.allreduce, k) == wrong_devices(tree_allreduce, k) == []
-print("both tables hold")
+print("all tables hold")
 
 # %% [markdown]
 # Is there a way with few rounds *and* few bytes? See deeper: More all-reduces, where the tree is
