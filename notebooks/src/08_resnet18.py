@@ -627,11 +627,11 @@ import inspect
 
 assert beyond == [mx.cpu(0), mx.cpu(0)]
 assert [grad.item() for grad in layer.weight.list_grad()] == [0, 2]
-assert layer.weight.data().item() == -1, "moved by 2/2, though it was refused"
+before = layer.weight.data().item()
 assert refused(UserWarning, lambda: trainer.step(2)), "a complaint each time"
-assert layer.weight.data().item() == -2
+assert layer.weight.data().item() == before - 1, "moved by 2/2, though it was refused"
 trainer.step(2, ignore_stale_grad=True)
-assert layer.weight.data().item() == -3, "no complaint"
+assert layer.weight.data().item() == before - 2, "no complaint"
 assert "ignore_stale_grad=True" in inspect.getsource(d2l.train_batch_ch13)
 if mx.context.num_gpus() == 0:
     assert d2l.try_all_gpus() == [], "an empty list; its documentation says [cpu(),]"
