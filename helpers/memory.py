@@ -11,7 +11,7 @@ def allocated():
     """What this process has allocated and not freed, over all threads, by glibc's `mallinfo2`.
 
     It changes with each allocation, where `resident` changes with the pages that a system gives
-    and takes. Taught in chapter 08. Raises RuntimeError without glibc 2.33 or newer.
+    and takes. Raises RuntimeError without glibc 2.33 or newer.
     """
     check_glibc()
     fields = {"_fields_": [("values", ctypes.c_size_t * 10)]}

@@ -22,17 +22,23 @@ class HybridResidual(nn.HybridBlock):
     it must be where strides or channels change; norm: makes a normalisation.
     """
 
-    def __init__(self, channels, strides=1, project=False, norm=nn.BatchNorm, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, channels, strides=1, project=False, norm=nn.BatchNorm):
+        super().__init__()
         self.conv1 = nn.Conv2D(channels, kernel_size=3, strides=strides, padding=1)
         self.conv2 = nn.Conv2D(channels, kernel_size=3, padding=1)
-        self.project = nn.Conv2D(channels, kernel_size=1, strides=strides) if project else None
-        self.norm1, self.norm2 = norm(), norm()
+        self.project = None
+        if project:
+            self.project = nn.Conv2D(channels, kernel_size=1, strides=strides)
+        self.norm1 = norm()
+        self.norm2 = norm()
 
     def hybrid_forward(self, F, x):
-        change = F.npx.activation(self.norm1(self.conv1(x)), act_type="relu")
-        change = self.norm2(self.conv2(change)) + (self.project(x) if self.project else x)
-        return F.npx.activation(change, act_type="relu")
+        change = self.norm1(self.conv1(x))
+        change = F.npx.activation(change, act_type="relu")
+        change = self.norm2(self.conv2(change))
+        if self.project:
+            x = self.project(x)
+        return F.npx.activation(x + change, act_type="relu")
 
 
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
@@ -41,9 +47,12 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
     Takes `[n, c, h, w]` in MXNet's NumPy mode (`npx.set_np()`) and returns `num_classes` scores.
     """
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1), norm(), nn.Activation("relu"))
-    for width, stride in zip(channels, (1, 2, 2, 2)):
-        net.add(HybridResidual(width, stride, project=stride > 1, norm=norm),
-                HybridResidual(width, norm=norm))
-    net.add(nn.GlobalAvgPool2D(), nn.Dense(num_classes))
+    net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1))
+    net.add(norm())
+    net.add(nn.Activation("relu"))
+    for width, strides in zip(channels, [1, 2, 2, 2]):
+        net.add(HybridResidual(width, strides, project=strides > 1, norm=norm))
+        net.add(HybridResidual(width, norm=norm))
+    net.add(nn.GlobalAvgPool2D())
+    net.add(nn.Dense(num_classes))
     return net

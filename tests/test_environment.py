@@ -102,7 +102,7 @@ def test_nothing_here_uses_the_old_requests():
     assert "requests" not in imported()
     text = "".join(path.read_text() for path in SOURCES if path != Path(__file__))
     names = set(re.findall(r"\bd2l\.([A-Za-z]\w*)", text)) - {"mxnet"}
-    assert {"Animator", "Timer", "resnet18"} <= names, "what the chapters use is found"
+    assert {"Animator", "Residual", "resnet18"} <= names, "what the chapters use is found"
     for name in names & set(vars(d2l)):
         thing = getattr(d2l, name)
         source = inspect.getsource(thing) if callable(thing) else name

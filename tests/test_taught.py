@@ -20,7 +20,6 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "lenet": ("networks", "06_lenet_with_trainer"),
     "HybridResidual": ("networks", "08_resnet18"),
     "hybrid_resnet18": ("networks", "08_resnet18"),
-    "allocated": ("memory", "08_resnet18"),
     "wrong_ranks": ("schedules", "03_all_reduce"),
     "replicas": ("schedules", "deeper/03_a_judge_for_all_reduces"),
     "wrong_devices": ("schedules", "deeper/03_a_judge_for_all_reduces"),
@@ -97,7 +96,7 @@ def test_every_function_that_a_chapter_teaches_is_compared():
                   if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     beside = {"assert_replicas_equal", "check_batch", "check_devices",
               "check_replicas"}
-    assert names - beside == set(TAUGHT) - {"allocated"}
+    assert names - beside == set(TAUGHT)
 
 
 def assigned(source, name):

@@ -1024,7 +1024,7 @@ for what, case in (("one sits out", (1, 64)), ("both devices, 4 scratch spaces",
 # scratch space that the other needs to get to the norm, since all CPU devices draw on the same
 # ones. **On GPUs** each device has its own (`src/resource.cc` at 1.9.1), so this should not happen
 # there; untested. In our trials 17 norms, as many as ResNet-18 has, hung with the 64 spaces that
-# `helpers` sets, and finished with 128; each takes memory (chapter 08).
+# `helpers` sets, and finished with 128; each takes memory (deeper: What the second device brings).
 #
 # ## Summary
 #

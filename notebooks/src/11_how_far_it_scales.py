@@ -660,8 +660,8 @@ print(f"ResNet-18 has {more[0] / more[1]:.1f} times the operations for each byte
 
 # %% [markdown]
 # For each byte the two are close. For each array they are far apart: if latency matters, LeNet
-# suffers more. On our cores ResNet-18 spent the *larger* share on communication (chapter 08). And
-# on GPUs?
+# suffers more. On our cores ResNet-18 spent the *larger* share on communication (deeper: What the
+# second device brings). And on GPUs?
 #
 # ## Predicting GPUs
 #

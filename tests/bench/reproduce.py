@@ -32,6 +32,7 @@ from helpers.training import Batches, accuracy, fit
 
 import mxnet as mx
 import numpy as np
+from d2l import mxnet as d2l
 from lift import lift
 from mxnet import gluon, init
 from report import check_memory, machine, write
@@ -303,7 +304,7 @@ def network(model, norm="batch"):
         return lift("lenet_with_trainer", "lenet_tutorial").lenet_tutorial()
     mx.npx.set_np()
     if model == "resnet-plain":
-        return lift("resnet18", "resnet18").resnet18(10)
+        return d2l.resnet18(10)
     channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
     kind = {} if norm != "group" else {
         "norm": partial(lift("batchnorm", "GroupNorm").GroupNorm, num_groups=8)}

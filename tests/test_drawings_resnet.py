@@ -1,0 +1,114 @@
+"""The drawings of chapter 08: files are what the program draws, and shapes are the network's."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import draw_resnet
+import helpers  # noqa: F401  (first, so that MXNet finds its settings)
+import mxnet as mx
+import pytest
+from mxnet import npx
+
+from helpers.networks import HybridResidual, hybrid_resnet18
+
+FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
+NAMES = ["residual_block", "resnet_stages", "two_scalings"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read(name):
+    """The root element of a drawing."""
+    return ElementTree.parse(FOLDER / f"{name}.svg").getroot()
+
+
+def with_class(root, name):
+    """All elements below `root` that have a class."""
+    return [element for element in root.iter() if name in element.get("class", "").split()]
+
+
+@pytest.fixture
+def np_mode():
+    npx.set_np()
+    yield
+    npx.reset_np()
+
+
+def test_the_files_are_what_the_program_draws(tmp_path):
+    draw_resnet.main(tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
+    for name in NAMES:
+        drawn = (tmp_path / f"{name}.svg").read_bytes()
+        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_resnet.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drawing_can_be_read(name):
+    """It has a title and a description, needs nothing else, and has a white ground, large words."""
+    root = read(name)
+    title, description = list(root)[:2]
+    assert (title.tag, description.tag) == (SVG + "title", SVG + "desc")
+    assert len(title.text.split()) >= 4 and len(description.text.split()) >= 20
+    allowed = {"svg", "title", "desc", "g", "rect", "line", "polygon", "circle", "text"}
+    for element in root.iter():
+        assert element.tag.removeprefix(SVG) in allowed
+        assert not any(key.startswith("on") or "href" in key for key in element.attrib)
+    left, top, width, height = map(int, root.get("viewBox").split())
+    assert (left, top) == (0, 0) and 560 <= width <= 640
+    background = root.find(SVG + "rect")
+    assert (background.get("fill"), background.get("width")) == ("white", str(width))
+    for text in root.iter(SVG + "text"):
+        assert float(text.get("font-size")) * 390 / width >= 10, text.text
+
+
+def test_the_stages_have_the_networks_shapes(np_mode):
+    net = hybrid_resnet18(10)
+    net.initialize(mx.init.Xavier())
+    x = mx.np.zeros((1, 1, 28, 28))
+    shapes = [x.shape[1:]]
+    block = 0
+    for layer in net:
+        x = layer(x)
+        if isinstance(layer, HybridResidual):
+            block += 1
+            if block % 2 == 0:  # the second of a stage
+                shapes.append(x.shape[1:])
+    drawn = []
+    for stage in with_class(read("resnet_stages"), "stage"):
+        if stage.get("data-name") == "scores":
+            assert [text.text for text in stage.iter(SVG + "text")] == ["scores", "10"]
+            continue
+        (pixels,), (channels,) = with_class(stage, "pixels"), with_class(stage, "channels")
+        side, other = map(int, re.findall(r"\d+", pixels.text))
+        drawn.append((int(re.search(r"\d+", channels.text)[0]), side, other))
+        squares = {square.get("width") for square in stage.iter(SVG + "rect")}
+        assert {round(float(width) / 3.1) for width in squares} == {side}, "not to scale"
+    assert drawn == shapes and x.shape == (1, 10)
+
+
+def test_the_block_has_its_layers_and_shapes(np_mode):
+    block = HybridResidual(128, strides=2, project=True)
+    block.initialize()
+    x = mx.np.zeros((1, 64, 28, 28))
+    expected = {"input": x, "change": block.conv2(block.conv1(x)), "beside": block.project(x),
+                "output": block(x)}
+    root = read("residual_block")
+    shapes = {}
+    for text in with_class(root, "shape"):
+        shapes[text.get("data-of")] = tuple(map(int, re.findall(r"\d+", text.text)))
+    assert shapes == {name: array.shape[1:] for name, array in expected.items()}
+    assert [layer.get("data-name") for layer in with_class(root, "layer")] == [
+        "conv 3×3, stride 2", "norm", "ReLU", "conv 3×3", "norm", "conv 1×1, stride 2", "ReLU"]
+    assert (block.conv1._kwargs["stride"], block.project._kwargs["stride"]) == ((2, 2), (2, 2))
+    assert block.project._kwargs["kernel"] == (1, 1)
+
+
+def test_the_two_scalings_have_their_images():
+    drawn = {}
+    for row in with_class(read("two_scalings"), "row"):
+        images = [0, 0]
+        for square in with_class(row, "images"):
+            images[int(square.get("data-device"))] += 2
+        drawn[row.get("data-name")] = images
+        assert f"batch {sum(images)}" in "".join(row.itertext())
+    assert drawn == {"one device": [32, 0], "strong": [16, 16], "weak": [32, 32]}
