@@ -109,7 +109,8 @@ for kind in ["device", "local"]:
 # key always from the same number of devices: a later push from more may end the process without an
 # error. `CommDevice::Reduce` in `src/kvstore/comm.h`, MXNet 1.9.1.)
 #
-# **Keep this:** a push stores the sum of the devices' arrays, a pull copies it to all.
+# **Keep this:** without an optimizer, a push stores the sum of the devices' arrays, and a pull
+# copies it to all.
 #
 # ## A store that updates
 #
@@ -132,8 +133,9 @@ store.pull("weight", out=pulled)
 print("after two pushes:", values_of(pulled))
 
 # %% [markdown]
-# 100 − 21 = 79, and 79 − 21 = 58. Each push is one step of SGD with the *sum* of the gradients, and
-# a pull gets the new weight. An optimizer with momentum keeps that in the store, too: its *state*.
+# 100 − 21 = 79, and 79 − 21 = 58. With an optimizer, a push doesn't replace what is stored: it is
+# one step of SGD with the *sum* of the gradients, and a pull gets the new weight. An optimizer
+# with momentum keeps that in the store, too: its *state*.
 
 # %% tags=["fold"]
 # check: the numbers above; and two steps with momentum, kept in the store
