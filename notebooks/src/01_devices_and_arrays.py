@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Devices and arrays
 #
-# With a second device, training can take half the time, or longer than before. To find out which,
-# you must know where each array is, when its computation is done, and what a copy costs.
+# With a second device, training can take half the time. To get there, you must know where each
+# array is, when its computation is done, and what a copy costs.
 #
 # ![Device 0 has x = 1 and 2, device 1 has 3 and 4, each with a copy of w = 0. Their gradients, −30
 # and −150, are added. The sum, −180, goes to both, and both have w =
@@ -22,7 +22,8 @@
 #
 # ## What you need
 #
-# Python and NumPy. **No GPU.** Reading takes {reading time}, running less than a minute.
+# Python and NumPy. **No GPU.** Reading takes {reading time}, running less than a minute. Folded
+# cells check what the text says; one that prints nothing has found nothing wrong.
 
 # %% [markdown]
 # ## One weight on two devices
@@ -121,18 +122,20 @@ assert (here + there).asnumpy().tolist() == [11, 22, 33]
 #
 # ### Twenty steps
 #
-# Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$:
+# Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$. It is the step that
+# one device would make with all four examples:
 
 # %% tags=["trains"]
 for weight in weights:
     weight[:] = 0  # so that this cell can be run again
 
+learning_rate = 0.01
 steps = []  # w after each step
 for step in range(20):
     find_gradients()
     total = weights[0].grad + weights[1].grad.as_in_context(two[0])
     for weight in weights:
-        weight -= 0.01 * total.as_in_context(weight.context)  # writes into this replica
+        weight -= learning_rate * total.as_in_context(weight.context)  # writes into this replica
     steps.append(weights[0].asscalar())
     if step in [0, 1, 2, 19]:
         print(f"step {step:2}: w = {weights[0].asscalar():.4f} and {weights[1].asscalar():.4f}")
@@ -504,8 +507,8 @@ for _ in range(5):
 
 # %% [markdown]
 # What is dangerous here is also the cure, since `waitall` clears what is left over: **after an
-# `MXNetError`, call `nd.waitall()` until it raises nothing**, and start again from data that you
-# trust. (`ThreadedEngine::WaitForAll` in `src/engine/threaded_engine.cc`.)
+# `MXNetError`, call `nd.waitall()` again, until a call raises nothing**, and start again from data
+# that you trust. (`ThreadedEngine::WaitForAll` in `src/engine/threaded_engine.cc`.)
 #
 # ### Find the line
 #
