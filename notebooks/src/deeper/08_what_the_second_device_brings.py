@@ -290,8 +290,8 @@ for rounds in spent.values():
 # A bar of height 1 on two devices would be a speed-up of 2. What is above 1 is lost.
 #
 # - **ResNet-18** spends a larger share on communication than LeNet, not a smaller one. It has 87
-#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs its
-#   step took 55 to 68 times as long.
+#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs
+#   its step took 55 to 68 times as long.
 # - **LeNet** lost most to waiting in all our runs; we don't know for what. With 256 images it lost
 #   less.
 # - **Compute** took longer on two devices than on one in most runs at batch 32: chapter 10 asks
