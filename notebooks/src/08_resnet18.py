@@ -161,9 +161,9 @@ with autograd.train_mode():
 # ## The network
 #
 # For small images, d2l begins with one 3×3 convolution that keeps the size (the original network,
-# for 224 × 224, first makes images smaller). Then there are four
-# stages of two blocks; the first block of stages 2, 3 and 4 has stride 2 and projects its input.
-# Eighteen counts layers on the longest path: one convolution, sixteen in the blocks, one dense.
+# for 224 × 224, first makes images smaller). Then there are four stages of two blocks; the first
+# block of stages 2, 3 and 4 has stride 2 and projects its input. Eighteen counts layers on the
+# longest path: one convolution, sixteen in the blocks, one dense.
 
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
@@ -293,7 +293,7 @@ assert operators == ["_CachedOp"], "not one graph"
 # network, and one of a *thin* network, with 4 to 8 channels and a single image:
 
 # %% tags=["fold", "measured"]
-# measure: a forward pass layer by layer and as one graph: the fastest of 20, whole network of 4
+# measure: a forward pass, layer by layer and as one graph; the fastest of 20 (whole network: of 4)
 import time
 
 
@@ -670,10 +670,13 @@ assert ahead[(times_two > 2) & (times_two < 11)].all(), "one device is ahead unt
 assert len(set(ahead[times_two > 11])) == 2, "the curves don't cross after minute 11"
 
 # %% [markdown]
-# **After the same number of images**, one device was ahead at every check but the first, where both
-# had hardly begun. **After the same number of minutes**, one device was ahead until minute 11; then
-# the curves cross. On all 10,000 test images, one device had 98.77 % right after 14.2 minutes, and
-# two had 98.39 % after 15.7: no clear winner in one run each.
+# - **After the same number of images**, one device was ahead at every check but the first, where
+#   both had hardly begun.
+# - **After the same number of minutes**, one device was ahead until minute 11; then the curves
+#   cross. On all 10,000 test images, one device had 98.77 % right after 14.2 minutes, and two had
+#   98.39 % after 15.7: no clear winner in one run each.
+#
+# Checks came every 7,680 images, so these times are rough.
 #
 # What held the larger batch back? Look at the training loss:
 
@@ -705,7 +708,7 @@ assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the oth
 # it for 18,000 images. By then the other run's loss is below 0.1. So this start *can* be slow.
 # Whether the batch or the rate made it so, one run each can't say. A usual remedy is to begin with
 # a lower rate and raise it (*warm-up*: Goyal et al., 2017, section 2.2). We haven't tried it here;
-# chapter 06's deeper notebook, Batch, rate and warm-up, tries it with LeNet.
+# chapter 06 has, with LeNet.
 #
 # **More images a second is not yet more accuracy a minute.** Where time and memory go is told in
 # deeper: What the second device brings.
@@ -860,9 +863,8 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 # 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
 #    stage are most?
 # 2. **Is it BatchNorm?** The narrow network starts from small weights, and yet it learns at once.
-#    Train it for 32 steps of 64 images at rate 0.1, with
-#    BatchNorm and without (`norm` then makes a block that passes its input through). What lets this
-#    start work?
+#    Train it for 32 steps of 64 images at rate 0.1, with BatchNorm and without (`norm` then makes a
+#    block that passes its input through). What lets this start work?
 # 3. **Counting in a byte.** `d2l.accuracy` adds up right answers in the type of the labels. Ours
 #    are `int32`, MNIST's files hold `uint8`. What is the count for 300 answers, all right?
 # 4. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`. Hybridise a
