@@ -12,24 +12,24 @@
 #
 # ## What you'll do
 #
-# Build the network, turn it into one graph, train a narrow version on two devices, and read stored
-# runs of the whole one.
+# Build the network, make it one graph, train a narrow version on two devices, and read stored runs
+# of the whole one.
 #
 # ## What you'll learn
 #
 # - what a residual block computes, and which shapes pass through the network;
 # - how to turn a network into one graph, what that saves, and how to see that it happened;
 # - what d2l's settings did on one device and on two, by time and by images;
-# - two traps in d2l's loop, and how to keep out of them.
+# - two traps in d2l's loop.
 #
 # ## What you need
 #
 # Chapter 06, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about a minute
 # on two cores that have nothing else to do.
 #
-# d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy. `npx` has what NumPy
-# lacks, such as ReLU. `npx.set_np()` switches Gluon over, before any network is built. From here on
-# `np` is `mx.np`, and NumPy itself is `onp`.
+# d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy; `npx` adds what NumPy
+# lacks, such as ReLU. `npx.set_np()` switches Gluon over. From here on `np` is `mx.np`, and NumPy
+# itself is `onp`.
 
 # %%
 import json
@@ -64,9 +64,9 @@ a.as_nd_ndarray()[:] = 5
 assert (a == 5).all(), "another name for the same memory, not a copy"
 
 # %% [markdown]
-# `two` holds two GPUs where the machine has them. `pair` is two simulated devices, for checks that
-# must come out the same everywhere. Images are centred, as in chapter 04. We take 9,633 of them, so
-# that the last batch of 64 is a small one: your data won't always divide either.
+# `two` holds two GPUs where there are two; `pair` is two simulated devices, for checks that must
+# come out the same everywhere. Images are centred, as in chapter 04. With 9,633 of them the last
+# batch of 64 is a small one.
 
 # %% tags=["measured"]
 two = devices(2)
@@ -91,9 +91,8 @@ print("the last batch of 64 has", len(train_images) % 64, "images")
 # ReLU.](src/drawings/residual_block.svg)
 #
 # Where a block halves the image and doubles the channels, a 1×1 convolution does the same to the
-# input, or they couldn't be added. *Norm* is BatchNorm: it brings each channel of the batch to mean
-# 0 and variance 1, then scales and shifts it. Here is the first block of stage 2, by hand, for two
-# images:
+# input. *Norm* is BatchNorm: it brings each channel of the batch to mean 0 and variance 1, then
+# scales and shifts it. Here is the first block of stage 2, for two images:
 
 # %%
 conv1 = nn.Conv2D(128, kernel_size=3, strides=2, padding=1)
@@ -107,18 +106,16 @@ for layer in [conv1, conv2, project, norm1, norm2]:
 x = np.random.uniform(size=(2, 64, 28, 28))
 change = norm1(conv1(x))
 change = npx.activation(change, act_type="relu")
-print("after the first convolution: ", change.shape)
 change = norm2(conv2(change))
-print("after the second convolution:", change.shape)
+print("the change:          ", change.shape)
 projected = project(x)
-print("the input, projected:        ", projected.shape)
+print("the input, projected:", projected.shape)
 by_hand = npx.activation(projected + change, act_type="relu")
 
 # %% [markdown]
-# A `HybridBlock` puts the same steps into a class. Its `hybrid_forward` takes operators from `F`,
-# and so the same lines can do two things: `F.npx` computes at once, as `npx` does, or it records
-# the operator into a graph, as below. The argument `project` says whether there is a 1×1
-# convolution. `norm` is an argument because chapter 09 will try others.
+# A `HybridBlock` puts the same steps into a class. In `hybrid_forward` operators come from `F`:
+# `F.npx` computes at once, as `npx` does, or records the operator into a graph, as below. `project`
+# says whether there is a 1×1 convolution. (Chapter 09 tries other norms.)
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -160,10 +157,9 @@ with autograd.train_mode():
 # %% [markdown]
 # ## The network
 #
-# For small images, d2l begins with one 3×3 convolution that keeps the size (the original network,
-# for 224 × 224, first makes images smaller). Then there are four stages of two blocks; the first
-# block of stages 2, 3 and 4 has stride 2 and projects its input. Eighteen counts layers on the
-# longest path: one convolution, sixteen in the blocks, one dense.
+# For small images, d2l begins with a 3×3 convolution that keeps the size. Four stages of two blocks
+# follow; the first block of stages 2, 3 and 4 has stride 2 and projects its input. Eighteen layers
+# are on the longest path: one convolution, sixteen in blocks, one dense.
 
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
@@ -179,9 +175,8 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
     return net
 
 # %% [markdown]
-# Which shapes pass through it, and where are its parameters? `grad_req` is `"null"` for what isn't
-# trained: a BatchNorm's running mean and variance. **Predict:** in which stage are most of the
-# parameters?
+# Which shapes pass through it, and where are its parameters? BatchNorm's running mean and variance
+# aren't trained: their `grad_req` is `"null"`. **Predict:** in which stage are most parameters?
 
 # %%
 def count_trained(layer):
@@ -227,13 +222,13 @@ for name, parameter in net.collect_params().items():
     assert (first.asnumpy() == second.asnumpy()).all(), f"{name} should have equal replicas"
 
 # %% [markdown]
-# The last two blocks, stage 4, have 8.4 of 11.2 million parameters. So what has to be all-reduced
-# is mostly theirs.
+# Stage 4 has 8.4 of 11.2 million parameters, so most of what is all-reduced is its gradients.
 #
-# Is it d2l's network? With equal weights, `d2l.resnet18` must give the same scores. We copy our
-# parameters into it, in the order in which layers were added. `set_data` writes to both devices.
+# Is it d2l's network, `d2l.resnet18`? Below, d2l's (`theirs`) gets our parameters and eight images
+# `x`, and must give the same scores.
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# check: with our parameters, d2l's network gives our scores; `set_data` writes to both devices
 def copy_parameters(source, target):
     pairs = zip(source.collect_params().values(), target.collect_params().values(), strict=True)
     for parameter, its_copy in pairs:
@@ -256,10 +251,9 @@ assert largest_difference(scores, expected) < 1e-5, "not d2l's network"
 # %% [markdown]
 # ## One graph
 #
-# So far Python runs the network layer by layer and hands MXNet's engine one operator at a time. How
-# many are that? `autograd` records them for the backward pass. `get_symbol` gives this record, a
-# list of nodes, each with its operator, `op`. Inputs and parameters are nodes, too, with the `op`
-# `"null"`.
+# So far Python hands MXNet's engine one operator at a time. How many are that? `autograd` records
+# them for the backward pass. `get_symbol` gives this record, a list of nodes, each with its
+# operator, `op`. Inputs and parameters have the `op` `"null"`.
 
 # %%
 def recorded_operators(net, x):
@@ -274,23 +268,21 @@ def recorded_operators(net, x):
 
 
 operators = recorded_operators(net, x)
-print(len(operators), "operators:")
-print(operators[:6], "...")
+print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
 # `hybridize` has the next forward pass record the network as a graph. From then on Python hands
-# over the graph as a whole. `static_alloc` allocates its memory once, and `static_shape` keeps its
-# plan as long as shapes stay the same. **Predict:** how many operators are recorded now?
+# over the graph as a whole. Both options keep its memory and its plan from pass to pass.
+# **Predict:** how many operators are recorded now?
 
 # %%
 net.hybridize(static_alloc=True, static_shape=True)
 operators = recorded_operators(net, x)
 print(len(operators), "operator:", operators)
-assert operators == ["_CachedOp"], "not one graph"
 
 # %% [markdown]
-# One, which stands for the whole network. What does that save? We time a forward pass of the whole
-# network, and one of a *thin* network, with 4 to 8 channels and a single image:
+# One, the whole network. What does that save? We time a forward pass of the whole network, and one
+# of a *thin* network, with 4 to 8 channels and a single image:
 
 # %% tags=["fold", "measured"]
 # measure: a forward pass, layer by layer and as one graph; the fastest of 20 (whole network: of 4)
@@ -323,9 +315,8 @@ by_layer, as_graph = forward_ms["thin network, 1 image"]
 assert as_graph < 0.9 * by_layer, "one graph should save time where there is little to compute"
 
 # %% [markdown]
-# The thin network gains most: handing over 64 short operators takes longer than computing them. In
-# the whole network on CPU cores, computing takes far longer, and one graph saves little. The deeper
-# notebook of this chapter finds out why.
+# The thin network gains most: its operators are short, and handing over 64 took longer than
+# computing them. In the whole network computing takes far longer. (Why: deeper.)
 #
 # For one graph every block must be a `HybridBlock`, from top to bottom. d2l's blocks are plain
 # `Block`s. Its network can be hybridised too, and nothing complains. **Predict:** how many
@@ -334,18 +325,17 @@ assert as_graph < 0.9 * by_layer, "one graph should save time where there is lit
 # %%
 theirs.hybridize(static_alloc=True, static_shape=True)
 operators = recorded_operators(theirs, x)
-print("d2l's network:", len(operators), "operators")
-print("of these are graphs:", operators.count("_CachedOp"))
+print(len(operators), "operators, of which", operators.count("_CachedOp"), "are graphs")
 
 # %% [markdown]
-# Still 64. Now 40 of them are small graphs, one a layer. The other 24 come from d2l's Python code:
-# two ReLUs and one sum in each of 8 blocks. So don't trust `hybridize`: look at the record, and see
-# that it is one `_CachedOp`.
+# Still 64. 40 of them are small graphs, one a layer. The other 24 are two ReLUs and one sum in each
+# of 8 blocks, in d2l's Python code. So look at the record: it should be one `_CachedOp`.
 
 # %% tags=["fold"]
 # check: a plain Sequential, or no hybridize, is not one graph; HybridSequential refuses d2l's block
 import warnings
 
+assert recorded_operators(net, x) == ["_CachedOp"], "ours is not one graph"
 assert len(operators) == 64 and operators.count("_CachedOp") == 40, "d2l's is not one graph"
 assert operators.count("_npx_relu") == 16 and operators.count("_npi_add") == 8, "24 others"
 loose = nn.Sequential()
@@ -363,10 +353,9 @@ assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 # %% [markdown]
 # ## Train it
 #
-# The step is chapter 06's: split, forward and loss, backward, `step`. Two things are new. The last
-# batch of 33 images can't be halved, so one device gets 17 and the other 16. And `step` divides by
-# the size of a full batch, `batches.size`, in the last batch too, as the loop in d2l's *Concise
-# Implementation* does. The end of this chapter shows why.
+# The step is chapter 06's, with two changes. The last batch of 33 images can't be halved, so one
+# device gets 17 and the other 16. And there, too, `step` divides by the size of a full batch, as in
+# d2l's *Concise Implementation*: why, we'll see at the end.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -402,9 +391,8 @@ lonely = gluon.utils.split_and_load(x[:1], pair, even_split=False)
 assert [len(shard) for shard in lonely] == [1, 0], "in np mode a device may get nothing"
 
 # %% [markdown]
-# With a quarter of the channels, the *narrow* network trains while you wait. Its weights start as
-# d2l's do, from a normal distribution with standard deviation 0.01. The second epoch gets a lower
-# rate.
+# With a quarter of the channels, the *narrow* network trains while you wait. It starts as d2l's,
+# from normal numbers with standard deviation 0.01. The second epoch gets a lower rate.
 
 # %% tags=["measured", "trains"]
 mx.random.seed(0)
@@ -450,10 +438,9 @@ assert accuracy(judge, odd, pair) == 34 / 51
 assert accuracy(judge, even, pair) == d2l.evaluate_accuracy_gpus(judge, even) == 33 / 50
 
 # %% [markdown]
-# It learns. But are the steps right? Two proofs are folded. On two devices, `train` gives the same
-# weights as a loop on one device without a `Trainer`. And our hybridised network is trained to the
-# same weights as d2l's. Both hold to $10^{-12}$, for a thin network in float64 with a small last
-# batch.
+# It learns. Are the steps right? Two folded proofs, with a thin network in float64: `train` on two
+# devices gives the weights of a plain loop on one; and ours, hybridised, ends with d2l's weights.
+# Both hold to $10^{-12}$.
 
 # %% tags=["fold", "trains"]
 # check: `train` on two devices gives a plain loop's weights; ours, hybridised, gets d2l's
@@ -561,15 +548,13 @@ for device, replica, other in zip(pair, everything, of_d2l):
     assert largest_difference(hybrid(x), blocks_of_d2l(x)) < 1e-12, f"answers on {device}"
 
 # %% [markdown]
-# Only each BatchNorm's running mean and variance come to differ from device to device: that is
-# chapter 09's subject.
+# Only BatchNorms' running statistics come to differ from device to device: chapter 09's subject.
 #
 # ## The whole network, on all of MNIST
 #
 # What do d2l's settings bring? One device gets batches of 256 and learning rate 0.1, two get 512
-# and rate 0.2. (d2l takes ten epochs of Fashion-MNIST; here it is two of MNIST.) They take most of
-# an hour, so one run of each is stored, with the same start. Devices are CPU cores here; **on
-# GPUs** numbers will differ.
+# and rate 0.2. One run of each, two epochs of MNIST from the same start, is stored. (d2l takes ten
+# epochs of Fashion-MNIST.) Devices are CPU cores here; **on GPUs** numbers will differ.
 
 # %% tags=["fold"]
 # measure: the stored runs: accuracy on all 10,000 test images, time, and what other programs took
@@ -597,8 +582,8 @@ print(f"two devices: {ratio:.2f} times as many images a second")
 assert round(ratio, 1) == 1.8
 
 # %% [markdown]
-# Two devices get through the images 1.8 times as fast. **Predict:** which of the two is more
-# accurate after the same number of minutes? And after the same number of images?
+# Two devices get through the images 1.8 times as fast. **Predict:** which is more accurate after as
+# many minutes? And after as many images?
 
 # %% tags=["fold"]
 # draw: wrong answers on 1,000 test images, against minutes and against images
@@ -670,13 +655,10 @@ assert ahead[(times_two > 2) & (times_two < 11)].all(), "one device is ahead unt
 assert len(set(ahead[times_two > 11])) == 2, "the curves don't cross after minute 11"
 
 # %% [markdown]
-# - **After the same number of images**, one device was ahead at every check but the first, where
-#   both had hardly begun.
-# - **After the same number of minutes**, one device was ahead until minute 11; then the curves
-#   cross. On all 10,000 test images, one device had 98.77 % right after 14.2 minutes, and two had
-#   98.39 % after 15.7: no clear winner in one run each.
-#
-# Checks came every 7,680 images, so these times are rough.
+# - **After as many images**, one device was ahead at every check but the first.
+# - **After as many minutes**, one device was ahead until minute 11; then the curves cross. On all
+#   test images one device had 98.77 % right after 14.2 minutes, two had 98.39 % after 15.7: no
+#   clear winner in one run each.
 #
 # What held the larger batch back? Look at the training loss:
 
@@ -705,10 +687,9 @@ assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the oth
 
 # %% [markdown]
 # At batch 512 and rate 0.2 the loss begins above that of guessing, $\ln 10 = 2.3$, and stays near
-# it for 18,000 images. By then the other run's loss is below 0.1. So this start *can* be slow.
-# Whether the batch or the rate made it so, one run each can't say. A usual remedy is to begin with
-# a lower rate and raise it (*warm-up*: Goyal et al., 2017, section 2.2). We haven't tried it here;
-# chapter 06 has, with LeNet.
+# it for 18,000 images. So this start *can* be slow; whether the batch or the rate made it so, one
+# run each can't say. A usual remedy is *warm-up*, a rate that begins low and rises (Goyal et al.,
+# 2017, section 2.2): chapter 06 tried it with LeNet.
 #
 # **More images a second is not yet more accuracy a minute.** Where time and memory go is told in
 # deeper: What the second device brings.
@@ -724,9 +705,9 @@ beyond = [d2l.try_gpu(98), d2l.try_gpu(99)]
 print(beyond)
 
 # %% [markdown]
-# One device, twice, and no error. What happens if we train on this? Take one weight $w$ and the
-# loss $wx$, whose gradient is $x$. One "device" gets the example 1, the other the example 2.
-# **Predict:** which gradients do the two replicas have?
+# One device, twice, and no error. Can we train on this? Take one weight $w$ and the loss $wx$,
+# whose gradient is $x$. One "device" gets the example 1, the other 2. **Predict:** which gradients
+# do the two replicas have?
 
 # %% tags=["trains"]
 layer = nn.Dense(1, use_bias=False, in_units=1)
@@ -743,11 +724,11 @@ for loss in losses:
 print("gradients:", [grad.item() for grad in layer.weight.list_grad()])
 
 # %% [markdown]
-# Not 1 and 2, but 0 and 2. The layer looks for its replica by device, and for `cpu(0)` it always
-# finds the second (`Parameter._init_impl` in `gluon/parameter.py` at 1.9.1). So the second
-# `backward` overwrote the gradient 1 by 2, and the first replica got nothing.
+# The layer looks for its replica by device, and for `cpu(0)` it always finds the second
+# (`Parameter._init_impl` in `gluon/parameter.py` at 1.9.1). So 2 was written over 1, and the first
+# replica got nothing.
 #
-# The right step would take the mean gradient, 1.5, and move the weight from 0 to −1.5. Does anybody
+# The right step has the mean gradient, 1.5, and moves the weight from 0 to −1.5. Does anybody
 # complain?
 
 # %% tags=["trains"]
@@ -759,9 +740,9 @@ print("the weight:", layer.weight.data().item())
 
 # %% [markdown]
 # `step` does, but too late: here the store updates, and `Trainer` looks afterwards
-# (`gluon/trainer.py` at 1.9.1). The weight has moved by $(0 + 2)/2 = 1$. And d2l's
-# `train_batch_ch13` calls `step` with `ignore_stale_grad=True`. Then nobody complains, and half of
-# each batch is lost in silence. So this course takes `devices(2)`, whose devices always differ.
+# (`gluon/trainer.py` at 1.9.1). The weight has moved by $(0 + 2)/2 = 1$. With
+# `ignore_stale_grad=True`, as in d2l's `train_batch_ch13`, nobody complains. So this course takes
+# `devices(2)`, whose devices always differ.
 
 # %% tags=["fold"]
 # check: the step is refused, but done; d2l switches the complaint off; `try_all_gpus` may give []
@@ -787,18 +768,15 @@ if mx.context.num_gpus() == 0:
 # %% [markdown]
 # ### A last batch that doesn't divide
 #
-# When the last batch can't be halved, d2l's `split_batch` raises an error, after all other steps of
-# the epoch. Gluon can make uneven shards, as `train` does above. A second question is silent.
-# `step(n)` divides the sum of gradients by *n*. A last batch has 16 images, a full one 64. What
-# should *n* be?
+# Where the last batch can't be halved, d2l's `split_batch` raises an error, if late. Another
+# question is silent. `step(n)` divides the sum of gradients by *n*. For a last batch of 16 images
+# where a full one has 64, what should *n* be?
 #
-# - **actual**, 16: a mean, so the step has full length, though it follows 16 images only (d2l's
-#   `train_batch_ch13`);
-# - **nominal**, 64: the step is a quarter as long (d2l's *Concise Implementation*, and ours);
+# - **actual**, 16: a step of full length (d2l's `train_batch_ch13`);
+# - **nominal**, 64: a quarter as long (d2l's *Concise Implementation*, and ours);
 # - or these 16 images are **dropped**.
 #
-# Stored are nine runs of each, with nine seeds: the narrow network, 10,000 images in batches of 64,
-# rate 0.1, three epochs.
+# Stored are nine runs of each: the narrow network, 10,000 images, rate 0.1, three epochs.
 
 # %% tags=["fold"]
 # measure: what last steps change, on 1,000 test images; accuracy in the end, on all 10,000
@@ -831,25 +809,23 @@ assert inside.sum() == 5, "five of the nine are within the nominal runs' range"
 assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < final["dropped"][-1]
 
 # %% [markdown]
-# With the actual size, eight of nine runs lost more than 14 points of accuracy by that one step.
-# They recovered, but two lost 10 and 16 points again by the very last step. With the nominal size
-# no run changed by 6 points in epoch 1. A guess: both steps follow a noisy gradient of 16 images,
-# and the nominal one is a quarter as long. In the end nominal and dropped overlap: no winner. So in
-# your own loop, **divide by the nominal size, or drop the rest**. (Not tried on the whole network.)
+# With the actual size, eight of nine runs lost more than 14 points by that one step. They
+# recovered, but two lost 10 and 16 points again by the very last step. With the nominal size no run
+# changed by 6 points in epoch 1. A guess: both follow a noisy gradient of 16 images, and the
+# nominal step is shorter. Nominal and dropped overlap in the end: no winner. So **divide by the
+# nominal size, or drop the rest**.
 
 # %% [markdown]
 # ## Summary
 #
 # - A residual block adds a change to its input. Three quarters of ResNet-18's parameters are in its
 #   last stage.
-# - One graph needs `HybridBlock`s from top to bottom. It saves time where operators are short. Look
-#   at autograd's record to see that it is one.
-# - In one run each, two devices with batch 512 did 1.8 times as many images a second, and yet
-#   reached 90, 95 and 98 % later than one with batch 256. These were CPU cores.
-# - `d2l.try_gpu(i)` gives `cpu(0)` for every GPU that doesn't exist. The first `trainer.step`
-#   complains, unless it has `ignore_stale_grad=True`.
-# - A small last batch, divided by its own size, cost most runs a lot of accuracy. Divide by the
-#   nominal size, or drop it.
+# - One graph needs `HybridBlock`s from top to bottom, and saves time where operators are short.
+#   Autograd's record shows whether it is one.
+# - In one run each, two devices did 1.8 times as many images a second, and yet reached 90, 95 and
+#   98 % later than one.
+# - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU, and gradients are lost.
+# - Divide a small last batch by the nominal size, or drop it.
 #
 # Next, chapter 09: the layer that makes two devices differ from one, and what to do about it.
 #
@@ -860,13 +836,12 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Where is the arithmetic?** Count the multiplications of each stage for one image. In which
-#    stage are most?
-# 2. **Is it BatchNorm?** The narrow network starts from small weights, and yet it learns at once.
+# 1. **Where is the arithmetic?** In which stage are most multiplications, for one image?
+# 2. **Is it BatchNorm?** The narrow network starts from small weights, and yet learns at once.
 #    Train it for 32 steps of 64 images at rate 0.1, with BatchNorm and without (`norm` then makes a
-#    block that passes its input through). What lets this start work?
-# 3. **Counting in a byte.** `d2l.accuracy` adds up right answers in the type of the labels. Ours
-#    are `int32`, MNIST's files hold `uint8`. What is the count for 300 answers, all right?
+#    block that passes its input through).
+# 3. **Counting in a byte.** `d2l.accuracy` counts in the type of the labels. Ours are `int32`,
+#    MNIST's files hold `uint8`. What is the count for 300 answers, all right?
 # 4. **Starting anew.** d2l's loop begins with `initialize(..., force_reinit=True)`. Hybridise a
 #    small layer with both options, compute a gradient, start anew, compute it again. What is in it?
 
