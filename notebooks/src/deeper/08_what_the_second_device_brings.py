@@ -152,7 +152,8 @@ show(fig, alt="Speed-up of two devices over one in each round, ours and d2l's bl
      "batch and at twice the batch, with medians and a dotted line at two.")
 
 # %% [markdown]
-# In quiet runs weak scaling was ahead of strong, for both networks. A guess: all-reduce and update
+# In quiet rounds weak scaling was ahead of strong for our network. d2l's blocks had too few quiet
+# rounds to tell. A guess: all-reduce and update
 # take as long for 32 images as for 64, so twice the batch pays for them half as often. Where two
 # spreads overlap on your machine, there is no winner.
 #
@@ -290,16 +291,14 @@ for rounds in spent.values():
 # A bar of height 1 on two devices would be a speed-up of 2. What is above 1 is lost.
 #
 # - **ResNet-18** spends a larger share on communication than LeNet, not a smaller one. It has 87
-#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs its
-#   step took 55 to 68 times as long.
-# - **LeNet** lost most to waiting in all our runs; we don't know for what. With 256 images it lost
-#   less.
-# - **Compute** took longer on two devices than on one in most runs at batch 32: chapter 10 asks
-#   why.
+#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs
+#   its step took 55 to 68 times as long.
+# - **LeNet** waits more than ResNet-18, most of all with 32 images; we don't know for what.
+# - **Compute** took longer on two devices than on one: chapter 10 asks why.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
-# ## Why hybridising brought little here
+# ## Why hybridising brings little on one device
 #
 # One graph in place of 64 operators should save Python a lot of work. It does. But is Python's work
 # what the step waits for? Python only hands operators over, and goes on; the engine's threads
@@ -371,7 +370,8 @@ assert HybridResidual(8).project is None
 # the store; and the steps after it.
 #
 # We run it with shards of 8 and 16 images, so that we see what grows with the images, and with 1
-# and 64 scratch spaces: operators borrow these, and `helpers` sets 64 (chapter 04).
+# and 64 scratch spaces: operators borrow these, and `helpers` sets 64 (deeper: How the speed-up was
+# measured).
 
 # %% tags=["fold", "trains"]
 # measure: MB that each stage of a training on two simulated devices adds, in a new process
@@ -474,17 +474,18 @@ show(fig, alt="Four bars of memory on two devices: weights and gradients, the st
 # %% [markdown]
 # The largest part is our own doing: MXNet's default is 4 scratch spaces, `helpers` sets 64, and
 # each grows with what operators ask of it. With fewer, simulated devices wait for one another
-# (chapter 04). **On GPUs** MXNet has one for each device (`MXNET_GPU_TEMP_COPY`, `src/resource.cc`
-# at 1.9.1). The second largest, what the passes allocate, grows with the shard, and so decides how
-# many images fit.
+# (deeper: How the speed-up was measured). **On GPUs** MXNet has one for each device
+# (`MXNET_GPU_TEMP_COPY`, `src/resource.cc` at 1.9.1). The second largest, what the passes allocate,
+# grows with the shard, and so decides how many images fit.
 #
 # ## Summary
 #
 # - Strong scaling divides one batch, weak scaling doubles it. Weak scaling looked better by images
-#   a second here, and is a different training.
+#   a second for our network, and is a different training.
 # - A speed-up below 2 is device time spent otherwise: on communication, update and waiting, and on
 #   compute that takes longer. At batch 32 ResNet-18 spends a larger share on communication than
 #   LeNet.
 # - Hybridising saves Python's time. It pays where Python is what the step waits for.
-# - Memory on $k$ devices: $2k$ times the weights for weights and gradients, $k + 1$ times for the
-#   store, so much an image for the passes, and scratch space, here the largest.
+# - Memory on $k$ devices, with plain SGD: $2k$ times the weights for weights and gradients, $k + 1$
+#   times for the store, an amount for the passes that grows with the images, and scratch space,
+#   here the largest. (Measured for two devices.)

@@ -62,9 +62,9 @@ def layer_box(x, y, text, fill, width=190):
 
 def draw_residual_block():
     """The first block of stage 2: the change on the left, the input beside it on the right."""
-    left, right = 170, 450
+    left, right = 190, 450
     drawn = [words(312, 34, "A block adds a change to its input", 22, bold=True)]
-    drawn.append(box(left + 85, 60, 110, 40, "white", "black", stroke_width=2, rx=20))
+    drawn.append(box(255, 60, 110, 40, "white", "black", stroke_width=2, rx=20))
     drawn.append(words(310, 87, "input x", 18, bold=True))
     drawn.append(words(380, 86, "64 × 28 × 28", 17, "start", class_="shape", data_of="input"))
     # The change.
@@ -78,17 +78,18 @@ def draw_residual_block():
         if number < len(layers) - 1:
             drawn.append(arrow(left, y + 40, left, y + 60, "black", 3))
         y += 60
-    drawn.append(words(left - 104, 282, "change", 18, "end", bold=True, fill=BLUE))
+    drawn.append(words(left - 110, 274, "change", 18, "end", bold=True, fill=BLUE))
+    for x1, y1, x2, y2 in [(84, 128, 84, 408), (84, 128, 91, 128), (84, 408, 91, 408)]:
+        drawn.append(line(x1, y1, x2, y2, BLUE, width=3))
     # Beside it.
     drawn.append(line(310, 100, 310, 114, width=3))
     drawn.append(line(310, 114, right, 114, width=3))
     drawn.append(arrow(right, 114, right, 188, "black", 3))
     drawn.append(layer_box(right, 188, "conv 1×1, stride 2", PALE_ORANGE))
-    drawn.append(words(right, 254, "only where", 17))
-    drawn.append(words(right, 276, "the shape changes", 17))
+    drawn.append(words(right + 12, 254, "only where", 17, "start"))
+    drawn.append(words(right + 12, 276, "shapes differ", 17, "start"))
     # The sum.
-    drawn.append(line(right, 228, right, 236, width=3))
-    drawn.append(line(right, 288, right, 468, width=3))
+    drawn.append(line(right, 228, right, 468, width=3))
     drawn.append(arrow(right, 468, 332, 468, "black", 3))
     drawn.append(line(left, 408, left, 468, width=3))
     drawn.append(arrow(left, 468, 288, 468, "black", 3))
