@@ -124,7 +124,8 @@ class Team:
 
     commands: the arguments of each program, as for `subprocess.Popen`; environment: their
     variables, this process's by default. A program reads a line, works, and answers with a line;
-    so a team is a contestant for `in_turns`. It begins when each has printed that it is ready.
+    so a team is a contestant for `in_turns`. It begins when each has printed that it is ready;
+    `ready` has those lines.
 
     team() sends `order` to all, waits for all, and returns their answers. `close` ends them, and
     so does the end of a `with` block. Raises RuntimeError, with what it wrote to stderr, for a
@@ -138,8 +139,7 @@ class Team:
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for command in commands]
         try:
-            for program in self._programs:
-                self._answer(program)
+            self.ready = [self._answer(program) for program in self._programs]
         except BaseException:
             self.close()
             raise

@@ -3,12 +3,13 @@
 
     echo 6 | python lenet_contestant.py --devices 0 1
 
-It prints "ready", and after each line how many images it has trained on, and in how many
-trainings. It has MXNet's settings from its environment alone: MXNet is imported first, so helpers
-comes too late to make its own.
+It prints "ready" and the settings that it found, and after each line how many images it has trained
+on, and where replicas have changed. It has MXNet's settings from its environment alone: MXNet is
+imported first, so helpers comes too late to make its own.
 """
 
 import argparse
+import os
 import runpy
 import sys
 import warnings
@@ -26,6 +27,9 @@ def prepare_gpus():
 def contend(kind, numbers, images, apart):
     """Train on the devices `numbers` together, or each `apart` on its part of the images."""
     prepare_gpus()
+    assert "helpers" not in sys.modules, "its settings would replace those of the environment"
+    prefixes = ("OMP_", "OPENBLAS_", "MXNET_", "MALLOC_")
+    settings = [f"{name}={os.environ[name]}" for name in os.environ if name.startswith(prefixes)]
     import mxnet as mx
 
     warnings.filterwarnings("ignore", "mxnet was imported before helpers")
@@ -40,14 +44,20 @@ def contend(kind, numbers, images, apart):
         replicas = [get_params(init_params(), context) for context in group]
         trainings.append((x, y, replicas, group))
     mx.nd.waitall()
-    print("ready", flush=True)
+    print("ready", *settings, flush=True)
     for line in sys.stdin:
-        steps = int(line)
-        for _ in range(steps):
+        trained = 0
+        for _ in range(int(line)):
             for x, y, replicas, group in trainings:
                 train_batch(x, y, replicas, group, lr=0.01)
+                trained += len(x)
         mx.nd.waitall()
-        print(steps * images, "images,", len(trainings), "trainings", flush=True)
+        places = []
+        for _, _, replicas, _ in trainings:
+            for replica in replicas:
+                changed = replica[-1].asnumpy().any()  # the last bias was 0 at the start
+                places.append(str(replica[-1].context) if changed else "unchanged")
+        print(trained, "images,", len(trainings), "trainings:", *places, flush=True)
 
 
 if __name__ == "__main__" and "__file__" in globals():

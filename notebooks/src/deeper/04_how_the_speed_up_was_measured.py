@@ -6,8 +6,9 @@
 #
 # ## What you'll do
 #
-# Measure in four wrong ways, and see by how much each is off. Build a fair round. Take away each of
-# the course's settings, and see what is left of the speed-up. Find out what the all-reduce costs.
+# Measure in four wrong ways, and see what each does to the result. Build a fair round. Give two
+# devices each kind of the course's settings alone, and see how much faster they get. Find out what
+# the all-reduce costs.
 #
 # ## What you'll learn
 #
@@ -26,6 +27,7 @@ import time
 
 from helpers import devices
 from helpers.by_hand import get_params, init_params, train_batch
+from helpers.engine import ALLOCATOR, SETTINGS
 from helpers.timing import Others, Team, in_turns, spread
 
 from mxnet import nd
@@ -61,9 +63,15 @@ assert started < 0.7 * done
 #
 # **2. A cold start.** `lenet_contestant.py`, beside chapter 04, is a program that trains for as
 # many steps as each line that it reads says. A `Team` starts such programs, sends them a line, and
-# waits for their answer. Here is one, from its first step:
+# waits for their answer. A program has the settings of its environment: `stock` has none of this
+# course's, `ours` has all of them. Here is one program, from its first step:
 
 # %%
+allocator = {variable: str(value) for number, value, variable in ALLOCATOR}
+everything = SETTINGS | allocator
+stock = {name: value for name, value in os.environ.items() if name not in everything}
+ours = stock | everything
+
 CONTESTANT = "../lenet_contestant.py"
 
 
@@ -73,7 +81,7 @@ def program(*arguments):
 
 first = str(two[0].device_id)
 second = str(two[1].device_id)
-team = Team([program("--devices", first, second)], order="1")
+team = Team([program("--devices", first, second)], order="1", environment=ours)
 for step in range(1, 7):
     begin = time.perf_counter()
     team()  # one step
@@ -82,11 +90,12 @@ for step in range(1, 7):
 team.close()
 
 # %% [markdown]
-# The first step took longest in our runs: memory is taken from the system, and the libraries
-# prepare their work for shapes that they haven't seen. On GPUs the first steps also contain cuDNN's
-# trials of algorithms (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
+# The first step took longest in our runs. We didn't test why: it takes memory from the system,
+# among others. On GPUs the first steps also contain cuDNN's trials of algorithms
+# (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
 #
-# **3. Once.** The steps after it don't agree either. **4. While others work.** `Others` says what
+# **3. Measuring once.** Steps 2 to 6 differ from one another too, so no single one is the answer.
+# **4. While others work.** `Others` says what
 # share of the machine's CPU time went to other programs while its block ran. Here is the same
 # training without and with a neighbour that keeps one core busy:
 
@@ -125,7 +134,8 @@ for who in ["alone", "beside a busy program"]:
             os.kill(neighbour, signal.SIGKILL)
 
 # %% [markdown]
-# A neighbour on one of two cores can take most of the speed-up, and nothing in the result says so.
+# On two cores the neighbour made the same training take up to twice as long, and nothing in those
+# seconds says so: only the other number does.
 #
 # ## A fair round
 #
@@ -143,8 +153,8 @@ def one_round(contestants):
     return seconds
 
 # %% tags=["measured"]
-one_team = Team([program("--devices", first)], order="6")
-two_team = Team([program("--devices", first, second)], order="6")
+one_team = Team([program("--devices", first)], order="6", environment=ours)
+two_team = Team([program("--devices", first, second)], order="6", environment=ours)
 contestants = {"one device": one_team, "two devices": two_team}
 one_round(contestants)  # warms up
 
@@ -159,9 +169,9 @@ one_team.close()
 two_team.close()
 
 # %% [markdown]
-# Each round gives a ratio of its own, of two measurements that were made within a second. That
-# ratio is steadier than either speed. `helpers.timing.in_turns` does the same, in a random order,
-# until enough rounds are kept. If the machine is never quiet, it uses all, and says so.
+# Each round gives a ratio of its own, of two measurements that were made one right after the other.
+# `helpers.timing.in_turns` does the same, in a random order, until enough rounds are kept, but
+# takes at most twice as many. If fewer than three of them were quiet, it uses all, and says so.
 
 # %%
 def compete(teams, rounds):
@@ -189,16 +199,8 @@ def compete(teams, rounds):
 # most?
 
 # %%
-from helpers.engine import ALLOCATOR, SETTINGS
-
 threads = {name: SETTINGS[name] for name in ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"]}
 scratch = {"MXNET_CPU_TEMP_COPY": SETTINGS["MXNET_CPU_TEMP_COPY"]}
-allocator = {variable: str(value) for number, value, variable in ALLOCATOR}
-everything = threads | scratch | allocator
-
-stock = dict(os.environ)  # what a program finds if nobody makes settings
-for name in everything:
-    stock.pop(name, None)
 
 kinds = {
     "none": {},
@@ -234,17 +236,18 @@ show(fig, alt="Speed of two devices as a multiple of that without settings: none
               "scratch space alone, allocator alone, and all; a dot a round, with medians.")
 
 # %% tags=["fold"]
-# check: a program has the settings that it is given, and those of the course only where asked
-CODE = "import os; print({name: os.environ.get(name) for name in %r})" % sorted(everything)
+# check: the contestant finds the settings that it is given, and no others of the course's
 for kind, settings in kinds.items():
-    output = subprocess.check_output([sys.executable, "-c", CODE], env=stock | settings, text=True)
-    expected = {name: settings.get(name) for name in sorted(everything)}
-    assert output.strip() == str(expected), f"{kind}: other settings"
+    with Team([program("--devices", first)], environment=stock | settings) as team:
+        (found,) = [ready.split()[1:] for ready in team.ready]
+    found = {setting for setting in found if setting.split("=")[0] in everything}
+    assert found == {f"{name}={value}" for name, value in settings.items()}, f"{kind}: {found}"
 
 # %% [markdown]
-# Scratch space alone brought most in our run: as MXNet comes, an operator that needs one of the
-# four shared spaces waits for whoever has it (`src/resource.cc`). Where two rows' halves overlap,
-# this run has no winner between them.
+# On a quiet machine scratch space alone brought most: 1.7 to 1.9 in our runs. As MXNet comes, an
+# operator that needs one of the four shared spaces has to wait while another uses it
+# (`src/resource.cc`); we think that this is the cause. On a busy machine all of this shrinks. As a
+# rule of thumb, two rows whose halves overlap have no winner.
 #
 # ## What the all-reduce costs
 #
@@ -254,7 +257,6 @@ for kind, settings in kinds.items():
 
 # %% tags=["measured", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
-ours = stock | everything
 teams = {
     "one device": ([program("--devices", first)], ours),
     "two devices": ([program("--devices", first, second)], ours),
@@ -266,26 +268,35 @@ times = compete(teams, ROUNDS)
 
 for name in ["one device", "never communicate", "two processes"]:
     low, median, high = spread(times[name] / times["two devices"])
-    print(f"two devices take {1 / median:.2f} of the time of {name} "
+    print(f"two devices take {1 / median:.2f} times as long as {name} "
           f"(half of the rounds: {1 / high:.2f} to {1 / low:.2f})")
 
 # %% [markdown]
-# The second line is the all-reduce with the waiting that it causes. If its range includes 1, this
-# run doesn't show a cost. Eight arrays of 129,068 numbers in all are little beside the
-# convolutions. That doesn't hold for every network: chapter 11 asks when it does.
+# The second line is what `train_batch` on two devices does more: the all-reduce, with the waiting
+# that it causes. If its range includes 1, take it that this run doesn't show a cost. Eight arrays
+# of 129,068 numbers in all are little beside the convolutions. That doesn't hold for every network:
+# chapter 11 asks when it does.
 
 # %% tags=["fold"]
-# check: LeNet has 129,068 parameters in eight arrays, and each program trains on what it is told
+# check: LeNet's 129,068 parameters; a program trains on what and where it is told, then answers
+import psutil
+
 arrays = init_params()
 assert len(arrays) == 8 and sum(array.size for array in arrays) == 129_068
+place, other = str(two[0]), str(two[1])
 for arguments, answer in [
-    (["--devices", first], "512 images, 1 trainings"),
-    (["--devices", first, second], "512 images, 1 trainings"),
-    (["--devices", first, second, "--apart"], "512 images, 2 trainings"),
-    (["--devices", first, "--images", "128"], "256 images, 1 trainings"),
+    (["--devices", first], f"3072 images, 1 trainings: {place}"),
+    (["--devices", first, second], f"3072 images, 1 trainings: {place} {other}"),
+    (["--devices", first, second, "--apart"], f"3072 images, 2 trainings: {place} {other}"),
+    (["--devices", first, "--images", "128"], f"1536 images, 1 trainings: {place}"),
 ]:
-    with Team([program(*arguments)], order="2") as team:
+    before = set(psutil.Process().children())
+    with Team([program(*arguments)], order="12", environment=ours) as team:
+        (contestant,) = set(psutil.Process().children()) - before
         assert team() == [answer], arguments
+        used = sum(contestant.cpu_times()[:2])
+        time.sleep(0.5)
+        assert sum(contestant.cpu_times()[:2]) - used < 0.1, "it answered before it was done"
 
 # %% [markdown]
 # ## Summary
@@ -293,5 +304,5 @@ for arguments, answer in [
 # - Wait before each look at the clock, and take some steps before the first.
 # - Let contestants take turns, compare them round by round, and say how much rounds differ.
 # - Look at who else uses the machine, and leave disturbed rounds out.
-# - Of the course's settings, scratch space mattered most for two devices in our run.
-# - The number to compare with is what two trainings reach that have nothing to do with each other.
+# - Of the course's settings, scratch space alone brought two devices most, on a quiet machine.
+# - The number to compare with is what two unrelated trainings reach.
