@@ -479,10 +479,11 @@ def test_pytorch_has_what_the_page_names():
     assert "(`fully_shard` with a `mesh` of machines by GPUs) shards inside machines only" in PROSE
 
 
-def test_chapter_01_names_two_other_cuts():
-    text = (NOTEBOOKS / "src/01_devices_and_arrays.py").read_text(encoding="utf-8")
-    cuts = re.findall(r"\*by layer\*|\*inside layers\*", text)
-    assert stated(r"Of the other ways, \S+ 01\]\S+ named (\w+)\.") == len(set(cuts))
+def test_chapter_01s_deeper_notebook_counts_two_other_cuts():
+    text = (NOTEBOOKS / "src/deeper/01_three_ways_to_divide_a_network.py").read_text("utf-8")
+    cuts = re.findall(r"\*\*By layer\*\*|\*\*Inside layers\*\*", text)
+    named = stated(r"Of the other ways, \[Three ways to divide a network\]\S+ counted (\w+)\.")
+    assert named == len(set(cuts))
 
 
 def test_chapter_16_has_as_many_adapters_as_gpus_in_a_machine():

@@ -165,7 +165,7 @@ assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
 # 4. every device receives the sum of these gradients (chapter 03);
 # 5. every device makes the same update, so the replicas stay equal (chapter 04).
 #
-# One can also cut a network by layer, or inside its layers. Then each device holds a part of the
+# One can also cut a network *by layer*, or *inside layers*. Then each device holds a part of the
 # weights, and they send activations (deeper: Three ways to divide a network).
 
 # %% [markdown]
