@@ -55,9 +55,11 @@ lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/notebooks/src/lab$(if $(value \
 lab: setup  ## open the course in JupyterLab, on this machine only
 	$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-# Two files at a time, by pytest-xdist: what is asserted in a chapter holds beside another program.
+# Chapters use all cores by themselves; the other tests run two at a time, by pytest-xdist.
 test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
-	$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),-n 2 --dist loadfile)
+	$(if $(strip $(ARGS)),$(BIN)/python -m pytest $(ARGS), \
+	    $(BIN)/python -m pytest tests -n 2 --dist loadfile; tests=$$?; \
+	    $(BIN)/python -m pytest notebooks && exit $$tests)
 
 run: setup  ## run the chapters, CH="01 deeper/03" or all, and show how long each takes
 	set -f; $(BIN)/python notebooks/src/run.py $$CH
