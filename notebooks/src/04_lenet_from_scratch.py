@@ -558,10 +558,12 @@ for value in [1e-7, -1e-7]:
 # nothing can flip, and nothing else changes. We also train with a smooth function, $h \cdot
 # \text{sigmoid}(h)$, in place of relu.
 
-# %% tags=["measured", "fold", "trains", "few:range(5)=>[1]"]
+# %% tags=["measured", "fold", "trains", "few:FIRST = 0=>FIRST = 1", "few:LAST = 4=>LAST = 1"]
 # measure: one device and two for sixty steps, and how many units have flipped
 STEPS = 60
-SEEDS = range(5)
+FIRST = 0
+LAST = 4
+SEEDS = range(FIRST, LAST + 1)
 UNITS = 539_136  # of 32 images, without those that the second pooling leaves out
 
 
