@@ -23,8 +23,7 @@
 #
 # ## What you need
 #
-# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes with
-# MNIST.
+# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes.
 
 # %%
 from helpers import allreduce, assert_replicas_equal, devices, load_data, split_and_load
@@ -886,10 +885,10 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # %% [markdown]
 # *Two devices* against *one device* is the speed-up. *Two processes* show what this machine gives
 # to two unrelated trainings: compare with them, not with the number 2. In our runs two devices
-# came within 2 % of them: most of what is missing to 2 is missing for unrelated programs, too.
-# Where their range overlaps with that of *never communicate*, the run can't tell what the
-# all-reduce costs. On our two cores *stock MXNet* was slower than *one device*: it also had one
-# core, but not our settings. With more cores it may win: measure it too.
+# came within 5 % of them. Most of what is missing to 2 is missing there, too. Where their range
+# overlaps with that of *never communicate*, the run can't tell what the all-reduce costs. On our
+# two cores *stock MXNet* was slower than *one device*: it also had one core, but not our settings.
+# With more cores it may win.
 #
 # **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. Our settings for scratch
 # space and memory are for CPUs: each GPU has scratch space and a pool of memory of its own
