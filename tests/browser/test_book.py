@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,8 +14,13 @@ from conftest import PICTURES, ROOT
 
 CHAPTERS = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
 DEEPER = sorted(f"deeper/{path.stem}" for path in ROOT.glob("notebooks/deeper/[0-9][0-9]_*.ipynb"))
-# In the order of the side bar.
-NOTEBOOKS = sorted([*CHAPTERS, *DEEPER], key=lambda name: (Path(name).name[:2], name in DEEPER))
+# In the order of the side bar, which is that of course.toml.
+NOTEBOOKS = []
+for part in tomllib.loads((ROOT / "notebooks/src/course.toml").read_text("utf-8"))["part"]:
+    for chapter in part["chapter"]:
+        NOTEBOOKS.append(chapter["file"])
+        NOTEBOOKS += [f"deeper/{deeper['file']}" for deeper in chapter.get("deeper", [])]
+assert sorted(NOTEBOOKS) == sorted([*CHAPTERS, *DEEPER])
 TELEPHONE = {"width": 390, "height": 844}
 
 # Lines of code that go on below no further in than they began. Only one that begins close to the
