@@ -201,7 +201,7 @@ except AssertionError as error:
 #
 # To compare, we say what can happen at the same time. Messages go in *rounds*: in a round a device
 # sends one message at most and receives one at most, and it doesn't pass on what it receives in
-# that So a star on four devices takes three rounds there and three back. An arrow is
+# that round. So a star on four devices takes three rounds there and three back. An arrow is
 # a message, a thin one a quarter of an array. (The ring, at the right, comes in the next section.)
 #
 # ![Messages on four devices, round by round. A star takes 6 rounds of one whole array, a tree 4
@@ -214,9 +214,9 @@ except AssertionError as error:
 #
 # ## A ring
 #
-# It can, if each device sums another piece of the array. In a *ring* arrays are cut into $k$
+# It can, if each device sums a different piece of the array. In a *ring* arrays are cut into $k$
 # chunks. In every round each device sends one chunk to the next device, and the last device sends
-# to the first. After half of the rounds device 0 shall have the whole sum of chunk 0, device 1
+# to the first. After half of the rounds device 0 should have the whole sum of chunk 0, device 1
 # that of chunk 1, and so on.
 #
 # To see what goes where, let each of device 0's four chunks hold 1. Those of device 1 hold 10, of
@@ -225,7 +225,7 @@ except AssertionError as error:
 # ![Four devices with four chunks each. In each of rounds 1 to 3 one number of each device grows by
 # the number above it, until the diagonal holds 1111.](src/drawings/ring_rounds.svg)
 #
-# Follow chunk 0, the first column. What travels is a sum that grows. It shall end at device 0, so
+# Follow chunk 0, the first column. What travels is a sum that grows. It should end at device 0, so
 # it starts at device 1, as 10. In round 1 device 1 sends it to device 2, where it becomes 110. In
 # round 2 device 2 sends it on, and it becomes 1110. In round 3 device 3 sends it to device 0:
 # 1111. The sum of chunk 1 does the same one device further: in round 1 device 2 sends it. So:
@@ -295,8 +295,9 @@ for round_number in [1, 2, 3]:
 # the diagonal. This is half of the way, and it has a name, *reduce-scatter*.
 #
 # For $k - 1$ more rounds the finished chunks go on round the ring, and a chunk that arrives
-# *overwrites* what is there. That is an *all-gather*. Who sends which chunk goes on as before: in
-# round 4 device 0 sends chunk 0.
+# *overwrites* what is there. That is an *all-gather*. Who sends which chunk goes on as in the
+# table: in round 4 device 0 sends chunk 0. The function is the last one but for one line. We go on
+# with the arrays as round 3 left them:
 
 # %%
 def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
@@ -306,7 +307,7 @@ def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
         receiver = (sender + 1) % k
         source = window(arrays[sender], chunk, k)
         target = window(arrays[receiver], chunk, k)
-        source.copyto(target)  # the only change
+        source.copyto(target)  # NEW: overwrite
 
 
 for round_number in [4, 5, 6]:
@@ -332,6 +333,9 @@ def ring_allreduce(arrays):
 judge(ring_allreduce)
 
 # %% [markdown]
+# A star, a tree and a ring add in different orders, so their sums can differ by rounding. But in
+# each of them all devices get the same bits (deeper: A judge for all-reduces).
+#
 # Operations in which all devices take part are called *collectives*. You have now met five, and two
 # ways to put an all-reduce together:
 #
@@ -345,7 +349,8 @@ judge(ring_allreduce)
 # ## Rounds and bytes
 #
 # **Predict:** each of 8 devices has an array of $S$ bytes. How many bytes does each device send in
-# a star, a tree and a ring? We run each, and count what is copied to another device:
+# a star, and how many in a ring? We run both, and a tree, and count what is copied to another
+# device:
 
 # %% tags=["fold"]
 # measure: what each of 8 devices sends, in units of the whole array
@@ -413,8 +418,8 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 #
 # **For small arrays the number of rounds decides, for large arrays the last column of the first
 # table.** There a ring has less than $2S$, however many devices there are. That is also what each
-# of its devices sends. If the devices do all the adding, there is no way in which the busiest one
-# sends less (Patarasuk and Yuan, 2009).
+# of its devices sends, and no all-reduce in which the busiest device sends less is possible
+# (Patarasuk and Yuan, 2009; some networks' switches can add, and then it is).
 
 # %% tags=["fold"]
 # check: the tables of this section, and that of who sends which chunk
@@ -494,8 +499,7 @@ print("all tables hold")
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
 # - A tree takes $2\lceil\log_2 k\rceil$ rounds of whole arrays, a star and a ring $2(k-1)$. But the
 #   ring's messages are a $k$-th of the array: each device sends $2\frac{k-1}{k}S$.
-# - Star, tree and ring add in different orders, so their sums can differ by rounding. Within each
-#   all devices agree to the bit (deeper: A judge for all-reduces), so replicas stay equal.
+# - In each of the three all devices get the same bits, so equal replicas stay equal.
 #
 # **Further reading.** P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
 # clusters of workstations", *JPDC* 69 (2009).
