@@ -105,8 +105,8 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 #
 # It worked once, on three devices that held 1, 2 and 3. How do we find out that an all-reduce is
 # right? Give it arrays, keep hold of them, and compare each with the sum that NumPy finds. The
-# all-reduce under test gets a list of its own with the same arrays: it may spoil its list, but not
-# ours. We return the ranks that are wrong.
+# all-reduce under test gets a second list with the same arrays. (If it got ours, `rebinding` would
+# put its new arrays there, and we would look at those.) We return the ranks that are wrong.
 
 # %%
 def wrong_ranks(candidate, arrays):
@@ -228,24 +228,17 @@ except AssertionError as error:
 # Follow chunk 0, the first column. What travels is a sum that grows. It should end at device 0, so
 # it starts at device 1, as 10. In round 1 device 1 sends it to device 2, where it becomes 110. In
 # round 2 device 2 sends it on, and it becomes 1110. In round 3 device 3 sends it to device 0:
-# 1111. The sum of chunk 1 does the same one device further: in round 1 device 2 sends it. So:
+# 1111. Chunk 1 does the same one device further. Which device sends which chunk:
 #
-# > In round $n$ device $(c + n) \bmod k$ sends chunk $c$.
+# | | round 1 | round 2 | round 3 |
+# | --- | --- | --- | --- |
+# | chunk 0 | device 1 | device 2 | device 3 |
+# | chunk 1 | device 2 | device 3 | device 0 |
+# | chunk 2 | device 3 | device 0 | device 1 |
+# | chunk 3 | device 0 | device 1 | device 2 |
 #
-# The mod says that device 0 comes after the last one. Who sends which chunk, on four devices:
-#
-# | | round 1 | 2 | 3 | 4 | 5 | 6 |
-# | --- | --- | --- | --- | --- | --- | --- |
-# | chunk 0 | 1 | 2 | 3 | 0 | 1 | 2 |
-# | chunk 1 | 2 | 3 | 0 | 1 | 2 | 3 |
-# | chunk 2 | 3 | 0 | 1 | 2 | 3 | 0 |
-# | chunk 3 | 0 | 1 | 2 | 3 | 0 | 1 |
-#
-# Here is the whole ring in motion, with a colour for each device's part:
-#
-# ![Moving picture: four devices on a ring, each sending one chunk to the next in every round. For
-# three rounds the receiver adds and the chunks fill; for three more it overwrites its own with the
-# finished sums, until all devices have them.](src/drawings/ring_moving.svg)
+# Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
+# device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
 # Now to the code. `window` is a helper that finds a chunk in an array:
 
@@ -257,8 +250,7 @@ for chunk in range(4):
     print("chunk", chunk, "of 4:", window(numbers, chunk, 4).asnumpy())
 
 # %% [markdown]
-# (If the size isn't a multiple of 4, chunks differ by one entry.) What it returns shares the
-# array's memory, as slices did in chapter 02:
+# What it returns shares the array's memory, as slices did in chapter 02:
 
 # %%
 first_chunk = window(numbers, 0, 4)
@@ -266,8 +258,8 @@ first_chunk[:] = 99
 print(numbers.asnumpy())
 
 # %% [markdown]
-# This function does one round. It takes one chunk after the other, which gives the same result as
-# sending them all at the same time, since no two messages are about the same chunk:
+# This function does one round, chunk by chunk. Sending all chunks at the same time would give the
+# same result, since no two messages are about the same chunk:
 
 # %%
 def reduce_scatter_round(arrays, round_number):  # in rounds 1 to k - 1
@@ -295,9 +287,9 @@ for round_number in [1, 2, 3]:
 # the diagonal. This is half of the way, and it has a name, *reduce-scatter*.
 #
 # For $k - 1$ more rounds the finished chunks go on round the ring, and a chunk that arrives
-# *overwrites* what is there. That is an *all-gather*. Who sends which chunk goes on as in the
-# table: in round 4 device 0 sends chunk 0. The function is the last one but for one line. We go on
-# with the arrays as round 3 left them:
+# *overwrites* what is there. That is an *all-gather*. The rule goes on: in round 4 device 0 sends
+# chunk 0. The function is the last one but for one line. We go on with the arrays as round 3 left
+# them:
 
 # %%
 def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
@@ -316,12 +308,19 @@ for round_number in [4, 5, 6]:
     print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# The two together are a ring all-reduce. (An array that is too short to be cut goes by the star.)
+# Here are all six rounds in motion. A chunk is a square with four corners, one for each device's
+# part; it is full when all four parts are in it:
+#
+# ![Moving picture: four devices on a ring, each sending one chunk to the next in every round. For
+# three rounds the receiver adds and the chunks fill; for three more it overwrites its own with the
+# finished sums, until all devices have them.](src/drawings/ring_moving.svg)
+#
+# The two functions together are a ring all-reduce:
 
 # %%
 def ring_allreduce(arrays):
     k = len(arrays)
-    if arrays[0].size < k:  # too short
+    if arrays[0].size < k:  # too short to be cut
         allreduce(arrays)
         return
     for round_number in range(1, k):
@@ -334,7 +333,7 @@ judge(ring_allreduce)
 
 # %% [markdown]
 # A star, a tree and a ring add in different orders, so their sums can differ by rounding. But in
-# each of them all devices get the same bits (deeper: A judge for all-reduces).
+# each of them all devices get the same bits, since each sum is made once and then copied.
 #
 # Operations in which all devices take part are called *collectives*. You have now met five, and two
 # ways to put an all-reduce together:
@@ -394,19 +393,21 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 
 # %% [markdown]
 # All three ways send $14S$ in all. But in a star device 0 sends half of that, and in a ring every
-# device sends the same, $1.75S$. (In a tree of 8, device 4 sends its sum up to 0, and later the
-# whole sum down to 6 and 5.) For $k$ devices:
+# device sends the same, $1.75S$.
 #
-# | | rounds | a message | rounds × message |
+# How long does that take? Rounds come one after the other, so we count them, and how large a
+# message is. For $k$ devices:
+#
+# | | rounds | size of a message | rounds × size |
 # | --- | --- | --- | --- |
 # | star | $2(k-1)$ | $S$ | $2(k-1)\,S$ |
 # | tree | $2\lceil\log_2 k\rceil$ | $S$ | $2\lceil\log_2 k\rceil\,S$ |
 # | ring, equal chunks | $2(k-1)$ | $S/k$ | $2\frac{k-1}{k}\,S$ |
 #
-# How long does that take? In the usual model a message takes a *latency*, however small it is, and
-# then its bytes divided by the link's *bandwidth*:
+# In the usual model a message takes a *latency*, however small it is, and then its bytes divided by
+# the link's *bandwidth*:
 #
-# $$\text{time} = \text{rounds} \times (\text{latency} + \text{message} / \text{bandwidth})$$
+# $$\text{time} = \text{rounds} \times (\text{latency} + \text{size} / \text{bandwidth})$$
 #
 # Take 8 devices, a latency of 10 µs, and 10 GB/s, which is 10,000 bytes a µs:
 #
@@ -416,13 +417,12 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 # | tree | 6 × (10 + 0.4) = 62 µs | 6 × (10 + 10,000) = 60,060 µs |
 # | ring | 14 × (10 + 0.05) = 141 µs | 14 × (10 + 1,250) = 17,640 µs |
 #
-# **For small arrays the number of rounds decides, for large arrays the last column of the first
-# table.** There a ring has less than $2S$, however many devices there are. That is also what each
-# of its devices sends, and no all-reduce in which the busiest device sends less is possible
-# (Patarasuk and Yuan, 2009; some networks' switches can add, and then it is).
+# **For small arrays the number of rounds decides, for large arrays rounds × size.** In a ring this
+# product stays below $2S$, however many devices there are. No all-reduce among the devices alone
+# lets the busiest one send less (Patarasuk and Yuan, 2009).
 
 # %% tags=["fold"]
-# check: the tables of this section, and that of who sends which chunk
+# check: rounds, sizes and times in these tables, and which device sends which chunk
 from functools import partial
 
 
