@@ -26,9 +26,9 @@ class HybridResidual(nn.HybridBlock):
         super().__init__()
         self.conv1 = nn.Conv2D(channels, kernel_size=3, strides=strides, padding=1)
         self.conv2 = nn.Conv2D(channels, kernel_size=3, padding=1)
-        self.project = None
+        self.projection = None
         if project:
-            self.project = nn.Conv2D(channels, kernel_size=1, strides=strides)
+            self.projection = nn.Conv2D(channels, kernel_size=1, strides=strides)
         self.norm1 = norm()
         self.norm2 = norm()
 
@@ -36,8 +36,8 @@ class HybridResidual(nn.HybridBlock):
         change = self.norm1(self.conv1(x))
         change = F.npx.activation(change, act_type="relu")
         change = self.norm2(self.conv2(change))
-        if self.project:
-            x = self.project(x)
+        if self.projection is not None:
+            x = self.projection(x)
         return F.npx.activation(x + change, act_type="relu")
 
 

@@ -90,7 +90,7 @@ def test_the_block_has_its_layers_and_shapes(np_mode):
     block = HybridResidual(128, strides=2, project=True)
     block.initialize()
     x = mx.np.zeros((1, 64, 28, 28))
-    expected = {"input": x, "change": block.conv2(block.conv1(x)), "beside": block.project(x),
+    expected = {"input": x, "change": block.conv2(block.conv1(x)), "beside": block.projection(x),
                 "output": block(x)}
     root = read("residual_block")
     shapes = {}
@@ -99,8 +99,8 @@ def test_the_block_has_its_layers_and_shapes(np_mode):
     assert shapes == {name: array.shape[1:] for name, array in expected.items()}
     assert [layer.get("data-name") for layer in with_class(root, "layer")] == [
         "conv 3×3, stride 2", "norm", "ReLU", "conv 3×3", "norm", "conv 1×1, stride 2", "ReLU"]
-    assert (block.conv1._kwargs["stride"], block.project._kwargs["stride"]) == ((2, 2), (2, 2))
-    assert block.project._kwargs["kernel"] == (1, 1)
+    assert (block.conv1._kwargs["stride"], block.projection._kwargs["stride"]) == ((2, 2), (2, 2))
+    assert block.projection._kwargs["kernel"] == (1, 1)
 
 
 def test_the_two_scalings_have_their_images():

@@ -359,7 +359,7 @@ assert thin_graph < 0.9 * thin_step, "and then one graph saves time"
 # check: `npx.relu` and `npx.activation` give the same values
 a = np.random.normal(size=(4, 8, 5, 5))
 assert (npx.relu(a) == npx.activation(a, act_type="relu")).all()
-assert HybridResidual(8).project is None
+assert HybridResidual(8).projection is None
 
 # %% [markdown]
 # ## Where the memory goes
