@@ -359,7 +359,8 @@ with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     loose.hybridize(static_alloc=True, static_shape=True)
 assert "Consider using HybridSequential" in str(warned[0].message), "where all layers could be"
-assert recorded_operators(loose, eight_images) == ["_CachedOp"] * 13, "a graph for each of 13 layers"
+recorded = recorded_operators(loose, eight_images)
+assert recorded == ["_CachedOp"] * 13, "a graph for each of 13 layers"
 assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 
 # %% [markdown]

@@ -7,14 +7,16 @@
 # ## What you'll do
 #
 # Measure the speed-up in two ways, ask MXNet's profiler where the time of a step goes, find out
-# why hybridising brought little, and measure the memory of a training, stage by stage.
+# why hybridising brings little on one device, measure the memory of a training, stage by stage, and
+# see what held chapter 08's larger batch back.
 #
 # ## What you'll learn
 #
 # - what strong and weak scaling are, and how to measure them with their spread;
 # - into which parts a step's time goes, on one device and on two, for LeNet and for ResNet-18;
 # - when it pays to hand over a whole graph;
-# - what takes the memory, and which part grows with the batch.
+# - what takes the memory, and which part grows with the batch;
+# - how a larger batch with a larger rate can start slowly.
 #
 # ## What you need
 #
@@ -25,14 +27,15 @@
 from helpers import devices, split_and_load
 from helpers.memory import allocated
 from helpers.networks import HybridResidual, hybrid_resnet18, lenet
-from helpers.plotting import BLUE, GREEN, GREY, ORANGE, bars, figure, show
-from helpers.timing import in_new_processes, in_turns, print_times, spread
+from helpers.plotting import BLUE, GREEN, GREY, ORANGE, bars, curves, figure, show
+from helpers.timing import Others, in_new_processes, in_turns, print_times, spread
 
 # %%
 import json
 import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as onp
 from d2l import mxnet as d2l
@@ -164,12 +167,40 @@ show(fig, alt="Speed-up of two devices over one in each round, ours and d2l's bl
 #
 # Why not 2? d2l's early edition expects more from ResNet-18 than from LeNet: it computes more, so
 # communication would be the smaller part. Is it? MXNet's profiler adds up what each operator took,
-# on all devices. We sort operators by their names into three kinds of work:
+# on all devices. This function records some steps and returns a time for each operator's name:
 
-# %%
+# %% tags=["trains"]
 folder = tempfile.TemporaryDirectory()
 profiler.set_config(profile_imperative=True, profile_symbolic=True, profile_api=False,
                     aggregate_stats=True, filename=f"{folder.name}/profile.json")
+
+
+def profiled(step, steps):
+    """Milliseconds of a step by the clock, and of each operator in it, by its name."""
+    npx.waitall()
+    profiler.dumps(reset=True)  # forget what was before
+    profiler.set_state("run")
+    begin = time.perf_counter()
+    run_steps(step, steps)
+    npx.waitall()
+    milliseconds = 1000 * (time.perf_counter() - begin) / steps
+    profiler.set_state("stop")
+
+    table = json.loads(profiler.dumps(reset=True, format="json"))
+    operators = {}
+    for operator, row in table["Time"]["operator"].items():
+        operators[operator] = row["Total"] / steps
+    return milliseconds, operators
+
+# %% [markdown]
+# We sort operators by their names into three kinds of work. What is in a step of LeNet on two
+# devices?
+
+# %% tags=["measured", "trains"]
+def lenet_hybridised():
+    net = lenet()
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
 
 
 def kind_of_work(operator):
@@ -180,13 +211,15 @@ def kind_of_work(operator):
     return "compute"
 
 
-for operator in ["Convolution", "CopyCPU2CPU", "ElementwiseSum", "sgd_update"]:
-    print(f"{operator:15}", kind_of_work(operator))
+step = ready_step(lenet_hybridised(), two, 32)
+run_steps(step, 2)  # warms up
+milliseconds, operators = profiled(step, steps=1)
+for operator in sorted(operators, key=kind_of_work):
+    print(f"{kind_of_work(operator):14}", operator)
 
 # %% [markdown]
-# A step of $t$ seconds on $k$ devices offers $k\,t$ seconds of device time. We call the rest, in
-# which no operator ran, *waiting*. The profiler's table has the total of each operator in
-# milliseconds.
+# (`DeleteVariable` is the engine tidying up; we leave it out.) A step of $t$ seconds on $k$ devices
+# offers $k\,t$ seconds of device time. We call the rest, in which no operator ran, *waiting*:
 
 # %% tags=["trains"]
 KINDS_OF_WORK = ["compute", "communication", "update", "waiting"]
@@ -194,49 +227,41 @@ KINDS_OF_WORK = ["compute", "communication", "update", "waiting"]
 
 def device_time(step, num_devices, steps):
     """Milliseconds of device time a step, by kind of work."""
-    npx.waitall()
-    profiler.dumps(reset=True)  # forget what was before
-    profiler.set_state("run")
-    begin = time.perf_counter()
-    run_steps(step, steps)
-    npx.waitall()
-    milliseconds = 1000 * (time.perf_counter() - begin) / steps
-    profiler.set_state("stop")
-
+    milliseconds, operators = profiled(step, steps)
     spent = dict.fromkeys(KINDS_OF_WORK, 0.0)
-    table = json.loads(profiler.dumps(reset=True, format="json"))
-    for operator, row in table["Time"]["operator"].items():
-        if operator != "DeleteVariable":  # the engine tidies up
-            spent[kind_of_work(operator)] += row["Total"] / steps
+    for operator, its_time in operators.items():
+        if operator != "DeleteVariable":
+            spent[kind_of_work(operator)] += its_time
     spent["waiting"] = num_devices * milliseconds - sum(spent.values())
     return spent
 
 # %% [markdown]
-# LeNet and ResNet-18, each on one device and with the same batch on two. **Predict:** which spends
-# the larger share on communication?
+# LeNet and ResNet-18, each on one device and with the same batch on two, in turns. **Predict:**
+# which spends the larger share on communication?
 
 # %%
-def lenet_hybridised():
-    net = lenet()
-    net.hybridize(static_alloc=True, static_shape=True)
-    return net
-
-# %% tags=["trains", "few:ROUNDS = 5=>ROUNDS = 1"]
-ROUNDS = 5
-spent = {}  # (name, number of devices): what device_time returned, one a round
+workloads = {}  # (name, number of devices): a step, and how many of them are recorded at once
 for name, make, n, steps in [("LeNet, 32", lenet_hybridised, 32, 40),
                              ("LeNet, 256", lenet_hybridised, 256, 6),
                              ("ResNet-18, 32", hybridised, 32, 1)]:
     for used in [two[:1], two]:
         step = ready_step(make(), used, n)
         run_steps(step, 2)  # warms up
-        rounds = []
-        for _ in range(ROUNDS):
-            rounds.append(device_time(step, len(used), steps))
-        spent[name, len(used)] = rounds
+        workloads[name, len(used)] = step, steps
+
+# %% tags=["measured", "trains", "few:ROUNDS = 7=>ROUNDS = 1"]
+ROUNDS = 7
+spent = {}  # (name, number of devices): what device_time returned, one a round
+for workload in workloads:
+    spent[workload] = []
+with Others() as others:
+    for _ in range(ROUNDS):
+        for (name, num_devices), (step, steps) in workloads.items():
+            spent[name, num_devices].append(device_time(step, num_devices, steps))
+print(f"other programs took {others.share:.0%} of the machine")
 
 # %% tags=["fold", "measured"]
-# measure: shares of device time, medians; and how much longer ResNet-18's step takes
+# measure: shares of device time, speed-ups by the same clock, and what keeps them below 2
 def share_of(kind, rounds):
     return onp.array([each[kind] / sum(each.values()) for each in rounds])
 
@@ -249,15 +274,24 @@ def whole_step(rounds):
     return onp.median([sum(each.values()) for each in rounds])
 
 
+NAMES = ["LeNet, 32", "LeNet, 256", "ResNet-18, 32"]
+print("shares of device time")
 for (name, num_devices), rounds in spent.items():
-    print(f"{name:13} images, {num_devices} device{'s' if num_devices > 1 else ' '}:",
-          *[f"{kind} {onp.median(share_of(kind, rounds)):5.1%} " for kind in KINDS_OF_WORK])
+    devices_used = "1 device " if num_devices == 1 else "2 devices"
+    shares = [f"{kind} {onp.median(share_of(kind, rounds)):5.1%}" for kind in KINDS_OF_WORK]
+    print(f"{name:13} images, {devices_used}: {', '.join(shares)}")
+
+print("speed-up of two devices; device time that they took more than one, in % of one's step")
+lost = {}  # name: {kind of work: what two devices take more, one device's whole step = 1}
+for name in NAMES:
+    alone, together = spent[name, 1], spent[name, 2]
+    lost[name] = {kind: (median_of(kind, together) - median_of(kind, alone)) / whole_step(alone)
+                  for kind in KINDS_OF_WORK}
+    speed_up = 2 * whole_step(alone) / whole_step(together)
+    terms = [f"{kind} {share:+.1%}" for kind, share in lost[name].items()]
+    print(f"{name:13} images: {speed_up:.2f} times; {', '.join(terms)}")
 ratio = whole_step(spent["ResNet-18, 32", 2]) / whole_step(spent["LeNet, 32", 2])
 print(f"ResNet-18's step takes {ratio:.0f} times as long as LeNet's, on two devices at batch 32")
-compute = {}
-for name in ["LeNet, 32", "LeNet, 256", "ResNet-18, 32"]:
-    compute[name] = median_of("compute", spent[name, 2]) / median_of("compute", spent[name, 1])
-    print(f"{name}: compute takes {compute[name]:.2f} times as long on two devices as on one")
 
 # %% tags=["fold"]
 # draw: device time of a step by kind of work, one device's as 1
@@ -283,18 +317,29 @@ show(fig, alt="Six stacked bars of device time: compute, communication, update a
 of_lenet = share_of("communication", spent["LeNet, 32", 2])
 of_resnet = share_of("communication", spent["ResNet-18, 32", 2])
 assert onp.median(of_resnet) > onp.median(of_lenet), "not the larger share"
-assert round(11_175_818 / 129_068) == 87, "times LeNet's parameters"
+
+
+def count_parameters(net):
+    net.initialize()
+    net(np.zeros((1, 1, 28, 28)))  # from now on the shapes of its parameters are known
+    trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    return sum(int(onp.prod(p.shape)) for p in trained)
+
+
+assert count_parameters(hybridised()) == 11_175_818 and count_parameters(lenet()) == 129_068
+assert round(count_parameters(hybridised()) / count_parameters(lenet())) == 87 > ratio
 for rounds in spent.values():
     assert min(share_of("waiting", rounds)) > -0.02, "more work than there was time"
 
 # %% [markdown]
-# A bar of height 1 on two devices would be a speed-up of 2. What is above 1 is lost.
+# A bar of height 1 on two devices would be a speed-up of 2. What is above 1 is lost; the lines
+# above say to what. (The profiler itself costs time, most where operators are short: the speed-ups
+# here are those of recorded steps.)
 #
-# - **ResNet-18** spends a larger share on communication than LeNet, not a smaller one. It has 87
-#   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs
-#   its step took 55 to 68 times as long.
-# - **LeNet** waits more than ResNet-18, most of all with 32 images; we don't know for what.
-# - **Compute** took longer on two devices than on one: chapter 10 asks why.
+# **ResNet-18 spends a larger share on communication than LeNet**, not a smaller one. It has 87
+# times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent, and its step
+# takes less than 87 times as long. Why compute takes longer on two devices than on one, chapter
+# 10 asks.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
@@ -316,9 +361,8 @@ def clocks(step):
     done = time.perf_counter() - begin
     return 1000 * handed_over, 1000 * done
 
-# %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 5"]
-ROUNDS = 9
-ways = {}  # (network, way): [(handed over, done), one pair a round]
+# %%
+steps_to_time = {}  # (network, way): a step
 for name, channels, n in [("whole network, 32 images", (64, 128, 256, 512), 32),
                           ("thin network, 1 image", (4, 4, 8, 8), 1)]:
     for way in ["layer by layer", "one graph"]:
@@ -327,13 +371,27 @@ for name, channels, n in [("whole network, 32 images", (64, 128, 256, 512), 32),
             net.hybridize(static_alloc=True, static_shape=True)
         step = ready_step(net, two[:1], n)
         run_steps(step, 2)  # warms up
-        rounds = []
-        for _ in range(ROUNDS):
-            rounds.append(clocks(step))
-        handed_over, done = onp.min(rounds, axis=0)  # the round that was disturbed least
-        ways[name, way] = handed_over, done
-        print(f"{name}, {way:14}: Python is done after {handed_over:5.1f} ms, the step after "
-              f"{done:6.1f} ms")
+        steps_to_time[name, way] = step
+
+# %% [markdown]
+# They take turns. Of the rounds we show the one that was done first, the least disturbed:
+
+# %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 5"]
+ROUNDS = 9
+rounds = {}  # (network, way): (handed over, done), one pair a round
+for network_and_way in steps_to_time:
+    rounds[network_and_way] = []
+for _ in range(ROUNDS):
+    for network_and_way, step in steps_to_time.items():
+        rounds[network_and_way].append(clocks(step))
+
+ways = {}
+for (name, way), pairs in rounds.items():
+    pairs.sort(key=lambda pair: pair[1])  # by when the step was done
+    handed_over, done = pairs[0]
+    ways[name, way] = handed_over, done
+    print(f"{name}, {way:14}: Python is done after {handed_over:5.1f} ms, the step after "
+          f"{done:6.1f} ms")
 
 # %% tags=["fold"]
 # check: Python is a small part of the whole network's step, and most of the thin one's
@@ -369,12 +427,12 @@ assert HybridResidual(8).projection is None
 # weights and gradients; the first forward and backward pass; the first `trainer.step`, which makes
 # the store; and the steps after it.
 #
-# We run it with shards of 8 and 16 images, so that we see what grows with the images, and with 1
-# and 64 scratch spaces: operators borrow these, and `helpers` sets 64 (deeper: How the speed-up was
-# measured).
+# We run it with shards of 8, 16 and 24 images, so that we see what grows with the images; on three
+# devices; and with 1 and 64 scratch spaces. Operators borrow these, and `helpers` sets 64 (deeper:
+# How the speed-up was measured).
 
 # %% tags=["fold", "trains"]
-# measure: MB that each stage of a training on two simulated devices adds, in a new process
+# measure: MB that each stage of a training on simulated devices adds, in a new process
 def memory_by_stage(setting):
     import os
 
@@ -386,7 +444,7 @@ def memory_by_stage(setting):
     from mxnet import autograd, gluon, init, np, npx
 
     npx.set_np()
-    cpus = [mx.cpu(0), mx.cpu(1)]
+    cpus = [mx.cpu(number) for number in range(setting["devices"])]
     shard = setting["shard"]
     net = hybrid_resnet18(10)
     net.hybridize(static_alloc=True, static_shape=True)
@@ -413,21 +471,27 @@ def memory_by_stage(setting):
         autograd.backward(losses)
         if number == 0:
             look("first passes")
-        trainer.step(2 * shard)
+        trainer.step(len(cpus) * shard)
         if number == 0:
             look("store")
     look("later steps")
     return added
 
 # %% tags=["measured"]
-small, large, many = in_new_processes(memory_by_stage, [
-    {"shard": 8, "spaces": 1, "steps": 2},
-    {"shard": 16, "spaces": 1, "steps": 2},
-    {"shard": 16, "spaces": 64, "steps": 4},
-])
-for stage in ["weights and gradients", "first passes", "store", "later steps"]:
-    print(f"{stage:22} shards of 8: {small[stage]:5.0f} MB, of 16: {large[stage]:5.0f} MB; "
-          f"of 16 with 64 spaces: {many[stage]:5.0f} MB")
+settings = {
+    "shards of 8": {"devices": 2, "shard": 8, "spaces": 1, "steps": 2},
+    "shards of 16": {"devices": 2, "shard": 16, "spaces": 1, "steps": 2},
+    "shards of 24": {"devices": 2, "shard": 24, "spaces": 1, "steps": 2},
+    "three devices": {"devices": 3, "shard": 8, "spaces": 1, "steps": 2},
+    "64 spaces": {"devices": 2, "shard": 16, "spaces": 64, "steps": 4},
+}
+measured = in_new_processes(memory_by_stage, settings.values())
+memory = dict(zip(settings, measured))  # MB by setting and stage
+for setting, stages in memory.items():
+    print(f"{setting:13}", end=" ")
+    for stage in ["weights and gradients", "first passes", "store", "later steps"]:
+        print(f"  {stage} {stages[stage]:5.0f} MB", end="")
+    print()
 
 # %% [markdown]
 # What should it be? The weights of one replica are 11,175,818 numbers of 4 bytes. On $k$ devices
@@ -437,25 +501,37 @@ for stage in ["weights and gradients", "first passes", "store", "later steps"]:
 # %% tags=["measured"]
 weights = 4 * 11_175_818 / 1e6  # MB
 print(f"weights of one replica: {weights:.0f} MB")
-print(f"weights and gradients:  {large['weights and gradients'] / weights:.1f} times that")
-print(f"the store:              {large['store'] / weights:.1f} times that")
+for setting in ["shards of 16", "three devices"]:
+    stages = memory[setting]
+    print(f"{setting}: weights and gradients {stages['weights and gradients'] / weights:.1f} times "
+          f"that, the store {stages['store'] / weights:.1f} times")
 
+small, large, largest = memory["shards of 8"], memory["shards of 16"], memory["shards of 24"]
 per_image = (large["first passes"] - small["first passes"]) / (32 - 16)
-print(f"the passes: {per_image:.1f} MB an image, and "
-      f"{large['first passes'] - 32 * per_image:.0f} MB whatever the batch")
+whatever = large["first passes"] - 32 * per_image
+print(f"the passes: {per_image:.1f} MB an image, and {whatever:.0f} MB whatever the batch, one "
+      f"scratch space included")
+print(f"for shards of 24 that predicts {whatever + 48 * per_image:.0f} MB; there were "
+      f"{largest['first passes']:.0f} MB")
+
+many = memory["64 spaces"]
 scratch = (many["first passes"] + many["store"] + many["later steps"]
            - large["first passes"] - large["store"] - large["later steps"])
 print(f"63 more scratch spaces: {scratch:.0f} MB after four steps")
 
 # %% tags=["fold"]
-# check: 2 k and k + 1 times the weights; nothing grows after the first step; `allocated` sees 10 MB
-assert abs(large["weights and gradients"] / weights - 4) < 0.05
-assert abs(large["store"] / weights - 3) < 0.05
+# check: 2 k and k + 1 times the weights; the passes' law; nothing grows after the first step
+for k, setting in [(2, "shards of 8"), (2, "shards of 16"), (3, "three devices")]:
+    assert abs(memory[setting]["weights and gradients"] / weights - 2 * k) < 0.05, setting
+    assert abs(memory[setting]["store"] / weights - (k + 1)) < 0.05, setting
+predicted = whatever + 48 * per_image
+assert abs(predicted / largest["first passes"] - 1) < 0.05, "the passes of 48 images"
 assert large["later steps"] < 0.01 * (large["first passes"] + large["store"]), "it grows"
 assert large["first passes"] > large["weights and gradients"], "the second largest part"
 kept = large["weights and gradients"] + large["first passes"] + large["store"]
 assert scratch > kept, "scratch spaces should take most"
 
+# `allocated` sees 10 MB come and go.
 block = onp.empty(10_000_000, "uint8")
 before = allocated()
 del block
@@ -478,6 +554,42 @@ show(fig, alt="Four bars of memory on two devices: weights and gradients, the st
 # (`MXNET_GPU_TEMP_COPY`, `src/resource.cc` at 1.9.1). The second largest, what the passes allocate,
 # grows with the shard, and so decides how many images fit.
 #
+# ## What held the larger batch back
+#
+# Chapter 08's run with batch 512 was behind from the start. Why? Look at the training loss of the
+# two stored runs:
+
+# %% tags=["fold"]
+# draw: training loss against images, means of 1,536; last batches left out
+full = json.loads(Path("../src/results/resnet18.json").read_text())["runs"]
+names = {"resnet18-1x256": "1 device, batch 256", "resnet18-2x512": "2 devices, batch 512"}
+thousands = 1.536 * onp.arange(1, 79)
+loss_of = {}
+for name, label in names.items():
+    first_epoch, second_epoch = full[name][0]
+    loss_of[label] = onp.array(first_epoch["losses"][:39] + second_epoch["losses"][:39])
+lines = {label: (thousands, loss) for label, loss in loss_of.items()}
+lines["guessing: ln 10"] = (thousands, onp.full(78, onp.log(10)))
+fig, ax = curves("One run each: batch 512 stays near guessing for 18 thousand images",
+                 "thousand images", "training loss", lines, logy=True)
+ax.set_yticks([0.02, 0.1, 0.5, 2], ["0.02", "0.1", "0.5", "2"])
+ax.set_yticks([], minor=True)
+show(fig, alt="Loss against images on a logarithmic axis: batch 512 stays near that of guessing "
+     "for 18 thousand images, and above batch 256 through the first epoch.")
+
+small, large = loss_of.values()
+assert (large[:39] > small[:39]).all(), "batch 512 is behind all through the first epoch"
+assert large[0] > onp.log(10), "it begins above guessing"
+assert abs(large[2:12] - onp.log(10)).max() < 0.5 and large[12] < 1.8, "near guessing till 18"
+assert thousands[11] > 18
+assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the other is below 0.1"
+
+# %% [markdown]
+# At batch 512 and rate 0.2 the loss begins above that of guessing, $\ln 10 = 2.3$, and stays near
+# it for 18,000 images. So this start *can* be slow; whether the batch or the rate made it so, one
+# run each can't say. A usual remedy is *warm-up*, a rate that begins low and rises (Goyal et al.,
+# 2017, section 2.2; deeper: Batch, rate and warm-up).
+#
 # ## Summary
 #
 # - Strong scaling divides one batch, weak scaling doubles it. Weak scaling looked better by images
@@ -488,4 +600,7 @@ show(fig, alt="Four bars of memory on two devices: weights and gradients, the st
 # - Hybridising saves Python's time. It pays where Python is what the step waits for.
 # - Memory on $k$ devices, with plain SGD: $2k$ times the weights for weights and gradients, $k + 1$
 #   times for the store, an amount for the passes that grows with the images, and scratch space,
-#   here the largest. (Measured for two devices.)
+#   here the largest. (Measured on two and three devices.)
+# - A larger batch with a larger rate can spend its first images near guessing.
+#
+# **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677.
