@@ -1,7 +1,7 @@
 """LeNet and its training step without Gluon: what chapter 04 builds and others train again.
 
 Each function here is the one that its chapter teaches; a test holds the two equal. A network's
-parameters are a list of eight `mx.nd` arrays, a weight and a bias for each of `layers`.
+parameters are a list of eight arrays, a weight and a bias for each of `layers`.
 """
 
 import numpy as np
@@ -23,35 +23,38 @@ def pool(h):
     return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
 
 
-def lenet(x, p):
-    """The scores `[n, 10]` of images `[n, 1, 28, 28]`, by the parameters `p`."""
-    h = pool(nd.Convolution(x, p[0], p[1], kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, p[2], p[3], kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), p[4]) + p[5])  # [n, 128]
-    return nd.dot(h, p[6]) + p[7]  # [n, 10]
+def lenet(x, replica):
+    """The scores `[n, 10]` of images `[n, 1, 28, 28]`, by the parameters in `replica`."""
+    w1, b1, w2, b2, w3, b3, w4, b4 = replica
+    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
+    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
+    return nd.dot(h, w4) + b4  # [n, 10]
 
 
-def loss_sum(x, y, p):
+def loss_sum(x, y, replica):
     """The cross-entropy, summed over the images."""
-    return -nd.log_softmax(lenet(x, p)).pick(y).sum()
+    log_probabilities = nd.log_softmax(lenet(x, replica))
+    return -log_probabilities.pick(y).sum()
 
 
 def init_params(seed=0):
-    """A start: random weights, in float64, and biases of 0. Taught in chapter 04."""
+    """A start: random weights and biases of 0, as NumPy arrays. Taught in chapter 04."""
     rng = np.random.default_rng(seed)
     params = []
     for shape, inputs, outputs, gain in layers:
         weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
-        params.append(nd.array(weight, dtype="float64"))
-        params.append(nd.zeros(outputs))  # the bias
+        bias = np.zeros(outputs)
+        params.append(weight)
+        params.append(bias)
     return params
 
 
 def get_params(params, device, dtype="float32"):
     """A replica: copies of `params` on a device, each with room for its gradient."""
     replica = []
-    for param in params:
-        param = param.astype(dtype).as_in_context(device)  # astype makes a copy
+    for values in params:
+        param = nd.array(values, ctx=device, dtype=dtype)
         param.attach_grad()
         replica.append(param)
     return replica

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · LeNet from scratch on k devices
 #
-# A split batch (chapter 02) and an all-reduce (chapter 03) make a training step for any number of
-# devices. It has to keep two promises: *k* devices compute what one computes, and they are faster.
+# A split batch (chapter 02) and an all-reduce (chapter 03) make a training step on any number of
+# devices. It promises two things: *k* devices compute what one computes, and they are faster.
 #
 # ![The host sends a shard of the batch to each of two devices. Each finds the gradient of its
 # shard's loss. An all-reduce gives both devices the sum of both gradients, and both make the same
@@ -10,15 +10,14 @@
 #
 # ## What you'll do
 #
-# Make one step by hand, then write it as a function and train LeNet on two devices. Compare its
-# weights with those of one device. Find out why that fails in float32. Measure the
-# speed-up.
+# Make one step by hand, write it as a function, and train LeNet on two devices. Compare its weights
+# with those of one device. Measure the speed-up.
 #
 # ## What you'll learn
 #
 # - the four parts of a data-parallel step;
 # - what "the same" means for floating-point numbers;
-# - what a wrong all-reduce does to training, and why its accuracy looks right;
+# - why a wrong all-reduce looks right;
 # - what a speed-up has to be compared with.
 #
 # ## What you need
@@ -44,10 +43,11 @@ print(data)
 
 # %%
 mean = data.train_images.mean()
-train_set = (nd.array(data.train_images - mean), nd.array(data.train_labels))  # images, labels
+train_set = (nd.array(data.train_images - mean), nd.array(data.train_labels))
 test_set = (nd.array(data.test_images - mean), nd.array(data.test_labels))
 
-
+# %% tags=["fold"]
+# measure: batches(): deals out a data set in random order, a batch at a time
 def batches(dataset, size, epochs=1, seed=0):
     images, labels = dataset
     rng = np.random.default_rng(seed)
@@ -55,66 +55,76 @@ def batches(dataset, size, epochs=1, seed=0):
         order = nd.array(rng.permutation(len(labels)), dtype="int32")  # a new one each epoch
         for begin in range(0, len(labels), size):
             chosen = order[begin : begin + size]  # the last batch may be smaller
-            yield images.take(chosen), labels.take(chosen)  # whole images
+            yield images.take(chosen), labels.take(chosen)
 
 # %% [markdown]
-# Our LeNet has two convolutions and two dense layers, of the sizes in *The Straight Dope*. `p` is a
-# list of eight arrays, a weight and a bias for each layer. No line names a device: an operator runs
-# where its inputs are.
+# LeNet has four layers here, of the sizes in *The Straight Dope*, each with a weight and a bias.
+# Weights start as random numbers of standard deviation gain · $\sqrt{2 / \text{inputs}}$, where
+# *inputs* is how many numbers one output adds up. Gain 1 keeps values about the same size from
+# layer to layer (He et al., 2015); our gains are near it, and play no part later.
 
 # %%
 #    weight          inputs  outputs  gain
 layers = [
-    ((20, 1, 3, 3),       9,      20,  1.0),  # convolution: 1 x 3 x 3 inputs
-    ((50, 20, 5, 5),    500,      50,  1.5),  # convolution: 20 x 5 x 5 inputs
-    ((800, 128),        800,     128,  1.5),  # dense: 50 x 4 x 4 inputs
+    ((20, 1, 3, 3),       9,      20,  1.0),  # convolution: outputs, channels, height, width
+    ((50, 20, 5, 5),    500,      50,  1.5),  # convolution
+    ((800, 128),        800,     128,  1.5),  # dense: inputs, outputs
     ((128, 10),         128,      10,  0.5),  # dense
 ]
 
 
-def pool(h):  # relu first
-    return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
-
-
-def lenet(x, p):  # x: [n, 1, 28, 28]
-    h = pool(nd.Convolution(x, p[0], p[1], kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, p[2], p[3], kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), p[4]) + p[5])  # [n, 128]
-    return nd.dot(h, p[6]) + p[7]  # [n, 10]
-
-
-def loss_sum(x, y, p):
-    return -nd.log_softmax(lenet(x, p)).pick(y).sum()  # pick: the entry of each label
-
-# %% [markdown]
-# The loss is the *sum* over the images, as in chapter 02. Weights start as random numbers of
-# standard deviation gain · $\sqrt{2 / \text{inputs}}$. Gain 1 keeps values at about the same size
-# from layer to layer (He et al., 2015). We let them grow a little, and make the first scores small.
-
-# %%
 def init_params(seed=0):
     rng = np.random.default_rng(seed)
     params = []
     for shape, inputs, outputs, gain in layers:
         weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
-        params.append(nd.array(weight, dtype="float64"))  # get_params will round it
-        params.append(nd.zeros(outputs))  # the bias
+        bias = np.zeros(outputs)
+        params.append(weight)
+        params.append(bias)
     return params
 
 # %% [markdown]
-# A *replica* is one device's copy of all parameters. Each copy gets memory for its gradient.
+# These are NumPy arrays. A *replica* is one device's copy of them, with memory for gradients.
 
 # %%
 def get_params(params, device, dtype="float32"):
     replica = []
-    for param in params:
-        param = param.astype(dtype).as_in_context(device)  # astype makes a copy
-        param.attach_grad()  # backward overwrites it: no zero_grad
+    for values in params:
+        param = nd.array(values, ctx=device, dtype=dtype)
+        param.attach_grad()  # backward overwrites the gradient: no zero_grad
         replica.append(param)
     return replica
 
+
+for param in get_params(init_params(), mx.cpu(1)):
+    print(param.context, param.shape)
+
+# %% [markdown]
+# The network names no device: an operator runs where its inputs are.
+
+# %%
+def pool(h):  # relu, then the mean of each 2 x 2 square
+    return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
+
+
+def lenet(x, replica):  # x: [n, 1, 28, 28]
+    w1, b1, w2, b2, w3, b3, w4, b4 = replica
+    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
+    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
+    return nd.dot(h, w4) + b4  # a score for each class: [n, 10]
+
+# %% [markdown]
+# The loss is the *sum* over the images, as in chapter 02. `pick(y)` takes each image's entry at its
+# label.
+
+# %%
+def loss_sum(x, y, replica):
+    log_probabilities = nd.log_softmax(lenet(x, replica))
+    return -log_probabilities.pick(y).sum()
+
 # %% tags=["fold"]
-# check: the untrained network guesses: its mean loss is within 0.3 of ln 10; the gains
+# check: the table's inputs; the untrained network guesses; with gain 1 values keep their size
 x, y = next(batches(train_set, 256))
 replica = get_params(init_params(), mx.cpu(0))
 loss = loss_sum(x, y, replica).asscalar() / len(x)
@@ -122,38 +132,39 @@ assert abs(loss - np.log(10)) < 0.3, f"{loss:.2f}: at the start the network shou
 for param, (shape, inputs, outputs, gain) in zip(replica[::2], layers, strict=True):
     inputs_of_one = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
     assert param.shape == shape and inputs == inputs_of_one, "the table's inputs"
-sizes = []  # of the values before each relu, with the gain of `layers` and with 1
-for gains in [(1.0, 1.5, 1.5), (1.0, 1.0, 1.0)]:
-    p = [param * (gain / layer[3]) for param, layer, gain in zip(replica[::2], layers, gains)]
-    zeros = replica[1::2]
-    h = [nd.Convolution(x, p[0], zeros[0], kernel=(3, 3), num_filter=20)]
-    h.append(nd.Convolution(pool(h[0]), p[1], zeros[1], kernel=(5, 5), num_filter=50))
-    h.append(nd.dot(pool(h[1]).flatten(), p[2]))
-    sizes.append([round(float(np.std(values.asnumpy())), 2) for values in h])
-assert max(sizes[1]) < 1.5 * min(sizes[1]), "with gain 1 they should keep their size"
-assert sizes[0] == sorted(sizes[0]) and sizes[0][-1] < 5 * sizes[0][0], "ours should grow a little"
+sizes = []  # of the values before each relu, if all gains were 1
+w1, w2, w3 = [param / layer[3] for param, layer in zip(replica[:6:2], layers)]
+b1, b2, b3 = replica[1:6:2]
+h = nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)
+sizes.append(float(np.std(h.asnumpy())))
+h = nd.Convolution(pool(h), w2, b2, kernel=(5, 5), num_filter=50)
+sizes.append(float(np.std(h.asnumpy())))
+h = nd.dot(pool(h).flatten(), w3) + b3
+sizes.append(float(np.std(h.asnumpy())))
+assert max(sizes) < 1.5 * min(sizes), "with gain 1 they should keep their size"
 
 # %% [markdown]
 # ## One step by hand
 #
-# What happens on each device in one step? We take eight images and two devices. **First, the
-# shards.** The host cuts the batch and sends a half to each device. Both devices start from the
-# same weights.
+# What happens on each device in one step? We take two devices and eight images (`batches`, folded
+# above, deals out a data set in random order). **First, the shards.** Each device gets half of the
+# batch. Both start from the same weights.
 
 # %% tags=["measured"]
 two = devices(2)
-x, y = next(batches(train_set, 8))
+x, y = next(batches(train_set, size=8))
 x_shards = split_and_load(x, two)
 y_shards = split_and_load(y, two)
 replicas = [get_params(init_params(), two[0]), get_params(init_params(), two[1])]
+
 for x_shard, y_shard in zip(x_shards, y_shards):
     print(x_shard.context, "images", x_shard.shape, "labels", y_shard.asnumpy())
 
 # %% [markdown]
-# **Second, the gradients.** Each device computes the loss of its shard with its replica. Then each
-# goes back through its own loss. Python only *starts* the work, so the devices compute at the same
-# time (chapter 01). We look at the gradient of the last bias, the ten numbers that are added to the
-# scores. **Predict:** are they the same on both devices?
+# **Second, the gradients.** Each device computes the loss of its shard and the gradient of that
+# loss. Python only *starts* the work (chapter 01), so both compute at the same time. We follow one
+# parameter, the last bias: ten numbers, one for each class. **Predict:** is its gradient the same
+# on both?
 
 # %% tags=["measured", "trains"]
 losses = []
@@ -164,55 +175,55 @@ for loss in losses:
     loss.backward()
 
 for loss, replica in zip(losses, replicas):
-    print(loss.context, f"loss {loss.asscalar():.1f}, gradient", replica[7].grad.asnumpy().round(2))
+    bias = replica[-1]
+    print(loss.context, f"loss {loss.asscalar():.1f}, gradient", bias.grad.asnumpy().round(2))
 
 # %% [markdown]
-# They differ, since each device saw other images. A class that is among a device's labels has a
-# negative gradient there: its score should rise. **Third, the sum.** For each of the eight
-# parameters, an all-reduce replaces the two gradients by their sum. **Fourth, the update.** Each
-# parameter loses rate / $n$ times the sum. The rate is 0.2, and $n$ is 8, all images *in the
-# batch*.
+# It differs, since each device saw other images. A class among a device's labels has a negative
+# gradient there: its score should rise. **Third, the sum.** An all-reduce replaces both gradients
+# by their sum. It gets copies here, so that you can run the cell again.
 
 # %% tags=["measured", "trains"]
-for number in range(8):
-    allreduce([replicas[0][number].grad, replicas[1][number].grad])
+grads = [replicas[0][-1].grad.copy(), replicas[1][-1].grad.copy()]
+allreduce(grads)
+for grad in grads:
+    print(grad.context, "sum", grad.asnumpy().round(2))
 
-for replica in replicas:
-    for param in replica:
-        param -= 0.2 / 8 * param.grad
-    bias = replica[7]
-    print(bias.context, "gradient", bias.grad.asnumpy().round(2))
-    print("       bias    ", bias.asnumpy().round(2))
+# %% [markdown]
+# **Fourth, the update.** The parameter loses rate / $n$ times the sum. The rate is 0.2, and $n$ is
+# 8, all images *in the batch*.
+
+# %% tags=["measured", "trains"]
+updated = []
+for replica, grad in zip(replicas, grads):
+    bias = replica[-1] - 0.2 / 8 * grad
+    updated.append(bias)
+    print(bias.context, "bias", bias.asnumpy().round(2))
 
 # %% tags=["fold"]
-# check: both replicas are what a plain step on one device gives, and equal; the gradient's signs
+# check: both devices have the bias that a step on one device gives; where gradients are negative
 alone = get_params(init_params(), two[0])
 with autograd.record():
     loss = loss_sum(x, y, alone)
 loss.backward()
-for param in alone:
-    param -= 0.2 / 8 * param.grad
-assert largest_difference(replicas, alone) < 1e-3, "another step"
-for number in range(8):
-    assert_replicas_equal([replica[number] for replica in replicas])
-for x_shard, y_shard, device in zip(x_shards, y_shards, two):
-    alone = get_params(init_params(), device)
-    with autograd.record():
-        loss = loss_sum(x_shard, y_shard, alone)
-    loss.backward()
+assert largest_difference(grads, alone[-1].grad) < 1e-4, "another sum"
+assert largest_difference(updated, alone[-1] - 0.2 / 8 * alone[-1].grad) < 1e-4, "another step"
+assert_replicas_equal(updated)
+for y_shard, replica in zip(y_shards, replicas, strict=True):
     present = np.isin(np.arange(10), y_shard.asnumpy())
-    assert ((alone[7].grad.asnumpy() < 0) == present).all(), "negative where a label is"
+    assert ((replica[-1].grad.asnumpy() < 0) == present).all(), "negative where a label is"
 
 # %% [markdown]
-# Both devices had the same weights and subtracted the same numbers. So the replicas stay equal.
+# Both devices had the same bias and subtracted the same numbers. So replicas stay equal.
 #
 # ## The step
 #
-# The same four parts, for any number of devices. `NEW` marks what a step on one device doesn't
-# have.
+# The same four parts, for all parameters and any number of devices. `NEW` marks what a step on one
+# device doesn't have. `param -= ...` changes the replica itself. `reduce` is an argument, since we
+# try wrong all-reduces later.
 
 # %%
-def train_batch(x, y, replicas, devices, lr, reduce=allreduce):  # later: wrong ones
+def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     x_shards = split_and_load(x, devices, even=False)  # NEW: shards, perhaps uneven
     y_shards = split_and_load(y, devices, even=False)  # NEW
 
@@ -235,14 +246,10 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):  # later: wrong 
         total = total + loss.as_in_context(devices[0])  # NEW: to one device
     return total / len(x)
 
-# %% [markdown]
-# The loop around it looks at the loss of *two steps ago*. If it waited for the newest one, devices
-# would be idle while Python prepares the next step. If it never waited, thousands of steps could
-# pile up in the queues. A loss that isn't a finite number ends the training.
-
-# %%
+# %% tags=["fold"]
+# measure: train(): train_batch for each batch; a loss that isn't a finite number ends it
 def finite(loss, step):
-    value = loss.asscalar()  # waits until the loss is computed
+    value = loss.asscalar()  # waits until this loss is computed
     if not np.isfinite(value):
         raise FloatingPointError(f"the loss is {value} at step {step}: broken data, or too high "
                                  "a learning rate?")
@@ -250,15 +257,13 @@ def finite(loss, step):
 
 
 def train(replicas, devices, stream, lr, reduce=allreduce):
-    losses = []  # those that we have looked at
-    pending = []  # the latest two, which may still be in a queue
-    for x, y in stream:
-        pending.append(train_batch(x, y, replicas, devices, lr, reduce))
-        if len(pending) > 2:
-            losses.append(finite(pending.pop(0), step=len(losses)))
-    for loss in pending:
-        losses.append(finite(loss, step=len(losses)))
-    return losses
+    losses = []
+    for step, (x, y) in enumerate(stream):
+        losses.append(train_batch(x, y, replicas, devices, lr, reduce))
+        earlier = step - 2
+        if earlier >= 0:
+            finite(losses[earlier], earlier)
+    return [finite(loss, step) for step, loss in enumerate(losses)]
 
 # %% tags=["fold"]
 # measure: accuracy(): the share of images classified right; each device counts its shard
@@ -277,11 +282,12 @@ def accuracy(replicas, devices, dataset):
     return right / len(labels)
 
 # %% [markdown]
-# We train on two devices: an epoch of MNIST, or ten epochs of a smaller data set. With MNIST it
-# takes **ten to forty seconds**.
+# `train` (folded) calls `train_batch` for each batch, and waits for the loss of *two steps ago*: so
+# devices aren't idle while Python prepares a step, and few steps are in their queues. `accuracy` is
+# the share of images that are classified right. An epoch of MNIST takes **ten to forty seconds**.
 
 # %% tags=["measured", "trains"]
-epochs = 1 if data.name == "mnist" else 10
+epochs = 1 if data.name == "mnist" else 10  # the other data set is small
 replicas = [get_params(init_params(), two[0]), get_params(init_params(), two[1])]
 losses = train(replicas, two, batches(train_set, 128, epochs), lr=0.2)
 
@@ -304,40 +310,47 @@ assert reached > (0.96 if data.name == "mnist" else 0.9), f"{reached:.2%}: it sh
 #
 # ## k devices compute what one computes
 #
-# The oracle is the plain loop, with no shards, no replicas and no all-reduce. Both sides take
-# twenty steps in float64. The last batch makes uneven shards.
+# The reference is the plain loop, without shards and all-reduce. It takes twenty steps in float64.
+# The last batch is smaller, so that shards will be uneven.
 
 # %%
-small = (train_set[0][:1275], train_set[1][:1275])  # 19 batches of 64, and one of 59
-four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]  # right results don't need four cores
+images, labels = train_set
+small = (images[:1275].astype("float64"), labels[:1275])  # 19 batches of 64, and one of 59
 
 
 def plain_steps(seed):
-    params = get_params(init_params(seed), four[0], "float64")
+    params = get_params(init_params(seed), mx.cpu(0), "float64")
     for x, y in batches(small, 64, seed=seed):
         with autograd.record():
-            loss = loss_sum(x.astype("float64"), y, params)
+            loss = loss_sum(x, y, params)
         loss.backward()
         for param in params:
             param -= 0.2 / len(x) * param.grad
     return params
 
+# %% [markdown]
+# The same twenty steps by `train_batch`, on simulated devices: right results don't need cores.
+
+# %%
+four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
+
 
 def twenty_steps(k, seed, reduce=allreduce):
-    replicas = [get_params(init_params(seed), device, "float64") for device in four[:k]]
+    some = four[:k]
+    replicas = [get_params(init_params(seed), device, "float64") for device in some]
     for x, y in batches(small, 64, seed=seed):
-        train_batch(x.astype("float64"), y, replicas, four[:k], 0.2, reduce)
+        train_batch(x, y, replicas, some, lr=0.2, reduce=reduce)
     return replicas
 
 # %% [markdown]
-# `largest_difference` looks at all parameters of all replicas. It returns the largest difference as
-# a share of that parameter's largest entry, and prints where it is.
+# `largest_difference` looks at all parameters of all replicas. It returns the largest difference,
+# as a share of that parameter's largest entry.
 
 # %% tags=["measured", "trains"]
 whole = plain_steps(seed=0)
 for k in [1, 2, 3, 4]:
-    difference = largest_difference(twenty_steps(k, seed=0), whole)
-    print(f"{k} devices: {difference}")
+    difference = float(largest_difference(twenty_steps(k, seed=0), whole))
+    print(f"k = {k}: {difference:.1e}")
     assert difference < 1e-12
 
 # %% tags=["fold", "trains", "few:range(3)=>range(1)"]
@@ -348,12 +361,12 @@ for seed in range(3):
         assert largest_difference(twenty_steps(k, seed), whole) < 1e-12, f"seed {seed}, {k} devices"
 
 # %% [markdown]
-# All agree to $10^{-12}$, but only one device to the last bit: several add the same numbers in
-# another order, and each addition rounds. In float64 that is far below what a mistake causes.
+# All agree to $10^{-12}$, and $k = 1$ to the last bit. More devices add the same numbers in another
+# order, and each addition rounds.
 #
-# This check sees *arithmetic*. It can't see *where* the work was done. If every shard were sent to
-# device 0, the sum on simulated devices would be as right as before. A second check looks at the
-# place:
+# This check sees *arithmetic*. It can't see *where* the work was done. Suppose that all shards were
+# sent to device 0. Simulated devices share one memory (chapter 01), so it could use the other
+# replica too, and the sum would be as right as before. A second check looks at the place:
 
 # %% tags=["fold", "trains"]
 # check: where the scores are computed, and that all shards on device 0 would pass the first check
@@ -364,8 +377,8 @@ def with_spy(split):
     """Twenty steps whose shards are made by `split`: replicas, and how often scores were where."""
     places = Counter()
 
-    def noted(x, p):
-        scores = plain_lenet(x, p)
+    def noted(x, replica):
+        scores = plain_lenet(x, replica)
         places[str(scores.context)] += 1
         return scores
 
@@ -403,12 +416,12 @@ params = get_params(init_params(), four[0], "float64")
 alone = []
 for x, y in batches(small, 64):
     with autograd.record():
-        loss = loss_sum(x.astype("float64"), y, params)
+        loss = loss_sum(x, y, params)
     loss.backward()
     for param in params:
         param -= 0.2 / len(x) * param.grad
     alone.append(loss.asscalar() / len(x))
-stream = [(x.astype("float64"), y) for x, y in batches(small, 64)]
+stream = list(batches(small, 64))
 for k in [1, 2, 3, 4]:
     replicas = [get_params(init_params(), device, "float64") for device in four[:k]]
     losses = train(replicas, four[:k], stream, 0.2)
@@ -419,11 +432,20 @@ assert alone[-1] < 0.9 * alone[0], "on a plateau any comparison passes"
 # %% [markdown]
 # ### What a wrong all-reduce does
 #
-# Five mistakes in the all-reduce, on two devices: the sum stays on device 0; device 1 gets device
-# 0's gradient; device 1's gradient counts twice; both get half of the sum; nothing is sent.
-# **Predict:** which leave the replicas equal to each other? Which does accuracy show? The last
-# columns have the accuracy of each replica after an epoch of MNIST, from five seeds. These runs
-# take minutes, so they were made beforehand.
+# Here are five mistakes in the all-reduce, on two devices:
+#
+# - *no broadcast*: the sum stays on device 0;
+# - *first only*: device 1 gets device 0's gradient;
+# - *counts twice*: device 1's gradient counts twice in the sum;
+# - *mean*: both get half of the sum;
+# - *nothing*: nothing is sent.
+#
+# The table compares weights after twenty steps with one device's (*far*: more than 0.001 away), and
+# the replicas with each other. Accuracy is that of ten replicas after an epoch of MNIST, two from
+# each of five seeds, trained beforehand. *Behind* says how many of the ten are worse than in the
+# right run from the same seed.
+#
+# **Predict:** which mistakes leave the replicas equal?
 
 # %% tags=["fold", "trains"]
 # measure: five wrong all-reduces: weights after 20 steps, and accuracy from stored runs
@@ -458,7 +480,13 @@ def nothing(grads):
     """nothing is sent"""
 
 
-wrong = [no_broadcast, first_only, counts_twice, mean_of_shards, nothing]
+wrong = {
+    "no broadcast": no_broadcast,
+    "first only": first_only,
+    "counts twice": counts_twice,
+    "mean": mean_of_shards,
+    "nothing": nothing,
+}
 stored = json.loads(Path("src/results/lenet.json").read_text())
 
 
@@ -468,30 +496,33 @@ def first_epoch(name):
 
 
 whole = plain_steps(seed=0)
-print("                                    far from               accuracy in %, five seeds:")
-print("what it does                        one device?  replicas  medians         low to high")
-for reduce in [allreduce, *wrong]:
-    replicas = twenty_steps(2, 0, reduce)
+right = first_epoch("128-0.2")
+accuracies = {"right": right}
+behind = {}
+print("mistake       weights   replicas  accuracy in %: median, range   behind")
+for mistake, reduce in [("right", allreduce), *wrong.items()]:
+    replicas = twenty_steps(2, seed=0, reduce=reduce)
     far = largest_difference(replicas, whole) > 1e-3
-    among = "differ" if largest_difference(replicas[:1], replicas[1]) > 0 else "equal"
-    name = "128-0.2" if reduce is allreduce else reduce.__name__
-    ends = first_epoch(name)
-    medians = np.median(ends, axis=0)
-    words = "right" if reduce is allreduce else reduce.__doc__
-    print(f"{words:36}{'yes' if far else 'no':13}{among:10}{medians[0]:.1f} and {medians[1]:.1f}   "
-          f"{ends.min():.1f} to {ends.max():.1f}")
-    assert far == (reduce in wrong), f"{reduce.__name__} must be seen, and the right one pass"
-
-# %% [markdown]
-# Each mistake is far from one device's weights: more than a thousandth. Three of them leave the
-# replicas equal, so comparing replicas with each other can't show those. Accuracy shows little: the
-# ranges overlap, and *counts twice* even has the best median. For each mistake still steps
-# downhill, with half of the gradient or with one shard weighted twice. Without a right run beside
-# it, none looks wrong. One step compared with one device is enough, even in float32: the right one
-# differs by less than 0.001, each wrong one by more than 0.1.
+    equal = largest_difference(replicas[:1], replicas[1]) == 0
+    last = ""
+    if reduce is not allreduce:
+        accuracies[mistake] = first_epoch(reduce.__name__)
+        behind[mistake] = int((accuracies[mistake] < right).sum())
+        last = f"{behind[mistake]} of 10"
+    ends = accuracies[mistake]
+    weights = "far" if far else "the same"
+    among = "equal" if equal else "differ"
+    print(f"{mistake:14}{weights:10}{among:10}"
+          f"{np.median(ends):12.1f} ({ends.min():.1f} to {ends.max():.1f})       {last}".rstrip())
+    assert far == (reduce is not allreduce), f"{mistake}: must be seen, the right one pass"
 
 # %% tags=["fold", "trains"]
-# check: one step in float32: the right all-reduce is within 1e-3 of one device, wrong ones over 0.1
+# check: what the text says of the table; one step in float32 shows each mistake
+assert all(ends.max() > right.min() and ends.min() < right.max() for ends in accuracies.values())
+assert behind == {"no broadcast": 8, "first only": 8, "counts twice": 2, "mean": 8, "nothing": 9}
+assert max(accuracies, key=lambda name: np.median(accuracies[name])) == "counts twice"
+for name in wrong:
+    assert accuracies[name].min() > 93 and (accuracies[name] != right).all(), "no ties"
 x, y = next(batches(train_set, 256))
 
 
@@ -503,28 +534,17 @@ def one_step(k, reduce=allreduce):
 
 alone = one_step(1)[0]
 assert largest_difference(one_step(2), alone) < 1e-3, "the right one"
-for reduce in wrong:
-    assert largest_difference(one_step(2, reduce), alone) > 0.1, reduce.__name__
+for name, reduce in wrong.items():
+    assert largest_difference(one_step(2, reduce), alone) > 0.1, name
 
-# %% tags=["fold"]
-# check: stored accuracies: ranges overlap, and how many seeds end behind their right run
-print("made by", stored["command"], "on", stored["machine"], stored["date"], "at commit",
-      stored["commit"])
-right = first_epoch("128-0.2")
-one_and_two = np.abs(first_epoch("one-device") - right).max()
-print(f"one device and two: at most {one_and_two:.2f} points apart, seed by seed")
-assert one_and_two < 0.3, "one device and two, for each seed"
-behind = {}
-for reduce in wrong:
-    ends = first_epoch(reduce.__name__)
-    overlap = (ends.max(0) > right.min()) & (ends.min(0) < right.max())  # of each replica
-    assert overlap.all() and ends.min() > 93 and (ends != right).all(), "overlap, and no ties"
-    behind[reduce.__name__] = (ends < right).sum(0).tolist()  # how many of five seeds, by replica
-    print(f"{reduce.__doc__}: of five seeds, {behind[reduce.__name__]} end behind the right run, "
-          "by replica")
-assert list(behind.values()) == [[3, 5], [4, 4], [1, 1], [4, 4], [4, 5]], behind
-best = max([right, *(first_epoch(reduce.__name__) for reduce in wrong)], key=np.median)
-assert (best == first_epoch("counts_twice")).all(), "counts_twice should have the best median"
+# %% [markdown]
+# Weights show each mistake. Replicas that agree prove little: three mistakes leave them equal.
+# Accuracy needs the right run beside it: then four mistakes are worse in 8 or 9 cases of 10, and
+# *counts twice* is better in 8. Alone, none looks wrong: all are above 93 %, and ranges overlap.
+# Training still goes downhill, with a part of the gradient or with one shard weighted twice.
+#
+# Keep this: compare *weights* with one device's. One step is enough, in float32 too: the right
+# all-reduce differs by less than 0.001, each wrong one by more than 0.1.
 
 # %% [markdown]
 # ## Why float32 jumps
@@ -532,8 +552,7 @@ assert (best == first_epoch("counts_twice")).all(), "counts_twice should have th
 # Few people train in float64. **Predict:** one step in float32 leaves a difference of about
 # $10^{-6}$ between one device and two. After sixty steps, is it sixty times that, less, or more?
 #
-# Here is something that rounding could make large. Two numbers that differ by rounding only, one
-# just above zero and one just below, go through relu:
+# One operator could make rounding large. Two numbers that differ by rounding only go through relu:
 
 # %%
 for value in [1e-7, -1e-7]:
@@ -545,16 +564,19 @@ for value in [1e-7, -1e-7]:
     print(f"relu({value}) = {output.asscalar():.7f}, derivative {h.grad.asscalar():.0f}")
 
 # %% [markdown]
-# The outputs agree to $10^{-7}$, but one derivative is 1 and the other is 0. A number that goes
-# into a relu is a *unit*. It is *on* where it is positive, else off. If it is on in one training
-# and off in the other, it has *flipped*: its part of the gradient is missing in one of them. Does
-# that happen? A batch of 32 images has 539,136 units that reach the scores. In each of sixty steps
-# we count those that have flipped.
+# The outputs agree to $10^{-7}$, but one derivative is 1 and the other 0: relu has a *kink* at
+# zero. A number that goes into a relu is a *unit*, *on* where it is positive. If it is on in one
+# training and off in the other, it has *flipped*: its part of the gradient is missing in one.
 #
-# And is it the cause? We repeat the training on two devices with a *borrowed pattern*: a unit
-# counts as on where it was on in the training on one device, even if it is $-10^{-7}$ now. So
-# nothing can flip, and nothing else changes. We also train with a smooth function, $h \cdot
-# \text{sigmoid}(h)$, in place of relu.
+# Does that happen? In each of sixty steps we count how many of a batch's half a million units have
+# flipped between one device and two. And is it the cause? We train twice more on two devices. With
+# a *borrowed* pattern a unit counts as on where it was on in the training on one device: so nothing
+# can flip, and nothing else changes. With a *smooth* function, $h \cdot \text{sigmoid}(h)$, there
+# is no kink.
+#
+# A line of the table is a seed. On the left is its first flip: the step, how many units, and the
+# difference before and after that step. On the right is step 60: the units that have flipped, and
+# the difference.
 
 # %% tags=["measured", "fold", "trains", "few:FIRST = 0=>FIRST = 1", "few:LAST = 4=>LAST = 1"]
 # measure: one device and two for sixty steps, and how many units have flipped
@@ -587,11 +609,12 @@ class Smooth(Relu):
         return h * nd.sigmoid(h)
 
 
-def lenet_with(relu, x, p):
+def lenet_with(relu, x, replica):
+    w1, b1, w2, b2, w3, b3, w4, b4 = replica
     mean4 = {"pool_type": "avg", "kernel": (2, 2), "stride": (2, 2)}
-    h = nd.Pooling(relu(nd.Convolution(x, p[0], p[1], kernel=(3, 3), num_filter=20)), **mean4)
-    h = nd.Pooling(relu(nd.Convolution(h, p[2], p[3], kernel=(5, 5), num_filter=50)), **mean4)
-    return nd.dot(relu(nd.dot(h.flatten(), p[4]) + p[5]), p[6]) + p[7]
+    h = nd.Pooling(relu(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)), **mean4)
+    h = nd.Pooling(relu(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50)), **mean4)
+    return nd.dot(relu(nd.dot(h.flatten(), w3) + b3), w4) + b4
 
 
 def step_with(relus, x, y, replicas):
@@ -645,73 +668,63 @@ def one_and_two(seed, kind=Relu, borrow=False, dtype="float32"):
 
 runs = {}
 for seed in SEEDS:
-    runs["own", seed] = one_and_two(seed)
+    runs["relu", seed] = one_and_two(seed)
     runs["borrowed", seed] = one_and_two(seed, borrow=True)
     runs["smooth", seed] = one_and_two(seed, Smooth)
 runs["float64", SEEDS[0]] = one_and_two(SEEDS[0], dtype="float64")
 
 
-def first_flip(rows):
-    """The first step in which units have flipped, and what it did, in words."""
-    flipped = np.flatnonzero(rows[:, 1])
-    if len(flipped) == 0:
-        return "none"
-    step = flipped[0]
-    before = rows[step - 1, 0] if step > 0 else 0
-    return f"step {step + 1:2}, {rows[step, 1]:.0f} unit: {before:.0e} -> {rows[step, 0]:.0e}"
-
-
-print("      first flip, and the difference    flipped     difference after step 60 with")
-print("seed  before -> after that step         in step 60  relu   borrowed  smooth")
+print("         the first flip                  step 60")
+print("seed   step  units  before   after      units  difference")
 for seed in SEEDS:
-    own = runs["own", seed]
-    ends = [runs[kind, seed][-1, 0] for kind in ("own", "borrowed", "smooth")]
-    print(f"{seed:4}  {first_flip(own):34}{own[-1, 1]:10,.0f}  {ends[0]:.0e}  {ends[1]:.0e}     "
-          f"{ends[2]:.0e}")
+    rows = runs["relu", seed]
+    flipped = np.flatnonzero(rows[:, 1])
+    flip = f"{'none':>6}{'':23}"
+    if len(flipped) > 0:
+        step = flipped[0]
+        before = rows[step - 1, 0] if step > 0 else 0
+        flip = f"{step + 1:6}{rows[step, 1]:7.0f}{before:8.0e}{rows[step, 0]:8.0e}"
+    print(f"{seed:4} {flip}{rows[-1, 1]:11,.0f}{rows[-1, 0]:12.0e}")
+for kind in ["borrowed", "smooth"]:
+    largest = max(runs[kind, seed][:, 0].max() for seed in SEEDS)
+    print(f"{kind}: at most {largest:.0e} in all steps and seeds")
 
 # %% tags=["fold"]
 # draw: the difference between one device and two, step by step; a dot at the first flip
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-fig, ax = figure("In float32, a jump comes only after a unit has flipped", "step",
+fig, ax = figure("In float32, a jump comes only with a flipped unit", "step",
                  "difference between one and two devices")
-looks = {"own": (ORANGE, "-", "relu"), "borrowed": (BLUE, "--", "relu, pattern of one device"),
-         "float64": (GREY, ":", "relu in float64")}
+looks = {  # the first is drawn below the others
+    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed pattern"},
+    "relu": {"color": ORANGE, "lw": 1.5, "label": "relu"},
+    "float64": {"color": GREY, "lw": 1.5, "ls": ":", "label": "relu in float64"},
+}
 marked = False
-for (kind, seed), rows in runs.items():
-    if kind in looks:
-        color, dashes, label = looks[kind]
-        ax.semilogy(range(1, STEPS + 1), rows[:, 0], dashes, color=color, lw=1.5,
-                    label=label if seed == SEEDS[0] else None)
-    flipped = np.flatnonzero(rows[:, 1])
-    if kind == "own" and len(flipped):
-        dot, = ax.plot(flipped[0] + 1, rows[flipped[0], 0], "o", color="black", ms=6)
-        dot.set_label("" if marked else "the first flip")
-        marked = True
+for wanted, look in looks.items():
+    for (kind, seed), rows in runs.items():
+        if kind != wanted:
+            continue
+        ax.semilogy(range(1, STEPS + 1), rows[:, 0], **look)
+        look["label"] = None  # once a kind
+        flipped = np.flatnonzero(rows[:, 1])
+        if kind == "relu" and len(flipped) > 0:
+            dot, = ax.plot(flipped[0] + 1, rows[flipped[0], 0], "o", color="black", ms=6)
+            dot.set_label("" if marked else "the first flip")
+            marked = True
 ax.set_ylim(1e-17, 1e1)
 ax.legend(fontsize=9, loc="center left", bbox_to_anchor=(0, 0.4), frameon=False)
 show(fig, alt="Difference against steps on a logarithmic axis, a line a seed: float32 with relu, "
-              "with a dot at the first flip; relu with the pattern of one device; and one seed in "
+              "with a dot at the first flip; relu with the borrowed pattern; and one seed in "
               "float64.")
 
-# %% [markdown]
-# In our run, the seed without a flip stayed near $10^{-5}$: less than sixty times a step's
-# difference. The other four jumped. Each jump began in a step in which *one* unit had flipped: the
-# difference grew from about $10^{-6}$ to $10^{-4}$, and then to more than $10^{-2}$, while more
-# units flipped. With a borrowed pattern no seed jumped, nor with the smooth function. So relu's
-# kink is what makes float32 jump here.
-#
-# Keep this: *equality* with one device is a claim for one step, or for float64 in as many steps as
-# we tried. In float32 the claim is that the network learns as well. One device and two were at most
-# 0.3 points apart after an epoch of MNIST, for each of five seeds.
-
 # %% tags=["fold", "trains"]
-# check: no jump before a flip, or without flips; float64 stays small; the network learns
+# check: no jump before a flip, or without flips; stored runs: one device and two
 for (kind, seed), rows in runs.items():
     differences, flips, losses = rows.T
     assert losses[-10:].mean() < 0.9 * losses[:10].mean(), "on a plateau any comparison passes"
     assert 0 < differences.max(), "two devices add in another order, so rounding should show"
-    if kind == "own":
+    if kind == "relu":
         end = np.flatnonzero(flips)[0] if flips.any() else STEPS
         assert differences[:end].max(initial=0) < 1e-4, f"seed {seed}: a jump without a flip"
         assert end == STEPS or flips[end] < UNITS / 1000, "so many at once: they are miscounted"
@@ -720,32 +733,43 @@ for (kind, seed), rows in runs.items():
     else:
         assert differences.max() < 1e-3, f"seed {seed}: {kind} jumps"
 if data.name == "mnist" and len(SEEDS) == 5:
-    assert max(runs["own", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
+    assert max(runs["relu", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
 alone = [get_params(init_params(), four[0])]
 ours = [get_params(init_params(), four[0])]
-x, y = next(batches(small, 32))
+x, y = next(batches(train_set, 32))
 loss = train_batch(x, y, alone, four[:1], 0.2).asscalar()
 assert abs(step_with([Relu()], x, y, ours) - loss) < 1e-5 * loss, "another loss"
 assert largest_difference(ours, alone[0]) < 1e-3, "not train_batch's step"
+one_and_two_apart = np.abs(first_epoch("one-device") - right).max()
+print(f"accuracy after an epoch of MNIST, one device and two, five seeds: at most "
+      f"{one_and_two_apart:.2f} points apart")
+assert one_and_two_apart < 0.25
+
+# %% [markdown]
+# In our run one seed had no flip and stayed near $10^{-5}$; four jumped to more than $10^{-2}$.
+# Each jump began in a step in which *one* unit had flipped. That changes the weights a little, so
+# other units flip, and they change the weights further. Borrowed or smooth, no seed jumped: relu's
+# kink is what makes float32 jump here.
+#
+# Keep this: *equality* with one device is a claim for one step, or for float64 in as many steps as
+# we tried. In float32 the claim is that the network learns as well: after an epoch, one device and
+# two were at most 0.22 points apart, for each of five seeds.
 
 # %% [markdown]
 # ## The speed-up
 #
-# The second promise: is it faster? And faster than *what*? All contestants train on 256 images a
-# step, in turns, until nine rounds were undisturbed by other programs, or eighteen taken:
+# Is it faster, and faster than *what*? Five contestants train on 256 images a step, in turns: a
+# round is six steps of each (deeper: How the speed-up was measured).
 #
-# - *one device*: one core, with this course's settings;
-# - *two devices*: `train_batch`, as above;
-# - *never communicate*: two trainings in one process, each on half of the batch: about
-#   what `train_batch` would reach if its all-reduce cost nothing;
-# - *two processes*: the same as two programs. They share neither Python nor MXNet's engine, only
-#   the machine;
-# - *stock MXNet*: one context, without our settings. On x86 an operator then gets half of the
-#   logical processors (`src/engine/openmp.cc`, MXNet 1.9.1): one of two.
+# - *one device*: one core. Like the next three it has the settings that `import helpers` makes, for
+#   threads and memory.
+# - *two devices*: `train_batch`, as above.
+# - *never communicate*: two trainings in one process, each on half of the batch. This is about what
+#   two devices would reach if the all-reduce cost nothing.
+# - *two processes*: the same as two programs. They share only the machine.
+# - *stock MXNet*: one context without our settings. On two cores, it too uses one of them.
 #
-# **Predict** the other four speeds, as multiples of the first. A contestant is a program of its
-# own, `lenet_contestant.py` beside this notebook. More on fair rounds and the settings is in
-# deeper: How the speed-up was measured.
+# **Predict:** how many times as fast as the first are the others?
 
 # %% tags=["fold", "file:lenet_contestant.py"]
 # measure: the program of a contestant, lenet_contestant.py
@@ -860,10 +884,11 @@ times = compete({
 }, ROUNDS)
 speeds = {name: 6 * 256 / seconds for name, seconds in times.items()}
 
-print("                   images/s   times one device: median (half of the rounds)")
+print("                   images/s   times one device: median (middle half of the rounds)")
 for name, speed in speeds.items():
     low, median, high = spread(speed / speeds["one device"])
-    print(f"{name:18} {np.median(speed):8,.0f}   {median:.2f} ({low:.2f} to {high:.2f})")
+    ratio = "1" if name == "one device" else f"{median:.2f} ({low:.2f} to {high:.2f})"
+    print(f"{name:18} {np.median(speed):8,.0f}   {ratio}")
 
 # %% tags=["fold", "figure:speedup"]
 # draw: images per second of each contestant, a dot a round
@@ -882,50 +907,39 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
               "one device.")
 
 # %% [markdown]
-# *Two devices* against *one device* is the speed-up. *Two processes* show what this machine gives
-# to two unrelated trainings: compare with them, not with the number 2. In our runs two devices
-# came within 5 % of them. Most of what is missing to 2 is missing there, too. Where their range
-# overlaps with that of *never communicate*, the run can't tell what the all-reduce costs. On our
-# two cores *stock MXNet* was slower than *one device*: it also had one core, but not our settings.
-# With more cores it may win.
+# *Two devices* against *one device* is the speed-up. Why isn't it 2? *Two processes* don't
+# communicate, and don't reach 2 either. So most of what is missing isn't the all-reduce: two
+# trainings on one machine slow each other down. (How, we haven't tested.) *Stock MXNet* was the
+# slowest here; with more cores it may win.
 #
-# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device. Our settings for scratch
-# space and memory are for CPUs: each GPU has scratch space and a pool of memory of its own
-# (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1).
+# Keep this: compare a speed-up with what two unrelated trainings reach, not with 2.
 #
-# ## A larger batch is another training
-#
-# We kept the batch of 256 and gave each device a half: *strong scaling*. The training is the same,
-# only faster. In *weak scaling* each device keeps 256 images, and the batch grows with $k$. An
-# epoch has fewer steps, so it is another training: deeper: Batch, rate and warm-up.
+# We gave each device half of a batch of 256 (*strong scaling*). With 256 images on each (*weak
+# scaling*) it would be another training: deeper: Batch, rate and warm-up.
 
 # %% [markdown]
 # ## Summary
 #
 # - A data-parallel step: shards, the gradient of the loss *sum* on each device, all-reduce, update
 #   by rate / $n$ times the gradients' sum.
-# - In float64, twenty steps on 1 to 4 devices agree with the plain loop to $10^{-12}$. That shows
-#   right arithmetic, not the place of the work.
+# - Compare weights with one device's: in float64, or after one step. Equal replicas prove little,
+#   and so does accuracy alone. None of them shows where the work was done.
 # - In float32 the difference can jump, when rounding flips a unit at relu's kink.
-# - Compare weights with one device's, on all replicas. Replicas that agree with each other prove
-#   little, and so does accuracy without a right run beside it.
-# - Measure speed in turns, warmed up, several times, and beside what two unrelated
-#   trainings reach.
+# - Compare a speed-up with what two unrelated trainings reach.
 #
 # **Further reading.** K. He et al., *Delving deep into rectifiers* (2015), arXiv:1502.01852.
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Broken data.** Set a single pixel of image 300 in `small` to NaN, and train on it in batches
-#    of 64. At which step does `train` stop, and why not earlier? What would a loop without `finite`
-#    report as accuracy?
-# 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to $\eta /
-#    k$. For which batches is the result the same, and for which not? Show one of each.
-# 3. **Why less than 2? (open)** Find out what takes the most from your speed-up. Add teams to
-#    `compete`, or change `lenet_contestant.py`. Vary one thing at a time: the number of images, the
-#    network's width, one buffer for all gradients (chapter 03, exercise 3), `OMP_NUM_THREADS` of
-#    *one device*.
+# 1. **Broken data.** Set one pixel of image 300 in `small` to NaN and train on it, in batches of 64
+#    and in float64. At which step does `train` stop, and why not earlier? What would a loop without
+#    `finite` report as accuracy?
+# 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to rate /
+#    $k$. For which batches is the result the same? Show one that is and one that isn't.
+# 3. **Why less than 2? (open)** What takes the most from your speed-up? Add teams to `compete`, or
+#    change `lenet_contestant.py`: the number of images, the network's width, one buffer for all
+#    gradients (chapter 03, exercise 3). Vary one thing at a time.
 
 # %% [markdown]
 # ### Answer 1
@@ -941,7 +955,7 @@ order = np.random.default_rng(0).permutation(1275)
 stream = batches((spoilt, small[1]), 64)
 message = ""
 try:
-    train([get_params(init_params(), two[0])], two[:1], stream, lr=0.2)
+    train([get_params(init_params(), two[0], "float64")], two[:1], stream, lr=0.2)
 except FloatingPointError as error:
     message = str(error)
 assert np.flatnonzero(order == 300) // 64 == 15 and "at step 15:" in message, message
@@ -958,7 +972,7 @@ def one_step_of_means(n):
     x, y = small[0][:n], small[1][:n]
     x_shards = split_and_load(x, two, even=False)
     y_shards = split_and_load(y, two, even=False)
-    replicas = [get_params(init_params(), device) for device in two]
+    replicas = [get_params(init_params(), device, "float64") for device in two]
     losses = []
     with autograd.record():
         for x_shard, y_shard, replica in zip(x_shards, y_shards, replicas):
@@ -970,12 +984,12 @@ def one_step_of_means(n):
     for replica in replicas:
         for param in replica:
             param -= 0.2 / 2 * param.grad
-    alone = get_params(init_params(), two[0])
+    alone = get_params(init_params(), two[0], "float64")
     train_batch(x, y, [alone], two[:1], 0.2)
     return largest_difference(replicas, alone)
 
 
-assert one_step_of_means(8) < 1e-3, "equal shards"
+assert one_step_of_means(8) < 1e-12, "equal shards"
 assert one_step_of_means(9) > 1e-2, "uneven shards"
 
 # %% [markdown]

@@ -43,15 +43,17 @@ def pool(h):
     return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
 
 
-def lenet(x, p):  # x: [n, 1, 28, 28]
-    h = pool(nd.Convolution(x, p[0], p[1], kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, p[2], p[3], kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), p[4]) + p[5])  # [n, 128]
-    return nd.dot(h, p[6]) + p[7]  # [n, 10]
+def lenet(x, replica):  # x: [n, 1, 28, 28]
+    w1, b1, w2, b2, w3, b3, w4, b4 = replica
+    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
+    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
+    return nd.dot(h, w4) + b4  # [n, 10]
 
 # %%
-def loss_sum(x, y, p):
-    return -nd.log_softmax(lenet(x, p)).pick(y).sum()
+def loss_sum(x, y, replica):
+    log_probabilities = nd.log_softmax(lenet(x, replica))
+    return -log_probabilities.pick(y).sum()
 
 
 def train_batch(x, y, replicas, devices, lr, reduce=allreduce):

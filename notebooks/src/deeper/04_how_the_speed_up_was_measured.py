@@ -249,6 +249,14 @@ for kind, settings in kinds.items():
 # (`src/resource.cc`); we think that this is the cause. On a busy machine all of this shrinks. As a
 # rule of thumb, two rows whose halves overlap have no winner.
 #
+# Chapter 04's *stock MXNet* is one device with none of the settings. On x86 an operator then gets
+# half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1): one of two, so on two cores
+# it has no more of them than *one device*.
+#
+# **On GPUs:** an operator runs on one GPU, so *stock MXNet* is one device there too. Scratch space
+# and allocator are settings for CPUs: each GPU has scratch space and a pool of memory of its own
+# (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1).
+#
 # ## What the all-reduce costs
 #
 # Two trainings that never communicate, each on half of the batch, do the work of two devices
@@ -278,25 +286,51 @@ for name in ["one device", "never communicate", "two processes"]:
 # chapter 11 asks when it does.
 
 # %% tags=["fold"]
-# check: LeNet's 129,068 parameters; a program trains on what and where it is told, then answers
+# check: LeNet's 129,068 parameters; a program trains on what it is told, then answers
 import psutil
 
 arrays = init_params()
 assert len(arrays) == 8 and sum(array.size for array in arrays) == 129_068
 place, other = str(two[0]), str(two[1])
-for arguments, answer in [
-    (["--devices", first], f"3072 images, 1 trainings: {place}"),
-    (["--devices", first, second], f"3072 images, 1 trainings: {place} {other}"),
-    (["--devices", first, second, "--apart"], f"3072 images, 2 trainings: {place} {other}"),
-    (["--devices", first, "--images", "128"], f"1536 images, 1 trainings: {place}"),
-]:
+told = {  # arguments: the answer, and how many devices work
+    ("--devices", first): (f"3072 images, 1 trainings: {place}", 1),
+    ("--devices", first, second): (f"3072 images, 1 trainings: {place} {other}", 2),
+    ("--devices", first, second, "--apart"): (f"3072 images, 2 trainings: {place} {other}", 2),
+    ("--devices", first, "--images", "128"): (f"1536 images, 1 trainings: {place}", 1),
+}
+
+
+def thread_seconds(process):
+    """CPU seconds that each of its threads has used: {thread: seconds}."""
+    return {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+
+
+working = {}
+for arguments, (answer, number) in told.items():
     before = set(psutil.Process().children())
     with Team([program(*arguments)], order="12", environment=ours) as team:
         (contestant,) = set(psutil.Process().children()) - before
+        start = thread_seconds(contestant)
         assert team() == [answer], arguments
-        used = sum(contestant.cpu_times()[:2])
+        end = thread_seconds(contestant)
         time.sleep(0.5)
-        assert sum(contestant.cpu_times()[:2]) - used < 0.1, "it answered before it was done"
+        late = sum(thread_seconds(contestant).values()) - sum(end.values())
+        assert late < 0.1, "it answered before it was done"
+    used = [seconds - start.get(thread, 0) for thread, seconds in end.items()]
+    working[arguments] = sum(seconds > 0.25 * sum(used) for seconds in used)
+
+# %% [markdown]
+# A program says itself which devices it used. Can that be trusted? If all shards were sent to
+# device 0, its answer would be the same. But on a CPU each device has a thread of its own, and the
+# system counts each thread's CPU time. So we count the threads that did more than a quarter of the
+# work:
+
+# %% tags=["fold"]
+# check: as many threads work as a program has devices
+for arguments, (answer, number) in told.items():
+    if two[0].device_type == "cpu" and psutil.LINUX:
+        print(f"{' '.join(arguments):24} {working[arguments]} working threads")
+        assert working[arguments] == number, "the work is elsewhere"
 
 # %% [markdown]
 # ## Summary
@@ -305,4 +339,5 @@ for arguments, answer in [
 # - Let contestants take turns, compare them round by round, and say how much rounds differ.
 # - Look at who else uses the machine, and leave disturbed rounds out.
 # - Of the course's settings, scratch space alone brought two devices most, on a quiet machine.
+# - A program's own word isn't proof of where it works; the CPU time of its threads is.
 # - The number to compare with is what two unrelated trainings reach.

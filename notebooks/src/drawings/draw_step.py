@@ -9,7 +9,7 @@ from draw_all_reduce import (BLUE, GREEN, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORA
                              group, page, words)
 
 PALE_GREEN = "#cdebe1"
-NUMBERS = ("1", "2", "3", "4")
+PARTS = ("1 shards", "2 gradients", "3 sum", "4 update")
 
 
 def draw_stage(x, y, lines, fill, stroke, **attributes):
@@ -25,7 +25,7 @@ def draw_lenet_step():
     """Shards go out, gradients are summed, and both devices make the same update."""
     columns = (232, 500)
     top, step = 178, 112
-    drawn = [words(320, 34, "Two exchanges: shards, then gradients", 22, bold=True),
+    drawn = [words(320, 34, "One training step on two devices", 22, bold=True),
              box(241, 54, 250, 46, PALE_GREY, "black", stroke_width=2, rx=8),
              words(366, 84, "host: a batch of n images")]
     for device, (x, color, pale) in enumerate(zip(columns, (BLUE, ORANGE),
@@ -34,7 +34,7 @@ def draw_lenet_step():
         drawn.append(arrow(366 + (-1, 1)[device] * 60, 104, x, top - 6, GREEN, 4,
                            class_="exchange", data_row=0))
         texts = ((f"shard {device}",), ("gradient of", f"shard {device}'s loss"),
-                 ("sum of both", "gradients"), ("weights −", "rate / n × sum"))
+                 ("sum of both", "gradients"), ("weights −", "(rate / n) × sum"))
         for row, lines in enumerate(texts):
             y = top + step * row
             fill = PALE_GREEN if row == 2 else pale
@@ -48,13 +48,13 @@ def draw_lenet_step():
             drawn.append(arrow(begin, y - step + 60, x + (begin - columns[origin]) * -1, y - 4,
                                GREEN, 4, class_="exchange", data_row=2, data_sender=origin,
                                data_receiver=device))
-    for row, number in enumerate(NUMBERS):
-        drawn.append(words(20, top + step * row + 37, number, 22, anchor="start", bold=True))
-    drawn.append(words(44, top + step * 2 - 20, "all-reduce", anchor="start", bold=True,
+    for row, part in enumerate(PARTS):
+        drawn.append(words(8, top + step * row + 37, part, 19, anchor="start", bold=True))
+    drawn.append(words(30, top + step * 2 - 20, "all-reduce", anchor="start", bold=True,
                        fill="#006b4e"))
     drawn.append(words(320, top + step * 4 - 14, "the same weights before, the same sum: the same "
                        "weights after"))
-    return page(640, 630, "Two exchanges in a step: shards, then gradients",
+    return page(640, 630, "One training step on two devices: shards, gradients, sum, update",
                 "The host cuts a batch and sends a shard to each of two devices. Each computes the "
                 "gradient of its shard's loss. Arrows marked all-reduce lead from both gradients "
                 "to the sum on each device. Each subtracts rate over n times the sum from its "
