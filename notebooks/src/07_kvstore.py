@@ -299,7 +299,8 @@ for in_store in [True, False]:
 
 # %% [markdown]
 # **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights.
+# to the weights. Otherwise take either: with SGD both train the same weights (deeper: KVStore's
+# cases).
 #
 # ## Who computes the sum?
 #
@@ -493,7 +494,7 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
 # %%
 sizes = {
     "embedding": 20_000 * 64,
-    "dense 1": 8 * 64 * 256,
+    "dense 1": 8 * 64 * 256,  # from 8 words, 64 numbers each, to 256 units
     "bias 1": 256,
     "dense 2": 256 * 10,
     "bias 2": 10,
@@ -504,7 +505,7 @@ for name in sizes:
 print("entries on each device:", load)
 
 # %% tags=["fold", "trains"]
-# check: so does Trainer on four devices; a store on eight, too, leaves the embedding alone
+# check: Trainer has these owners, too; on eight devices the embedding is alone, too
 from mxnet.gluon import nn
 
 four = [mx.cpu(rank) for rank in range(4)]
