@@ -1,6 +1,9 @@
 """What `helpers.stores` counts: arrays of known size."""
 
+import gc
+
 import helpers  # noqa: F401 - its settings come before MXNet
+import mxnet as mx
 import pytest
 from helpers.device import cores
 from helpers.stores import kilobytes
@@ -29,3 +32,32 @@ def test_what_prepare_allocates_counts():
         held.append(nd.zeros(250))
         held.pop()
     assert max(kilobytes([10], prepare=prepare)) >= 1
+
+
+class Cycle:
+    """Garbage that only the collector finds, with an array on a device."""
+
+    def __init__(self):
+        self.itself = self
+        self.array = nd.ones(1000, ctx=mx.cpu(1))
+
+
+@needs_two_cores
+def test_garbage_of_others_is_not_subtracted():
+    def collect(_):
+        gc.collect()
+
+    for _ in range(10):
+        Cycle()
+    nd.waitall()
+    assert sorted(kilobytes([1000, 2000], prepare=collect)) == [8, 16]
+
+
+@needs_two_cores
+def test_after_an_error_the_next_count_is_right():
+    def fail(store):
+        raise ValueError(store.type)
+
+    with pytest.raises(ValueError, match="device"):
+        kilobytes([1000], prepare=fail)
+    assert gc.isenabled() and sorted(kilobytes([1000])) == [0, 8]
