@@ -64,8 +64,6 @@ KNOWN = {
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
     "compete": ("04", "deeper/04"),
-    "counters": ("07", "deeper/07"),
-    "kilobytes": ("07", "deeper/07"),
     "loss_sum": ("04", "05"),
     "multiply": ("03", "deeper/03"),
     "pool": ("04", "05"),

@@ -75,8 +75,6 @@ def table(layer):
 # **Predict** the first three lines: who updates?
 
 # %%
-import os
-
 os.environ.pop("MXNET_UPDATE_ON_KVSTORE", None)  # 0 would turn the default off
 cases = {
     "1 device": store_updates(dense(2, pair[:1])),
@@ -101,7 +99,8 @@ assert list(cases.values()) == [False, True, True, True, False, True, False, Tru
 #
 # - On one device with dense weights there is no store.
 # - With the name `local`, one parameter of more than $2^{24}$ entries leaves *all* updates to the
-#   devices.
+#   devices. Then each device holds the whole optimizer state. If you take `local` to save memory on
+#   the devices, say `update_on_kvstore=True`.
 # - With dense weights and sparse gradients the devices update.
 # - Sparse weights are always updated in a store.
 # - `MXNET_UPDATE_ON_KVSTORE=0` in the environment turns the default off, for dense weights and
@@ -123,7 +122,9 @@ assert store_updates(table(another)), "but not of sparse weights"
 del os.environ["MXNET_UPDATE_ON_KVSTORE"]
 
 # %% [markdown]
-# Ask for `update_on_kvstore=True` only with several devices.
+# Ask for `update_on_kvstore=True` only with several devices. It also decides what happens to a
+# device that has no new gradient: where the devices update this is an error, in a store it isn't
+# (chapter 05).
 #
 # ## Does training depend on it?
 #
@@ -392,48 +393,8 @@ assert owners_with_trees == owners_before
 
 # %% tags=["fold", "measured"]
 # measure: the kilobytes that a store takes on each of two devices, for 2, 3 and 4 arrays a key
-import json
-import tempfile
-import time
-
 from helpers.device import cores
-
-profile = tempfile.mkdtemp() + "/profile.json"
-mx.profiler.set_config(profile_memory=True, aggregate_stats=True, filename=profile)
-
-
-def counters(reset=False):
-    """The least and the most kB that have been counted on each device of the pair."""
-    memory = json.loads(mx.profiler.dumps(reset, "json"))["Memory"]["Device Storage"]
-    found = []
-    for device in pair:
-        name = f"Memory: {device.device_type}/{device.device_id}"
-        found.append(memory.get(name, {"Min": 0, "Max": 0}))
-    return found
-
-
-def kilobytes(sizes, kind="device", arrays_a_key=2, prepare=None):
-    """What a store takes on each device of the pair; more arrays than two take turns on them."""
-    places = [pair[rank % 2] for rank in range(arrays_a_key)]
-    keys = list(range(len(sizes)))
-    grads = []
-    for size in sizes:
-        grads.append([nd.ones(size, ctx=device) for device in places])
-    nd.waitall()
-    mx.profiler.set_state("run")
-    store = mx.kvstore.create(kind)
-    if prepare is not None:
-        prepare(store)
-    store.init(keys, [arrays[0] for arrays in grads])
-    store.push(keys, grads)
-    nd.waitall()
-    del store  # freed while the profiler counts, so that the next count begins at zero
-    deadline = time.monotonic() + 30
-    while any(device["Min"] for device in counters()) and time.monotonic() < deadline:
-        time.sleep(0.01)  # not back at zero: the engine frees arrays a little later
-    mx.profiler.set_state("stop")
-    return [device["Max"] for device in counters(reset=True)]
-
+from helpers.stores import kilobytes
 
 SIZES = [1000, 2000, 5000]  # the largest on one device, the two others on the other
 if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
@@ -446,7 +407,12 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
         assert by_local == [0, 0], "local takes nothing on the devices"
 
 # %% [markdown]
+# (The host's memory is counted apart, though here it is the same memory.)
+#
 # 20 kB and 12 kB for each array of a key, as predicted, and nothing on the devices with `local`.
+# The buffers are made at the first push of a key, one for the sum and one for each further array
+# (`CommDevice::Reduce` in `src/kvstore/comm.h`). So push to a key always from the same number of
+# devices: a later push from more may end the process without an error.
 #
 # ## `local` against `device`, in seconds
 #

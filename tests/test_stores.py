@@ -1,0 +1,63 @@
+"""What `helpers.stores` counts: arrays of known size."""
+
+import gc
+
+import helpers  # noqa: F401 - its settings come before MXNet
+import mxnet as mx
+import pytest
+from helpers.device import cores
+from helpers.stores import kilobytes
+from mxnet import nd
+
+needs_two_cores = pytest.mark.skipif(cores() < 2, reason="the profiler has a counter for each core")
+
+
+@needs_two_cores
+@pytest.mark.parametrize("arrays", [2, 3])
+def test_an_owner_has_as_many_arrays_of_a_key_as_were_pushed(arrays):
+    assert sorted(kilobytes([1000], arrays_a_key=arrays)) == [0, 4 * arrays]
+
+
+@needs_two_cores
+def test_a_local_store_takes_nothing_on_the_devices():
+    assert kilobytes([1000, 500], "local") == [0, 0]
+
+
+@needs_two_cores
+def test_what_prepare_allocates_counts():
+    held = []
+
+    def prepare(store):
+        assert store.type == "device"
+        held.append(nd.zeros(250))
+        held.pop()
+    assert max(kilobytes([10], prepare=prepare)) >= 1
+
+
+class Cycle:
+    """Garbage that only the collector finds, with an array on a device."""
+
+    def __init__(self):
+        self.itself = self
+        self.array = nd.ones(1000, ctx=mx.cpu(1))
+
+
+@needs_two_cores
+def test_garbage_of_others_is_not_subtracted():
+    def collect(_):
+        gc.collect()
+
+    for _ in range(10):
+        Cycle()
+    nd.waitall()
+    assert sorted(kilobytes([1000, 2000], prepare=collect)) == [8, 16]
+
+
+@needs_two_cores
+def test_after_an_error_the_next_count_is_right():
+    def fail(store):
+        raise ValueError(store.type)
+
+    with pytest.raises(ValueError, match="device"):
+        kilobytes([1000], prepare=fail)
+    assert gc.isenabled() and sorted(kilobytes([1000])) == [0, 8]
