@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · Gluon on several devices
 #
-# In chapter 04 you made the replicas yourself, summed their gradients and updated them. Gluon,
-# MXNet's high-level interface, does that for you. You still cut the batch:
+# In chapter 04 you made replicas, summed their gradients and updated them. Gluon, MXNet's
+# high-level interface, does that for you. You still cut the batch:
 #
 # | by hand (chapter 04) | in Gluon |
 # | --- | --- |
@@ -20,15 +20,13 @@
 #
 # ## What you'll do
 #
-# Follow one weight through a step on two devices. Train chapter 04's network in Gluon, to the same
-# weights. Then make two mistakes that raise no error.
+# Follow one weight through a step on two devices, train chapter 04's network to the same weights,
+# and make two mistakes that raise no error.
 #
 # ## What you'll learn
 #
-# - how to look at a parameter's values and gradients on each device;
-# - when Gluon creates the replicas;
-# - what a `Trainer` does, and what it can't notice;
-# - what happens to a device that gets no images, or is named twice.
+# - what a `Parameter` holds on each device, and when;
+# - what a `Trainer` does, and what it can't notice: a device that gets no images, or is named twice.
 #
 # ## What you need
 #
@@ -78,8 +76,8 @@ for x_shard in x_shards:
     print(x_shard.context, "image", x_shard[0, 0].asscalar())
 
 # %% [markdown]
-# Now forward and backward. `net` is called once for each shard, and finds the replica by the shard's
-# device. We take its output, weight · image, as the loss, so the gradient is the image itself.
+# Now forward and backward. `net` is called for each shard, and finds the replica by the shard's
+# device. Its output, weight · image, is our loss, so the gradient is the image itself.
 # **Predict:** after `backward`, are the two values equal? Are the two gradients?
 
 # %%
@@ -158,45 +156,38 @@ def gluon_lenet():
     return net
 
 # %% [markdown]
-# How many inputs does a layer have? Gluon finds out from the first images. Until then a weight has
-# no arrays:
+# How many inputs does a layer have? Gluon finds out from the first images. One image passes through
+# `cpu(1)`. **Predict:** is there a weight on `cpu(0)` afterwards?
 
 # %%
 net = gluon_lenet()
 net.initialize(ctx=pair)
-weight = net[4].weight  # of the first Dense layer
-print("shape:", weight.shape)
+weight = net[4].weight  # of the first dense layer
+print("before:", weight.shape)
 
-try:
-    weight.data(pair[0])
-except gluon.parameter.DeferredInitializationError:
-    print("there is no array yet")
-
-# %% [markdown]
-# The 0 means "unknown". Gluon has *deferred* the initialisation. Now one image passes through
-# `cpu(1)`. **Predict:** is there an array on `cpu(0)` afterwards?
-
-# %%
-mx.random.seed(0)
-image = nd.ones((1, 1, 28, 28), ctx=pair[1])
-net(image)
-
-print("shape:", weight.shape)
+net(nd.ones((1, 1, 28, 28), ctx=pair[1]))
 for value in weight.list_data():
-    print(value.context, "first entries:", value[0, 0:3].asnumpy())
+    print("after: ", value.shape, value.context)
 
 # %% [markdown]
-# Yes. A forward pass on *any* device creates the replicas on *all* of them, with the same values.
+# The 0 means "unknown": until then the weight had no arrays. A forward pass on *any* device makes
+# the replicas on *all* of them, with the same random values. (Ask too early, and you get an error:
+# deeper: Listings you will meet.)
 #
 # **On GPUs:** the same. The start is computed once, on the host, and copied to each device
 # (`Parameter._finish_deferred_init` and `_init_impl` in `gluon/parameter.py`, MXNet 1.9.1).
 
 # %% tags=["fold"]
-# check: all eight parameters are on both devices, equal, random; device 0 alone does it too
+# check: no array before; then all eight parameters are on both devices, equal and random
 for device in pair:
     net = gluon_lenet()
     net.initialize(ctx=pair)
-    net(nd.ones((1, 1, 28, 28), ctx=device))
+    try:
+        net[4].weight.data(device)
+    except gluon.parameter.DeferredInitializationError:
+        net(nd.ones((1, 1, 28, 28), ctx=device))
+    else:
+        raise RuntimeError("there should be no array before the first image")
     params = list(net.collect_params().values())
     assert len(params) == 8
     for param in params:
@@ -257,8 +248,8 @@ print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
       f"of the last five {np.mean(losses_by_hand[-5:]):.2f}")
 
 # %% [markdown]
-# Here is the same step in Gluon. Compare it with the table above. The loss function gives a number
-# for each image, and `backward` takes the gradient of their sum.
+# Here is the same step in Gluon. The loss function gives a number for each image, and `backward`
+# takes the gradient of their sum.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -354,11 +345,11 @@ in_parts = np.concatenate([score.asnumpy() for score in scores])
 assert largest_difference(in_parts, together) < 1e-12, "scores depend on the device"
 
 # %% [markdown]
-# All are within $10^{-12}$, on every device. Uneven shards do no harm: `step` divides once, by the
-# number of images in the batch. (The optimizer gets the rate and $1/n$ as float32. 0.125 and
-# 1/32 are exact there; most numbers would be rounded to about seven digits.)
+# All are within $10^{-12}$, on every device. Uneven shards do no harm, since `step` divides once, by
+# the number of images in the batch. (The update gets the rate and $1/n$ in float32. 0.125 and 1/32
+# are exact there; 0.2 would be rounded.)
 #
-# **Keep this:** the table at the top is true. The same weights and batches give the same training.
+# **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 #
 # ## A device without images
 #
@@ -379,9 +370,9 @@ except UserWarning as error:
 print_replicas(net.weight)
 
 # %% [markdown]
-# It notices, but *after* the update. The weight is right by luck: the gradient on `cpu(1)` was still
-# the 0 of the beginning. Now let both devices have an image in the first step, and `cpu(1)` none in
-# the second. **Predict** the weight. (89 − 11 = 78 would be right.)
+# It notices, but *after* the update. The weight is right by luck: the gradient on `cpu(1)` was
+# still the 0 of the beginning. Now both devices get an image in the first step, and `cpu(1)` none
+# in the second. **Predict** the weight. (89 − 11 = 78 would be right.)
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -425,7 +416,7 @@ for value in net.weight.list_data():
     print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
-# An error, and *before* a weight has changed: 89 is the result of step 1.
+# An error, *before* a weight has changed: 89 is the result of step 1.
 #
 # **Keep this:** every device needs a new gradient in every step, and the default `Trainer` sees
 # only that there was one at some time. Chapter 06 has a loop that gives an idle device zeros.
@@ -595,19 +586,18 @@ else:
     raise RuntimeError("our split_and_load should refuse the list")
 
 # %% [markdown]
-# **Keep this:** name each device once, and leave `ignore_stale_grad` alone. Other lines that you
-# will meet in old programs, and what to write in their place, are in deeper: Listings you will
-# meet.
+# **Keep this:** name each device once, and leave `ignore_stale_grad` alone. More lines of old
+# programs, and what mends them, are in deeper: Listings you will meet.
 #
 # ## Summary
 #
-# - The same weights and batches give the same training in Gluon and by hand: twenty steps on 1 to
-#   4 devices agree with one device to $10^{-12}$ in float64.
+# - Gluon trains as the loop by hand does: twenty steps on 1 to 4 devices agree with one device to
+#   $10^{-12}$ in float64.
 # - `initialize(ctx=devices)` makes one replica a device, all equal, at the first forward pass if
 #   inputs aren't known before. Each gradient is that of the device's shard.
 # - You cut the batch. `step(n)` adds the gradients, divides by `n` and updates all replicas.
-# - A device that gets no images adds its old gradient again. The default `Trainer` raises an error
-#   only if a device has *never* had a gradient, and after the update.
+# - A device without images adds its old gradient again. The default `Trainer` raises an error only
+#   if a device has *never* had a gradient, and after the update.
 # - Of a device named twice only one replica is used, and only its last shard counts.
 #   `ignore_stale_grad=True` hides it.
 #
