@@ -26,7 +26,8 @@
 # ## What you'll learn
 #
 # - what a `Parameter` holds on each device, and when;
-# - what a `Trainer` does, and what it can't notice: a device that gets no images, or is named twice.
+# - what a `Trainer` does;
+# - what it doesn't notice: a device without images, and one that is named twice.
 #
 # ## What you need
 #
@@ -173,9 +174,6 @@ for value in weight.list_data():
 # The 0 means "unknown": until then the weight had no arrays. A forward pass on *any* device makes
 # the replicas on *all* of them, with the same random values. (Ask too early, and you get an error:
 # deeper: Listings you will meet.)
-#
-# **On GPUs:** the same. The start is computed once, on the host, and copied to each device
-# (`Parameter._finish_deferred_init` and `_init_impl` in `gluon/parameter.py`, MXNet 1.9.1).
 
 # %% tags=["fold"]
 # check: no array before; then all eight parameters are on both devices, equal and random
@@ -274,7 +272,7 @@ def gluon_step(net, trainer, x, y, devices):
 # of eight arrays.
 
 # %%
-def replicas_of(net, devices):
+def as_by_hand(net, devices):
     replicas = []
     for device in devices:
         replica = []
@@ -301,7 +299,7 @@ def train_in_gluon(devices):
 
 for k in [1, 2, 3, 4]:
     net = train_in_gluon(four[:k])
-    difference = largest_difference(replicas_of(net, four[:k]), replica)
+    difference = largest_difference(as_by_hand(net, four[:k]), replica)
     print(f"{k} devices: {difference}")
     assert difference < 1e-12
 
@@ -345,17 +343,16 @@ in_parts = np.concatenate([score.asnumpy() for score in scores])
 assert largest_difference(in_parts, together) < 1e-12, "scores depend on the device"
 
 # %% [markdown]
-# All are within $10^{-12}$, on every device. Uneven shards do no harm, since `step` divides once, by
-# the number of images in the batch. (The update gets the rate and $1/n$ in float32. 0.125 and 1/32
-# are exact there; 0.2 would be rounded.)
+# All are within $10^{-12}$. Uneven shards do no harm, since `step` divides once, by the number of
+# images in the batch. (The update gets the rate and $1/n$ in float32. 0.125 and 1/32 are exact
+# there; 0.2 would be rounded.)
 #
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 #
 # ## A device without images
 #
-# A `Trainer` never sees an image. What if a device gets none? We take the one weight again, and
-# forget to cut the batch, which is on `cpu(0)`. **Predict:** does `step` notice? What is the weight
-# afterwards? (89 would be right.)
+# What if a device gets none? `Trainer` never sees an image. We take the one weight again, and
+# forget to cut the batch. **Predict:** does `step` notice? What is the weight? (89 would be right.)
 
 # %% tags=["trains"]
 x = nd.array([[2], [20]], ctx=pair[0])
@@ -380,12 +377,8 @@ trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
 backward_on_each(net, gluon.utils.split_and_load(x, pair))
 trainer.step(2)
-print("after step 1")
-print_replicas(net.weight)
-
 backward_on_each(net, [x])  # none on cpu(1)
 trainer.step(2)
-print("after step 2")
 print_replicas(net.weight)
 
 # %% [markdown]
@@ -418,8 +411,8 @@ for value in net.weight.list_data():
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1.
 #
-# **Keep this:** every device needs a new gradient in every step, and the default `Trainer` sees
-# only that there was one at some time. Chapter 06 has a loop that gives an idle device zeros.
+# **Keep this:** every device needs a new gradient in every step, and the default `Trainer` doesn't
+# check that. Chapter 06 has a loop that gives an idle device zeros.
 
 # %% tags=["fold", "trains"]
 # check: 68 by default, 89 where the devices update; 78 where both have images
@@ -476,12 +469,12 @@ expected = []  # one device's weights, after one step and after two
 for step in [1, 2]:
     lenet_backward(one, pair[:1])
     trainer.step(32)
-    expected.append([value.asnumpy() for value in replicas_of(one, pair[:1])[0]])
+    expected.append([value.asnumpy() for value in as_by_hand(one, pair[:1])[0]])
 
 net, trainer = start_lenet(pair)
 lenet_backward(net, pair[:1])
 assert refused(trainer), "the second device never had a gradient"
-assert largest_difference(replicas_of(net, pair), expected[0]) < 1e-12, "the step wasn't taken"
+assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "the step wasn't taken"
 
 net, trainer = start_lenet(pair)
 lenet_backward(net, pair)
@@ -489,18 +482,18 @@ trainer.step(32)
 lenet_backward(net, pair[:1])
 old = [param.grad(pair[1]).asnumpy() for param in net.collect_params().values()]
 assert not refused(trainer), "an old gradient isn't noticed"
-assert largest_difference(replicas_of(net, pair), expected[1]) > 1e-3, "one device's weights"
+assert largest_difference(as_by_hand(net, pair), expected[1]) > 1e-3, "one device's weights"
 added = []
 for value, grad in zip(expected[1], old):
     added.append(value - 0.125 / 32 * (grad.T if grad.ndim == 2 else grad))
-assert largest_difference(replicas_of(net, pair), added) < 1e-12, "not the old gradient again"
+assert largest_difference(as_by_hand(net, pair), added) < 1e-12, "not the old gradient again"
 
 net, trainer = start_lenet(pair, update_on_kvstore=False)
 lenet_backward(net, pair)
 trainer.step(32)
 lenet_backward(net, pair[:1])
 assert refused(trainer), "the mark wasn't removed"
-assert largest_difference(replicas_of(net, pair), expected[0]) < 1e-12, "changed by the second"
+assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "changed by the second"
 
 # %% [markdown]
 # ## One device, named twice
@@ -526,15 +519,12 @@ print_replicas(net.weight)
 # which turns it off. **Predict** the weight. (89 would be right.)
 
 # %% tags=["trains"]
-net = one_weight_net(twice)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-backward_on_each(net, gluon.utils.split_and_load(x, twice))
 trainer.step(2, ignore_stale_grad=True)
 print_replicas(net.weight)
 
 # %% [markdown]
-# 100 − 20 / 2 = 90: the image 2 is lost. No error says so. Would training show it? LeNet, twenty
-# steps:
+# 100 − 20 / 2 = 90: the image 2 is lost, without an error. Would training show it? LeNet:
 
 # %% tags=["fold", "measured", "trains"]
 # measure: LeNet on a device named twice, with ignore_stale_grad=True
@@ -553,13 +543,13 @@ for batch_x, batch_y in batches:
     losses.append(sum(parts) / 32)
 print(f"mean loss of the first five steps {np.mean(losses[:5]):.2f}, "
       f"of the last five {np.mean(losses[-5:]):.2f}")
-difference = largest_difference(replicas_of(net, twice[:1]), replica)
+difference = largest_difference(as_by_hand(net, twice[:1]), replica)
 print(f"far from one device: {difference}")
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss should fall"
 assert difference > 0.01, "these should not be one device's weights"
 
 # %% [markdown]
-# The loss falls, so nothing looks wrong. But half of each batch is not used, and the weights are
+# The loss falls, and nothing looks wrong. But half of each batch isn't used, and the weights are
 # others. (`helpers.split_and_load` refuses such a list.)
 
 # %% tags=["fold", "trains"]
@@ -601,8 +591,7 @@ else:
 # - Of a device named twice only one replica is used, and only its last shard counts.
 #   `ignore_stale_grad=True` hides it.
 #
-# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*; *Dive into Deep
-# Learning*, "Concise Implementation for Multiple GPUs".
+# **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
 
 # %% [markdown]
 # ## Exercises
