@@ -25,13 +25,12 @@
 #
 # ## What you'll learn
 #
-# - what a `Parameter` holds on each device, and when;
-# - what a `Trainer` does;
+# - what a `Parameter` holds on each device, and what a `Trainer` does;
 # - what it doesn't notice: a device without images, and one that is named twice.
 #
 # ## What you need
 #
-# Chapters 01 to 04. No GPU. Reading takes {reading time}, running a few seconds.
+# Chapters 01 to 04. No GPU. Reading takes {reading time}, running half a minute.
 
 # %%
 import helpers
@@ -92,10 +91,9 @@ for loss in losses:
 print_replicas(net.weight)
 
 # %% [markdown]
-# The values are equal. Each gradient is that of the device's own shard. (`list_data()` and
-# `list_grad()` give the arrays of all devices, `data(device)` and `grad(device)` those of one.)
+# The values are equal. Each gradient is that of the device's own shard.
 #
-# The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer,
+# The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer
 # and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and updates
 # every replica. **Predict** the new values at rate 1.
 
@@ -112,7 +110,7 @@ print_replicas(net.weight)
 # **Keep this:** values are equal on all devices, gradients are those of the shards, and `step`
 # divides their sum by the number that you tell it.
 #
-# We need these lines again, so here they are as two functions:
+# We need these lines again, as two functions:
 
 # %%
 def one_weight_net(devices):
@@ -142,11 +140,11 @@ assert [grad.asnumpy().item() for grad in net.weight.list_grad()] == [2, 20], "g
 # %% [markdown]
 # ## LeNet in Gluon
 #
-# Is this the training of chapter 04? Here is its network as a list of layers. Each layer is told
-# only how many outputs or channels it makes.
+# Is this the training of chapter 04? Here is its network as a list of layers. Each is told only how
+# many outputs or channels it makes.
 
 # %%
-def gluon_lenet():
+def layers_of_lenet():
     net = nn.Sequential()
     net.add(nn.Conv2D(20, kernel_size=3, activation="relu"))  # [n, 20, 26, 26]
     net.add(nn.AvgPool2D(pool_size=2, strides=2))  # [n, 20, 13, 13]
@@ -161,7 +159,7 @@ def gluon_lenet():
 # `cpu(1)`. **Predict:** is there a weight on `cpu(0)` afterwards?
 
 # %%
-net = gluon_lenet()
+net = layers_of_lenet()
 net.initialize(ctx=pair)
 weight = net[4].weight  # of the first dense layer
 print("before:", weight.shape)
@@ -171,14 +169,13 @@ for value in weight.list_data():
     print("after: ", value.shape, value.context)
 
 # %% [markdown]
-# The 0 means "unknown": until then the weight had no arrays. A forward pass on *any* device makes
-# the replicas on *all* of them, with the same random values. (Ask too early, and you get an error:
-# deeper: Listings you will meet.)
+# The 0 means "unknown": there were no arrays yet. A forward pass on *any* device makes the replicas
+# on *all* of them, with the same random values.
 
 # %% tags=["fold"]
 # check: no array before; then all eight parameters are on both devices, equal and random
 for device in pair:
-    net = gluon_lenet()
+    net = layers_of_lenet()
     net.initialize(ctx=pair)
     try:
         net[4].weight.data(device)
@@ -202,7 +199,7 @@ for device in pair:
 
 # %%
 def lenet_on(devices):
-    net = gluon_lenet()
+    net = layers_of_lenet()
     net.cast("float64")
     net.initialize(ctx=devices)
     net(nd.zeros((1, 1, 28, 28), ctx=devices[0], dtype="float64"))  # now all shapes are known
@@ -247,13 +244,13 @@ print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
 
 # %% [markdown]
 # Here is the same step in Gluon. The loss function gives a number for each image, and `backward`
-# takes the gradient of their sum.
+# takes the gradient of their sum. We try it with the first batch.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def gluon_step(net, trainer, x, y, devices):
+def lenet_step(net, trainer, x, y, devices):
     x_shards = gluon.utils.split_and_load(x, devices, even_split=False)  # perhaps uneven
     y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
 
@@ -267,9 +264,16 @@ def gluon_step(net, trainer, x, y, devices):
     trainer.step(len(x))
     return losses
 
+
+net = lenet_on(pair)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+x, y = batches[0]
+for loss in lenet_step(net, trainer, x, y, pair):
+    print(loss.context, "losses of", len(loss), "images")
+
 # %% [markdown]
-# To compare the weights, we bring Gluon's parameters into chapter 04's form: for each device a list
-# of eight arrays.
+# To compare weights, we bring Gluon's parameters into chapter 04's form: for each device a list of
+# eight arrays. `param.data(device)` is the value on one device.
 
 # %%
 def as_by_hand(net, devices):
@@ -285,15 +289,15 @@ def as_by_hand(net, devices):
     return replicas
 
 # %% [markdown]
-# **Predict:** how far from one device by hand are 1, 2 and 4 devices? And 3, whose shards have 11,
-# 11 and 10 images?
+# Now twenty steps. **Predict:** how far from one device by hand are 1, 2 and 4 devices? And 3,
+# whose shards have 11, 11 and 10 images?
 
 # %% tags=["measured", "trains"]
 def train_in_gluon(devices):
     net = lenet_on(devices)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
     for x, y in batches:
-        gluon_step(net, trainer, x, y, devices)
+        lenet_step(net, trainer, x, y, devices)
     return net
 
 
@@ -310,7 +314,7 @@ for k in [1, 2, 3, 4]:
     net = lenet_on(four[:k])
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
     for step, (x, y) in enumerate(batches):
-        losses = gluon_step(net, trainer, x, y, four[:k])
+        losses = lenet_step(net, trainer, x, y, four[:k])
         total = sum(loss.asnumpy().sum() for loss in losses)
         assert np.isclose(total / 32, losses_by_hand[step], rtol=1e-12, atol=0), f"step {step}"
     for param in net.collect_params().values():
@@ -343,9 +347,8 @@ in_parts = np.concatenate([score.asnumpy() for score in scores])
 assert largest_difference(in_parts, together) < 1e-12, "scores depend on the device"
 
 # %% [markdown]
-# All are within $10^{-12}$. Uneven shards do no harm, since `step` divides once, by the number of
-# images in the batch. (The update gets the rate and $1/n$ in float32. 0.125 and 1/32 are exact
-# there; 0.2 would be rounded.)
+# All are within $10^{-12}$, with uneven shards too, since `step` divides once. (It passes the rate
+# and $1/n$ on in float32. 0.125 and 1/32 are exact there; 0.2 would be rounded.)
 #
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 #
@@ -411,8 +414,8 @@ for value in net.weight.list_data():
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1.
 #
-# **Keep this:** every device needs a new gradient in every step, and the default `Trainer` doesn't
-# check that. Chapter 06 has a loop that gives an idle device zeros.
+# **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
+# that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
 
 # %% tags=["fold", "trains"]
 # check: 68 by default, 89 where the devices update; 78 where both have images
@@ -456,7 +459,7 @@ def start_lenet(devices, update_on_kvstore=None):
     return net, trainer
 
 
-def refused(trainer):
+def is_refused(trainer):
     try:
         trainer.step(32)
     except UserWarning:
@@ -473,7 +476,7 @@ for step in [1, 2]:
 
 net, trainer = start_lenet(pair)
 lenet_backward(net, pair[:1])
-assert refused(trainer), "the second device never had a gradient"
+assert is_refused(trainer), "the second device never had a gradient"
 assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "the step wasn't taken"
 
 net, trainer = start_lenet(pair)
@@ -481,7 +484,7 @@ lenet_backward(net, pair)
 trainer.step(32)
 lenet_backward(net, pair[:1])
 old = [param.grad(pair[1]).asnumpy() for param in net.collect_params().values()]
-assert not refused(trainer), "an old gradient isn't noticed"
+assert not is_refused(trainer), "an old gradient isn't noticed"
 assert largest_difference(as_by_hand(net, pair), expected[1]) > 1e-3, "one device's weights"
 added = []
 for value, grad in zip(expected[1], old):
@@ -492,7 +495,7 @@ net, trainer = start_lenet(pair, update_on_kvstore=False)
 lenet_backward(net, pair)
 trainer.step(32)
 lenet_backward(net, pair[:1])
-assert refused(trainer), "the mark wasn't removed"
+assert is_refused(trainer), "the mark wasn't removed"
 assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "changed by the second"
 
 # %% [markdown]
@@ -508,9 +511,8 @@ backward_on_each(net, gluon.utils.split_and_load(x, twice))
 print_replicas(net.weight)
 
 # %% [markdown]
-# Two replicas, both on `cpu(0)`. But a shard's device doesn't tell them apart, so both shards used
-# the same one. Each loss had its own `backward`, and the second overwrote the gradient of the
-# first:
+# Two replicas, both on `cpu(0)`. A shard's device doesn't tell them apart, so both shards used the
+# same one, and the second `backward` overwrote the gradient of the first:
 #
 # ![Both shards, image 2 and image 20, are on cpu(0), and both use the second replica: its gradient
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
@@ -583,13 +585,11 @@ else:
 #
 # - Gluon trains as the loop by hand does: twenty steps on 1 to 4 devices agree with one device to
 #   $10^{-12}$ in float64.
-# - `initialize(ctx=devices)` makes one replica a device, all equal, at the first forward pass if
-#   inputs aren't known before. Each gradient is that of the device's shard.
+# - A `Parameter` has a value and a gradient on each device. Values are equal; each gradient is that
+#   of the device's shard.
 # - You cut the batch. `step(n)` adds the gradients, divides by `n` and updates all replicas.
-# - A device without images adds its old gradient again. The default `Trainer` raises an error only
-#   if a device has *never* had a gradient, and after the update.
-# - Of a device named twice only one replica is used, and only its last shard counts.
-#   `ignore_stale_grad=True` hides it.
+# - A device without images adds its old gradient again, without an error.
+# - Of a device named twice, only the last shard counts. `ignore_stale_grad=True` hides it.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
 
@@ -621,7 +621,7 @@ except RuntimeError:
 
 before = [param.data(pair[1]).asnumpy() for param in net.collect_params().values()]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
-gluon_step(net, trainer, *batches[0], pair)
+lenet_step(net, trainer, *batches[0], pair)
 
 changed = []
 for param, old_value in zip(net.collect_params().values(), before):

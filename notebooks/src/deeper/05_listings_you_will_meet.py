@@ -166,7 +166,7 @@ assert len(set(map(str, helpers.devices(2)))) == 2
 # `RuntimeError`, which it reports as "not initialized on" that device. This does the same:
 
 # %%
-def report(weight, device):
+def say_whether_there(weight, device):
     try:
         weight.data(device)
         print(device, "there")
@@ -175,7 +175,7 @@ def report(weight, device):
 
 
 net = nn.Dense(3)
-report(net.weight, pair[0])
+say_whether_there(net.weight, pair[0])
 
 # %% [markdown]
 # That is right: nobody has called `initialize`. Now we do. **Predict** what it reports for `cpu(0)`
@@ -184,13 +184,13 @@ report(net.weight, pair[0])
 # %%
 net.initialize(ctx=pair)
 print("after initialize")
-report(net.weight, pair[0])
-report(net.weight, four[3])
+say_whether_there(net.weight, pair[0])
+say_whether_there(net.weight, four[3])
 
 net(nd.ones((1, 2), ctx=pair[1]))
 print("after a forward pass on cpu(1)")
-report(net.weight, pair[0])
-report(net.weight, four[3])
+say_whether_there(net.weight, pair[0])
+say_whether_there(net.weight, four[3])
 
 # %% [markdown]
 # A `DeferredInitializationError` is a kind of `RuntimeError`. So before the forward pass the report
