@@ -75,7 +75,7 @@ else:
 # %% [markdown]
 # ### `gluon.autograd`
 #
-# In 2017 `autograd` was a part of Gluon:
+# *The Straight Dope* reaches `autograd` through Gluon:
 
 # %%
 try:
@@ -84,7 +84,7 @@ except AttributeError as error:
     print(error)
 
 # %% [markdown]
-# It has moved up:
+# It is to be had from MXNet itself:
 
 # %%
 with autograd.record():
@@ -138,7 +138,8 @@ assert net[0].weight is net.collect_params()["cnn_conv0_weight"]
 # %% [markdown]
 # ### All GPUs of a machine that has none
 #
-# d2l's `try_all_gpus()` gives the list of GPUs. Without a GPU the list is empty.
+# d2l's `try_all_gpus()` gives the list of GPUs. Without a GPU the list is empty. What does
+# `split_and_load` do with an empty list?
 
 # %%
 try:
@@ -153,7 +154,7 @@ except ZeroDivisionError as error:
 for shard in gluon.utils.split_and_load(nd.arange(4), helpers.devices(2)):
     print(shard.context, shard.asnumpy())
 
-# %% tags=["fold"]
+# %% tags=["fold", "measured"]
 # check: without a GPU d2l's list is empty; ours has different devices
 if mx.context.num_gpus() == 0:
     assert d2l.try_all_gpus() == []
@@ -271,8 +272,8 @@ x = nd.array([[2], [20]])
 #
 # The draft of 2018 says that `Trainer` shares out a batch to the devices ("Gluon Implementation for
 # Multi-GPU Computation"). It can't: a `Trainer` knows the parameters, and `step` gets a number. The
-# draft's own program calls `split_and_load`, and so must yours. **Predict:** what happens
-# without it, in a first step and in a second?
+# draft's own program calls `split_and_load`, and so must yours. **Predict:** what happens without
+# it, in a first step?
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
