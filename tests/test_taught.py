@@ -58,13 +58,6 @@ def test_a_helper_is_the_function_that_its_chapter_teaches(name):
     assert definition(helper, name) == definition(chapter, name)
 
 
-@pytest.mark.parametrize("name", ["pool", "lenet", "loss_sum", "train_batch"])
-def test_chapter_05_compares_gluon_with_chapter_04(name):
-    by_hand, again = ((ROOT / f"notebooks/src/{chapter}.py").read_text() for chapter in (
-        "04_lenet_from_scratch", "05_gluon_on_several_devices"))
-    assert definition(by_hand, name) == definition(again, name)
-
-
 BY_HAND = ["pool", "lenet", "loss_sum", "init_params", "get_params", "train_batch"]
 
 

@@ -1,0 +1,139 @@
+"""The drawings of chapter 05: what Gluon keeps on each device, and two mistakes.
+
+Run it to write three SVG files beside it, the same bytes each time. All numbers are computed here,
+from one weight and two images: the loss is weight times image, so an image's gradient is itself.
+"""
+
+from pathlib import Path
+
+from draw_all_reduce import (BLUE, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow,
+                             box, group, line, page, words)
+
+IMAGES = (2, 20)
+WEIGHT = 100
+MEAN = sum(IMAGES) // len(IMAGES)
+AFTER = WEIGHT - MEAN  # by a step at rate 1
+RED = "#b03000"  # for what is wrong, in words
+
+
+def number(x, y, value, fill="white", stroke="black", width=96, **attributes):
+    """A number in a box whose top is at `y`."""
+    return group([box(x - width / 2, y, width, 44, fill, stroke, stroke_width=2, rx=6),
+                  words(x, y + 30, str(value), 22, bold=True)], data_value=value, **attributes)
+
+
+def draw_gluon_parameter():
+    """A parameter has a value and a gradient on each device."""
+    columns = (190, 330)
+    drawn = [words(320, 32, "One Parameter: a value and a gradient on each device", 22, bold=True)]
+    for rank, (x, image) in enumerate(zip(columns, IMAGES)):
+        drawn.append(box(x - 62, 56, 124, 400, PALE_BLUE, BLUE, stroke_width=2, rx=10))
+        drawn.append(words(x, 82, f"cpu({rank})", 20, bold=True))
+        drawn.append(number(x, 98, image, PALE_GREY, GREY, class_="image", data_device=rank))
+    drawn.append(words(112, 127, "image", anchor="end"))
+    drawn.append(words(408, 127, "split_and_load", anchor="start", font_family="monospace"))
+    drawn.append(box(118, 170, 284, 148, "none", "black", stroke_width=4, rx=10))
+    drawn.append(words(112, 215, "values", anchor="end"))
+    drawn.append(words(408, 215, "weight.list_data()", anchor="start", font_family="monospace"))
+    drawn.append(words(112, 285, "gradients", anchor="end"))
+    drawn.append(words(408, 285, "weight.list_grad()", anchor="start", font_family="monospace"))
+    for rank, (x, image) in enumerate(zip(columns, IMAGES)):
+        drawn.append(number(x, 186, WEIGHT, class_="value", data_device=rank))
+        drawn.append(number(x, 256, image, PALE_ORANGE, ORANGE, class_="grad", data_device=rank))
+        drawn.append(arrow(x, 322, x, 384, GREEN, 4))
+        drawn.append(number(x, 390, AFTER, class_="after", data_device=rank))
+    drawn.append(words(408, 348, "trainer.step(2)", anchor="start", font_family="monospace"))
+    total = " + ".join(str(image) for image in IMAGES)
+    drawn.append(words(408, 374, f"{WEIGHT} − ({total}) / {len(IMAGES)}", anchor="start"))
+    drawn.append(words(112, 419, "new values", anchor="end"))
+    return page(640, 472, "One Parameter: a value and a gradient on each device",
+                f"Two columns, cpu(0) and cpu(1), with the images {IMAGES[0]} and {IMAGES[1]}. A "
+                f"frame around both columns is one Parameter: its values are {WEIGHT} on both "
+                f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. After trainer.step(2) both "
+                f"values are {AFTER}.", drawn)
+
+
+def draw_step(left, name, images, grads, old):
+    """A panel: the images and gradients of both devices, and their sum."""
+    drawn = [words(left + 70, 72, name, 20, bold=True)]
+    for rank in range(2):
+        x = left + 140 * rank
+        drawn.append(words(x, 108, f"cpu({rank})"))
+        text = ", ".join(str(image) for image in images[rank]) or "no image"
+        drawn.append(group([box(x - 56, 122, 112, 44, PALE_GREY, GREY, stroke_width=2, rx=6),
+                            words(x, 151, text, 20)], class_="images", data_device=rank,
+                           data_images=" ".join(str(image) for image in images[rank])))
+        is_old = rank in old
+        look = (PALE_ORANGE, ORANGE) if is_old else (PALE_BLUE, BLUE)
+        if not is_old:
+            drawn.append(arrow(x, 168, x, 200, BLUE, 3))
+        drawn.append(number(x, 206, grads[rank], *look, width=112, class_="grad",
+                            data_device=rank, data_old="yes" if is_old else "no"))
+        if is_old:
+            drawn.append(words(x, 194, "old!", 20, bold=True, fill=RED))
+        drawn.append(arrow(x, 252, left + 70 + (-24, 24)[rank], 292, GREEN, 3))
+    total = sum(grads)
+    drawn.append(number(left + 70, 298, f"{grads[0]} + {grads[1]} = {total}",
+                        "white", RED if old else "black", width=190))
+    return group(drawn, class_="panel", data_name=name, data_total=total)
+
+
+def draw_old_gradient():
+    """A device without images adds its gradient of the step before."""
+    everything = sum(IMAGES)
+    drawn = [words(320, 32, "No image, but a gradient: the one of the step before", 22, bold=True),
+             line(342, 56, 342, 376, GREY, 1),
+             draw_step(130, "step 1", [[IMAGES[0]], [IMAGES[1]]], IMAGES, old=[]),
+             draw_step(430, "step 2", [list(IMAGES), []], (everything, IMAGES[1]), old=[1]),
+             words(8, 151, "images", anchor="start"), words(8, 235, "grad", anchor="start"),
+             words(500, 368, f"right: {everything}", bold=True)]
+    return page(640, 384, "No image, but a gradient: the one of the step before",
+                f"Step 1: cpu(0) has the image {IMAGES[0]} and cpu(1) the image {IMAGES[1]}; their "
+                f"gradients add up to {everything}. Step 2: both images are on cpu(0), whose "
+                f"gradient is {everything}. cpu(1) has no image and still its old gradient, "
+                f"{IMAGES[1]}; the sum is {everything + IMAGES[1]}, right would be {everything}.",
+                drawn)
+
+
+def draw_named_twice():
+    """Both shards use the same one of two replicas on one device."""
+    columns = (210, 430)
+    drawn = [words(320, 32, "Two replicas on one device, and one is used", 22, bold=True),
+             box(96, 50, 448, 312, PALE_BLUE, BLUE, stroke_width=2, rx=10),
+             words(120, 80, "cpu(0)", 20, "start", bold=True)]
+    used = columns[-1]
+    for place, (x, image) in enumerate(zip(columns, IMAGES)):
+        drawn.append(words(x, 118, ("first shard", "second shard")[place]))
+        drawn.append(number(x, 130, image, PALE_GREY, GREY, class_="image"))
+        start = x + (30 if x < used else 0)
+        drawn.append(arrow(start, 178, used - (34 if x < used else 0), 246,
+                           BLUE, 4, class_="use"))
+    drawn.append(number(columns[0], 252, 0, "white", GREY, width=130, class_="grad"))
+    final = box(used - 65, 252, 130, 44, PALE_ORANGE, ORANGE, stroke_width=2, rx=6)
+    crossed = [words(used - 34, 282, str(IMAGES[0]), 22),
+               line(used - 46, 288, used - 22, 261, RED, 4),
+               words(used + 22, 282, str(IMAGES[1]), 22, bold=True)]
+    drawn.append(group([final, *crossed], class_="grad", data_value=IMAGES[1]))
+    drawn.append(words(columns[0], 322, "gradient of"))
+    drawn.append(words(columns[0], 345, "the first replica"))
+    drawn.append(words(used, 322, "gradient of"))
+    drawn.append(words(used, 345, "the second replica"))
+    return page(640, 376, "Two replicas on one device, and one is used",
+                f"One device, cpu(0), holds two shards, the images {IMAGES[0]} and {IMAGES[1]}, and"
+                " two replicas. Arrows lead from both shards to the second replica: its gradient "
+                f"{IMAGES[0]} is crossed out and replaced by {IMAGES[1]}. The gradient of the first"
+                " replica is 0.", drawn)
+
+
+DRAWINGS = {"gluon_parameter": draw_gluon_parameter, "named_twice": draw_named_twice,
+            "old_gradient": draw_old_gradient}
+
+
+def main(folder=Path(__file__).parent):
+    """Write all drawings into `folder`."""
+    for name, draw in DRAWINGS.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
