@@ -10,8 +10,8 @@
 #
 # ## What you'll do
 #
-# Write a training loop, meet three traps that raise no error, keep the whole as a script for any
-# number of devices, and see what Dropout changes.
+# Write a training loop, meet three traps that raise no error, keep the whole as a script for k
+# devices, and see what Dropout changes.
 #
 # ## What you'll learn
 #
@@ -44,18 +44,7 @@ print(data)
 #
 # How does a picture get into a network? A decoded picture is an array of bytes, 0 to 255: height ×
 # width × channel. Gluon's layers take channel × height × width, as small floating-point numbers.
-# `ToTensor` makes one from the other. Here is a picture of two pixels, both with red 255, green 0
-# and blue 51:
-
-# %%
-picture = nd.array([[[255, 0, 51], [255, 0, 51]]], dtype="uint8")
-print("picture:", picture.shape)
-image = transforms.ToTensor()(picture)
-print("image:  ", image.shape)
-print(image.asnumpy())
-
-# %% [markdown]
-# The channel comes first now, and each number was divided by 255.
+# `ToTensor` makes one from the other: it moves the channel and divides by 255.
 #
 # A *dataset* gives one example at a time. `transform_first` applies a function to the image and
 # leaves the label alone. `load_data` has prepared our images already, so we make pictures of them
@@ -146,8 +135,8 @@ metric.update(some_labels, some_scores)
 print(metric.get())
 
 # %% [markdown]
-# Two of three are right. `metric` goes on counting until `reset()`. A loop that forgets that reports
-# the mean over all epochs so far. We make a new one in each epoch.
+# Two of three are right. `metric` goes on counting until `reset()`; a loop that forgets it reports
+# the mean over all epochs. We make a new one in each.
 
 # %%
 def train_epoch(net, trainer, batches, devices):
@@ -266,8 +255,8 @@ four_images = [[[2, 0], [4, 0]], [[0, 2], [0, 8]]]  # two for each device
 print("step(4):", weights_after_step(four_images, 4))
 
 # %% [markdown]
-# Right: minus the mean of the four. **Predict** the weights if each device takes the mean of its two
-# losses, and we still call `step(4)`. Which number would be right?
+# Right: minus the mean of the four. **Predict** the weights if each device takes the mean of its
+# two losses, and we still call `step(4)`. Which number would be right?
 
 # %% tags=["trains"]
 print("means, step(4):", weights_after_step(four_images, 4, mean=True))
@@ -276,11 +265,9 @@ print("means, step(2):", weights_after_step(four_images, 2, mean=True))
 # %% [markdown]
 # `step(4)` is half as long as it should be: the sum was divided by the size of a shard, and by the
 # size of the batch again. With 64 images on each device it is 64 times too short, and training
-# merely looks slow. Leave the loss alone, one number an image, and tell `step` the batch size.
-# (Means and `step(2)`, the number of devices, are right for equal shards only: exercise 2.)
-#
-# In PyTorch a loss is a mean by default, and DDP averages gradients (chapter 14). The habit
-# doesn't carry over.
+# merely looks slow. So leave the loss alone, and tell `step` the batch size. (If shards are equal,
+# means and `step(2)` do too: exercise 2.) In PyTorch a loss is a mean by default, and DDP averages
+# gradients (chapter 14): the habit doesn't carry over.
 #
 # ### 2. Two meanings of the last batch's size
 #
@@ -294,10 +281,10 @@ print("actual size:", weights_after_step(last_two, 2))
 print("nominal size:", weights_after_step(last_two, 4))
 
 # %% [markdown]
-# The nominal size halves this step. Neither is wrong. With the actual size each step is a mean; with
-# the nominal one all images count the same. But programs that differ in this end with different
-# weights. **Predict:** if our loop used the nominal size, which comparison would notice: one device
-# with two, or our loop with the plain one?
+# The nominal size halves this step. Neither is wrong. With the actual size each step is a mean;
+# with the nominal one all images count the same. But programs that differ in this end with
+# different weights. **Predict:** if our loop used the nominal size, which comparison would notice:
+# one device with two, or our loop with the plain one?
 
 # %% tags=["fold", "trains"]
 # check: with the nominal size 130, one device and two still agree; only the plain loop differs
@@ -310,14 +297,14 @@ assert between_devices < 1e-12 and from_plain > 1e-4
 assert 60_000 % 128 == 96
 
 # %% [markdown]
-# Only the plain loop notices. **That devices agree doesn't show that a loop is right.** Compare with
-# something written independently.
+# Only the plain loop notices. **That devices agree doesn't show that a loop is right.** Compare
+# with something written independently.
 #
 # ### 3. Rows counted twice
 #
-# Before Gluon, MXNet had *iterators*, and *The Straight Dope* uses one. `NDArrayIter` fills the last
-# batch up with rows from the beginning; `pad` says how many. It must be `reset` before the next
-# epoch. **Predict** the three batches of ten rows, and how many batches a second loop gets.
+# Before Gluon, MXNet had *iterators*, and *The Straight Dope* uses one. `NDArrayIter` fills the
+# last batch up with rows from the beginning; `pad` says how many. It must be `reset` before the
+# next epoch. **Predict** the three batches of ten rows, and how many batches a second loop gets.
 
 # %%
 ten_rows = mx.io.NDArrayIter(np.arange(10), batch_size=4)
@@ -328,8 +315,8 @@ ten_rows.reset()
 print("after reset:  ", len(list(ten_rows)), "batches")
 
 # %% [markdown]
-# A loop that ignores `pad` counts rows 0 and 1 twice. One that forgets `reset` trains for one epoch,
-# then runs through empty ones.
+# A loop that ignores `pad` counts rows 0 and 1 twice. One that forgets `reset` trains for one
+# epoch, then runs through empty ones.
 #
 # ## The whole script
 #
@@ -385,14 +372,14 @@ head, first_line, *loop, last_line = inspect.getsource(train_epoch).rstrip().spl
 assert "\n".join(loop) in Path("train_lenet.py").read_text()
 
 # %% [markdown]
-# Test accuracy is counted on images that training hasn't seen, after the epoch. A batch must have
-# an image for each device, or `split_and_load` raises an error.
+# Test accuracy is counted after the epoch, on images that training hasn't seen. A batch needs an
+# image for each device, or `split_and_load` raises an error.
 #
 # ## fit: the same loop, safe to stop
 #
-# Later chapters train with `helpers.training.fit`. It is this loop, with a progress bar, a record of
-# losses and accuracies, and checks. A device without an image takes part with gradients of zero.
-# `Batches` gives batches of arrays in memory. Here `fit` trains the script's network further:
+# Later chapters train with `helpers.training.fit`. It is this loop with a progress bar, a record of
+# losses and accuracies, and checks; a device without an image gets gradients of zero. `Batches`
+# gives batches of arrays in memory. We train the script's network further:
 
 # %% tags=["measured", "trains"]
 from helpers.training import Batches, fit
@@ -439,10 +426,10 @@ assert largest_difference(replicas_of(together), replicas_of(alone)[0]) < 1e-12,
 print("fit ends with our loop's weights, losses and accuracies")
 
 # %% [markdown]
-# JupyterLab's square button raises `KeyboardInterrupt` wherever Python is: perhaps when four of
-# eight parameters have been updated. `fit` holds it back until the step has ended, so training can
-# go on. Comparing replicas would not show half a step: with the default Trainer they stay equal
-# (stopped there, with both loops, in `tests/test_training.py`).
+# JupyterLab's square button raises `KeyboardInterrupt` wherever Python is, perhaps with four of
+# eight parameters updated. `fit` waits until the step has ended, so training can go on. Comparing
+# replicas would not show half a step: with the default Trainer they stay equal
+# (`tests/test_training.py`).
 
 # %% tags=["fold", "trains"]
 # check: stopped within step 6, fit ends that step; with the other four steps it is where ten lead
@@ -486,10 +473,8 @@ print("stopped after six whole steps; with four more it is where ten lead")
 # %% [markdown]
 # ## Does the pipeline keep up?
 #
-# Images that come too late leave devices idle. So measure training on batches that are ready, the
-# loader alone, and an epoch of both. `num_workers=2` prepares batches in two more processes, with
-# `thread_pool=True` in threads. **Predict:** will two processes shorten the epoch here, where both
-# cores already train?
+# Images that come too late leave devices idle. So measure three things: training on batches that
+# are ready, the loader alone, and both together. `num_workers=2` adds two processes that load.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 3=>ROUNDS = 1"]
 # measure: the loader alone, and an epoch with it, for four loaders; medians of ROUNDS rounds
@@ -534,39 +519,17 @@ for gpus, seconds in [(1, 4.7), (2, 2.8)]:  # an epoch in 2017
           f"{60_000 / seconds * training / n:.1f} times our training")
 
 # %% [markdown]
-# The loader alone delivers more than twice what training takes. Yet it shares the cores with
-# training, and an epoch takes longer than with arrays in memory (`Batches`). Two more processes
-# don't help: there is no third core.
+# The loader alone delivers more than twice what training takes: it keeps up. But it works on the
+# cores that train, so an epoch takes longer than with arrays in memory (`Batches`), in most of our
+# runs. **On GPUs** it must deliver more: the last lines are *The Straight Dope*'s (2017, commit
+# 72a83ca).
 #
-# **On GPUs** a pipeline must deliver more: the last lines give *The Straight Dope*'s images/s of 2017
-# (commit 72a83ca). What does the second device bring here, at the same batch?
-
-# %% tags=["fold", "measured", "trains", "few:ROUNDS = 5=>ROUNDS = 1"]
-# measure: one device and two, batches of 64 and of 256, in turns
-ROUNDS = 5
-contestants = {}
-n = 1536 if len(labels) >= 1536 else len(labels) // 256 * 256
-for size in [64, 256]:
-    ready = list(Batches(data.train_images[:n], labels[:n], size))
-    for k in [1, 2]:
-        net = lenet()
-        net.initialize(mx.init.Xavier(), ctx=two[:k])
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        contestants[size, k] = partial(fit, net, trainer, ready, two[:k], progress=False)
-times = in_turns(contestants, ROUNDS, warm_up=1, quiet=0.02)
-for size in [64, 256]:
-    ratios = times[size, 1] / times[size, 2]
-    one_rate, two_rate = n / spread(times[size, 1]).median, n / spread(times[size, 2]).median
-    print(f"batch {size}: {one_rate:,.0f} and {two_rate:,.0f} images/s, "
-          f"times {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
-
-# %% [markdown]
 # ## Dropout: random numbers on k devices
 #
-# So far k devices compute what one does. Also with random numbers? While it trains, `nn.Dropout(0.5)`
-# sets each number to 0 with probability one half, and doubles the rest. Which ones, says a *mask* of
-# zeros and twos. `mx.random.seed` tells MXNet where its random numbers begin. Two devices draw a
-# mask of 4,096 numbers each, twice; here are their first twelve:
+# So far k devices compute what one does. Also with random numbers? In training, `nn.Dropout(0.5)`
+# sets each number to 0 with probability one half, and doubles the rest. A *mask* of zeros and twos
+# says which. `mx.random.seed` tells MXNet where its random numbers begin. Two devices draw 4,096
+# numbers of a mask each, and do it again; here are the first twelve:
 
 # %%
 dropout = nn.Dropout(0.5)
@@ -583,8 +546,8 @@ for attempt in [1, 2]:
         print(attempt, device, draw_mask(4096, device)[:12])
 
 # %% [markdown]
-# The same seed gives the same masks again. The two devices have different ones, as they should: each
-# image gets a mask of its own.
+# The same seed gives the same masks again. The two devices have different ones, as they should:
+# each image gets its own.
 #
 # **Predict:** one device draws 8,192 numbers from that seed. Is it the first mask, then the second?
 
@@ -598,9 +561,9 @@ print(f"first half:  {np.mean(whole[:4096] == first):.0%} alike")
 print(f"second half: {np.mean(whole[4096:] == second):.0%} alike")
 
 # %% [markdown]
-# No: in the second half every other number agrees, as by chance. So an image of the second shard gets
-# another mask than on one device. And training? We put Dropout before LeNet's last layer and take
-# the ten steps of the check above, in float64.
+# No: in the second half every other number agrees, as by chance. So an image of the second shard
+# gets another mask than on one device. We put Dropout before LeNet's last layer and take the ten
+# steps of the check above:
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -635,8 +598,8 @@ assert 0.4 < np.mean(whole[4096:] == second) < 0.6, "the second half is another 
 assert 0.4 < np.mean(first == second) < 0.6 and set(first) == {0, 2}
 
 # %% [markdown]
-# Two devices repeat themselves to the bit, and without Dropout they are one device but for rounding.
-# **With Dropout, k devices are not one device**, and nothing is wrong. So what can be compared?
+# Two devices repeat themselves, to the bit. Without Dropout they are one device but for rounding.
+# **With Dropout they are not, and nothing is wrong.** So what can be compared?
 #
 # | question | compare | they agree |
 # | --- | --- | --- |
@@ -681,13 +644,13 @@ with autograd.train_mode():
 assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout is x times mask"
 
 # %% [markdown]
-# What does a seed hold? `mx.random.seed` holds the first weights and the masks, as long as k and the
-# order of all calls stay the same. A `DataLoader`'s order is NumPy's: `np.random.seed` holds it.
+# What does a seed hold? `mx.random.seed` holds the first weights and the masks, as long as k and
+# the order of all calls stay the same. A `DataLoader` takes its order from NumPy:
+# `np.random.seed`.
 #
-# Simulated devices share one generator, so a mask depends on who draws first. **On GPUs** each
-# device has its own. `mx.random.seed(7)` starts them differently; `mx.random.seed(7, ctx=device)`
-# for each starts them alike, so that all draw the same masks (documentation of `mx.random.seed`,
-# MXNet 1.9.1; exercise 3).
+# Simulated devices share one generator: a mask depends on who draws first. **On GPUs** each device
+# has its own. `mx.random.seed(7)` starts them differently; `mx.random.seed(7, ctx=device)` for each
+# starts them alike, and all draw the same masks (documentation of `mx.random.seed`, MXNet 1.9.1).
 
 # %% tags=["fold"]
 # check: what seeds hold: the loader's order, the order of Batches; one generator for all CPUs
@@ -725,33 +688,29 @@ assert np.array_equal(draw_mask(4096, pair[0]), seven), "seeding cpu(1) seeds cp
 #
 # - A dataset gives examples, a transform prepares them, a loader makes batches. Measure loader and
 #   training apart, then together.
-# - The loss has a number for each image, and `step` divides by what you tell it. For the last
-#   batch, decide: its own size, or the nominal one.
-# - That devices agree doesn't show that a loop is right. Compare with something written
-#   independently.
+# - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
+#   decide: its own size, or the nominal one.
+# - That devices agree doesn't show that a loop is right. Compare with something independent.
 # - Reset metrics and iterators in each epoch, and don't count padding.
 # - With Dropout, k devices are not one. Compare without it, or with the masks joined.
 #
-# What a larger batch does to training is in deeper: Batch, rate and warm-up. Next, chapter 07: what
-# `step` does between gradients and weights, and where.
+# What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what
+# `step` does between gradients and weights.
 #
 # **Further reading.** MXNet's tutorial (1.5.1, `docs/tutorials/gluon/multi_gpu.md`); *The Straight
-# Dope*, "Training on multiple GPUs with gluon"; X. Glorot and Y. Bengio, *Understanding the
-# difficulty of training deep feedforward neural networks* (2010); N. Srivastava et al., *Dropout*
-# (2014).
+# Dope*, "Training on multiple GPUs with gluon"; N. Srivastava et al., *Dropout* (2014).
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **The tutorial's LeNet.** MXNet's tutorial has 6 and 16 channels in convolutions of 5×5 and
-#    3×3, each with relu and max pooling, and dense layers of 120, 84 and 10. Estimate its number of
-#    parameters, then count them. Train it for two epochs on 3,200 images, from three seeds each, at
-#    the tutorial's rate, 0.04 with batch 128, and at 0.3. Which is better?
+# 1. **The tutorial's LeNet.** It has 6 and 16 channels in convolutions of 5×5 and 3×3, each with
+#    relu and max pooling, and dense layers of 120, 84 and 10. Count its parameters on paper, then
+#    in Gluon. Train it from three seeds, two epochs of 3,200 images, at the tutorial's rate 0.04
+#    with batch 128, and at 0.3. Which is better?
 # 2. **The mean of three shards.** Five images on two devices, the loss taken as the mean over each
 #    shard, and `step(2)`. Which images count too much?
-# 3. **One mask for all.** Somebody seeds each device with the same number before each forward pass,
-#    so that all devices have the same masks. Is the mean gradient still right on average? What is
-#    lost? (Take the mean of the masks over all images in place of a gradient.)
+# 3. **One mask for all.** Before each forward pass, each device gets the same seed. Is the gradient
+#    right on average? What is lost? (Take the mean of two masks in place of it.)
 
 # %% [markdown]
 # ### Answer 1
@@ -791,8 +750,8 @@ for rate in [0.04, 0.3]:
         print(f"rate {rate}, seed {seed}: {first:.3f} after one epoch, {second:.3f} after two")
 
 # %% [markdown]
-# In our runs, after one epoch 0.3 is ahead for all three seeds; after two it is far ahead for one,
-# far behind for another, about equal for the third. Three seeds don't answer the question.
+# In our run 0.3 ends ahead for two seeds, and behind for the third, which still guesses after its
+# first epoch. Three seeds don't answer the question.
 
 # %% [markdown]
 # ### Answer 2
