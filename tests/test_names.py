@@ -18,18 +18,16 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
     "accuracy": ("04", "14"),
-    "after": ("06", "11"),
-    "apart": ("05", "06", "09", "12", "13", "14", "15", "16"),
+    "apart": ("05", "09", "12", "13", "14", "15", "16"),
     "Awkward": ("14", "16"),
     "backward": ("09", "10", "12", "15", "16"),
     "batches": ("04", "15"),
-    "by_hand": ("06", "13", "15"),
+    "by_hand": ("13", "15"),
     "clock": ("10", "14"),
     "copy_parameters": ("08", "09"),
     "counts_twice": ("04", "deeper/03"),
     "errors": ("09", "13"),
     "first_only": ("04", "deeper/03"),
-    "forward_backward": ("05", "06"),
     "gap": ("09", "14"),
     "gradients": ("11", "12"),
     "HybridResidual": ("08", "09"),
@@ -48,13 +46,11 @@ KNOWN = {
     "Residual": ("11", "13"),
     "resnet18": ("10", "11", "13"),
     "save": ("10", "15"),
-    "seconds": ("06", "11"),
     "share": ("12", "14", "16"),
     "small": ("09", "11"),
-    "start": ("06", "11", "13"),
+    "start": ("11", "13"),
     "step": ("09", "10", "16"),
     "train": ("04", "05", "08", "12", "13", "14", "15", "16"),
-    "train_batch": ("04", "05", "06"),
     "trained": ("09", "10", "15"),
     "two_steps": ("05", "09"),
     "uneven": ("14", "15"),
@@ -70,6 +66,7 @@ REPEATED = {
     "multiply": ("03", "deeper/03"),
     "pool": ("04", "05"),
     "program": ("04", "deeper/04"),
+    "train_batch": ("04", "05"),
 }
 
 

@@ -139,7 +139,7 @@ print(metric.get())
 # the mean over all epochs. We make a new one in each.
 
 # %%
-def train_epoch(net, trainer, batches, devices):
+def train_one_epoch(net, trainer, batches, devices):
     metric = mx.metric.Accuracy()
     for x, y in batches:
         x_shards = split_and_load(x, devices, even_split=False)
@@ -154,7 +154,7 @@ def train_epoch(net, trainer, batches, devices):
 
 # %% tags=["measured", "trains"]
 for epoch in [1, 2]:
-    right = train_epoch(net, trainer, loader, two)
+    right = train_one_epoch(net, trainer, loader, two)
     print(f"epoch {epoch}: {right:.3f} of the answers were right")
 
 # %% [markdown]
@@ -181,7 +181,7 @@ def start_in_float64(devices):
     return net
 
 
-def replicas_of(net):
+def by_device(net):
     """All parameters of each device, [device][parameter]."""
     arrays = [parameter.list_data() for parameter in net.collect_params().values()]
     return list(zip(*arrays))
@@ -194,11 +194,11 @@ def with_trainer(k, divisor=None):
     if divisor is not None:
         step = trainer.step
         trainer.step = lambda size: step(divisor)
-    train_epoch(net, trainer, ten_batches, four[:k])
+    train_one_epoch(net, trainer, ten_batches, four[:k])
     return net
 
 
-def plain_loop():
+def plain_descent():
     net = start_in_float64(four[:1])
     mean_losses = []
     for x, y in ten_batches:
@@ -211,15 +211,15 @@ def plain_loop():
     return net, mean_losses
 
 
-plain, mean_losses = plain_loop()
+plain, mean_losses = plain_descent()
 assert np.mean(mean_losses[-3:]) < 0.95 * np.mean(mean_losses[:3]), "compare while the loss falls"
 on_one = with_trainer(1)
 for k in [1, 2, 3, 4]:
-    replicas = replicas_of(with_trainer(k))
+    replicas = by_device(with_trainer(k))
     assert len(replicas) == k
     # The Trainer passes 1/130 to the update in float32, rounded alike on every device.
-    assert largest_difference(replicas, replicas_of(plain)[0]) < 1e-6, "not plain descent"
-    assert largest_difference(replicas, replicas_of(on_one)[0]) < 1e-12, "not one device's weights"
+    assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
+    assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
 print("1 to 4 devices: a plain loop's weights to 1e-6, one another's to 1e-12")
 
 # %% [markdown]
@@ -288,9 +288,9 @@ print("nominal size:", weights_after_step(last_two, 4))
 
 # %% tags=["fold", "trains"]
 # check: with the nominal size 130, one device and two still agree; only the plain loop differs
-nominal = replicas_of(with_trainer(1, divisor=130))
-between_devices = largest_difference(replicas_of(with_trainer(2, divisor=130)), nominal[0])
-from_plain = largest_difference(nominal, replicas_of(plain)[0])
+nominal = by_device(with_trainer(1, divisor=130))
+between_devices = largest_difference(by_device(with_trainer(2, divisor=130)), nominal[0])
+from_plain = largest_difference(nominal, by_device(plain)[0])
 print("one device and two agree to 1e-12:   ", between_devices < 1e-12)
 print("our loop and the plain one, to 1e-6: ", from_plain < 1e-6)
 assert between_devices < 1e-12 and from_plain > 1e-4
@@ -368,7 +368,7 @@ for epoch in [1, 2]:
 import inspect
 from pathlib import Path
 
-head, first_line, *loop, last_line = inspect.getsource(train_epoch).rstrip().splitlines()
+head, first_line, *loop, last_line = inspect.getsource(train_one_epoch).rstrip().splitlines()
 assert "\n".join(loop) in Path("train_lenet.py").read_text()
 
 # %% [markdown]
@@ -401,7 +401,7 @@ tries = Batches(x640[:100], y640[:100], 30, shuffle=False)
 net, trainer = prepared(four)
 history = fit(net, trainer, uneven_batches, four, epochs=2, test=tries, progress=False)
 assert np.allclose(history.losses, mean_losses, rtol=1e-5, atol=0), "the plain loop's losses"
-assert largest_difference(replicas_of(net), replicas_of(on_one)[0]) < 1e-12, "our loop's weights"
+assert largest_difference(by_device(net), by_device(on_one)[0]) < 1e-12, "our loop's weights"
 share = (net(x640[:100]).asnumpy().argmax(axis=1) == y640[:100].asnumpy()).mean()
 assert history.test_accuracy[-1] == share, "NumPy counts the same"
 metric = mx.metric.Accuracy()
@@ -414,7 +414,7 @@ assert metric.get()[1] == share, "the script counts the same"
 again, trainer = prepared(pair)
 counted = []
 for epoch in [1, 2]:
-    counted.append(train_epoch(again, trainer, uneven_batches, pair))
+    counted.append(train_one_epoch(again, trainer, uneven_batches, pair))
 assert counted == history.train_accuracy, "our loop and fit count the same"
 
 seven_images = Batches(x640[:7], y640[:7], 3, shuffle=False)  # 3, 3, 1: cpu(1) gets no image
@@ -422,7 +422,7 @@ alone, trainer = prepared(pair[:1])
 fit(alone, trainer, seven_images, pair[:1], progress=False)
 together, trainer = prepared(pair)
 fit(together, trainer, seven_images, pair, progress=False)
-assert largest_difference(replicas_of(together), replicas_of(alone)[0]) < 1e-12, "an idle device"
+assert largest_difference(by_device(together), by_device(alone)[0]) < 1e-12, "an idle device"
 print("fit ends with our loop's weights, losses and accuracies")
 
 # %% [markdown]
@@ -454,7 +454,7 @@ class PressStop:
 def after_whole_steps(number):
     net, trainer = prepared(pair)
     fit(net, trainer, ten_batches[:number], pair, progress=False)
-    return replicas_of(net)[0]
+    return by_device(net)[0]
 
 
 stopped, trainer = prepared(pair)
@@ -465,9 +465,9 @@ except KeyboardInterrupt:
     was_stopped = True
 assert was_stopped
 assert_same_parameters(stopped)
-assert largest_difference(replicas_of(stopped), after_whole_steps(6)) == 0, "not six whole steps"
+assert largest_difference(by_device(stopped), after_whole_steps(6)) == 0, "not six whole steps"
 fit(stopped, trainer, ten_batches[6:], pair, progress=False)
-assert largest_difference(replicas_of(stopped), after_whole_steps(10)) == 0, "not ten"
+assert largest_difference(by_device(stopped), after_whole_steps(10)) == 0, "not ten"
 print("stopped after six whole steps; with four more it is where ten lead")
 
 # %% [markdown]
@@ -576,8 +576,8 @@ def train_with_dropout(k, rate):
     net.initialize(mx.init.Xavier(), ctx=four[:k])
     net(nd.zeros((1, 1, 28, 28), dtype="float64"))  # all weights are drawn before the first mask
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
-    train_epoch(net, trainer, ten_batches, four[:k])
-    return replicas_of(net)
+    train_one_epoch(net, trainer, ten_batches, four[:k])
+    return by_device(net)
 
 
 one_device = train_with_dropout(1, rate=0.5)
@@ -719,7 +719,7 @@ assert np.array_equal(draw_mask(4096, pair[0]), seven), "seeding cpu(1) seeds cp
 # channel that comes out. The images have 28, 24, 12, 10 and 5 pixels a side on their way.
 
 # %% tags=["solution", "trains"]
-def lenet_of_the_tutorial():
+def lenet_tutorial():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(6, kernel_size=5, activation="relu"), nn.MaxPool2D(2, 2),
             nn.Conv2D(16, kernel_size=3, activation="relu"), nn.MaxPool2D(2, 2),
@@ -727,7 +727,7 @@ def lenet_of_the_tutorial():
     return net
 
 
-net = lenet_of_the_tutorial()
+net = lenet_tutorial()
 net.initialize()
 net(nd.zeros((1, 1, 28, 28)))
 count = sum(parameter.data().size for parameter in net.collect_params().values())
@@ -735,14 +735,14 @@ convolutions = 6 * (25 + 1) + 16 * (6 * 9 + 1)
 dense = 120 * (16 * 25 + 1) + 84 * (120 + 1) + 10 * (84 + 1)
 assert count == convolutions + dense
 print(f"{count:,} parameters; our LeNet has 129,068")
-assert sum(array.size for array in replicas_of(plain)[0]) == 129_068
+assert sum(array.size for array in by_device(plain)[0]) == 129_068
 
 # %% tags=["solution", "measured", "trains"]
 some = Batches(data.train_images[:3200], labels[:3200], 128)
 for rate in [0.04, 0.3]:
     for seed in [0, 1, 2]:
         mx.random.seed(seed)
-        net = lenet_of_the_tutorial()
+        net = lenet_tutorial()
         net.initialize(mx.init.Xavier(), ctx=two)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
         history = fit(net, trainer, some, two, epochs=2, test=test_batches, progress=False)

@@ -689,7 +689,7 @@ assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the oth
 # At batch 512 and rate 0.2 the loss begins above that of guessing, $\ln 10 = 2.3$, and stays near
 # it for 18,000 images. So this start *can* be slow; whether the batch or the rate made it so, one
 # run each can't say. A usual remedy is *warm-up*, a rate that begins low and rises (Goyal et al.,
-# 2017, section 2.2): chapter 06 tried it with LeNet.
+# 2017, section 2.2): deeper: Batch, rate and warm-up tries it with LeNet.
 #
 # **More images a second is not yet more accuracy a minute.** Where time and memory go is told in
 # deeper: What the second device brings.
