@@ -1,4 +1,3 @@
-# train_lenet.py
 import helpers  # first: it prepares simulated devices
 
 import mxnet as mx

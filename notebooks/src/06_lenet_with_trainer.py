@@ -320,8 +320,9 @@ print("after reset:  ", len(list(ten_rows)), "batches")
 #
 # ## The whole script
 #
-# Everything in one cell, for k devices. It is also the file [train_lenet.py](train_lenet.py). For
-# your own pictures, replace `data` and add `transform_first`.
+# Everything in one cell, for k devices. It is also the file [train_lenet.py](train_lenet.py), which
+# our tests copy and run for 1, 2 and 3 devices. For your own pictures, replace `data` and add
+# `transform_first`.
 
 # %% tags=["file:train_lenet.py", "measured", "trains"]
 # train_lenet.py
@@ -362,14 +363,6 @@ for epoch in [1, 2]:
         y_shards = split_and_load(y, devices, even_split=False)
         metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
     print(f"{k} devices, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
-
-# %% tags=["fold"]
-# check: the file's loop is the one from above, line for line (and tests run the file for 1 to 3)
-import inspect
-from pathlib import Path
-
-head, first_line, *loop, last_line = inspect.getsource(train_one_epoch).rstrip().splitlines()
-assert "\n".join(loop) in Path("train_lenet.py").read_text()
 
 # %% [markdown]
 # Test accuracy is counted after the epoch, on images that training hasn't seen. A batch needs an

@@ -285,7 +285,7 @@ for rate, doubled_rate in zip(rates[:-1], rates[1:]):
     print(f"{rate:<6}  {kept.mean():4.1f} ({kept.min():4.1f} to {kept.max():4.1f})    "
           f"{doubled.mean():4.1f} ({doubled.min():4.1f} to {doubled.max():4.1f})    "
           f"for {np.sum(doubled < kept)} of {SEEDS} seeds")
-print("\nthe best rate, of the lowest and the highest seed:")
+print("\nthe best rate, lowest to highest over the seeds:")
 for size in sizes:
     of_rates = np.array([percent[size, rate] for rate in rates])  # [rate, seed]
     best = np.array(rates)[of_rates.argmax(axis=0)]  # one for each seed
@@ -489,11 +489,10 @@ for seed in range(SEEDS):
           f"scores differ by {difference:.1g}")
 
 # %% [markdown]
-# The runs that still guess have almost no output of the first ReLU above zero, and their scores
-# hardly differ. (Of eight seeds that we tried, five still guessed: there it was below 1 %, in the
-# others above 3 %.) Later layers get nearly the same input for every image, so they can only learn
-# scores that are the same for all. The best of these give each class its frequency. ReLU passes a
-# gradient only where its output is above zero, so little can reach the first convolution.
+# A run that still guesses has almost no output of the first ReLU above zero, and its scores hardly
+# differ. Later layers get nearly the same input for every image, so they can only learn scores that
+# are the same for all. The best of these give each class its frequency. ReLU passes a gradient only
+# where its output is above zero, so little can reach the first convolution.
 #
 # ## A start from which the first epoch teaches nothing
 #
