@@ -31,7 +31,7 @@ def run(script, folder):
     done = subprocess.run([sys.executable, copied.name], cwd=folder, env=environment, timeout=300,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    line = re.compile(r"^(\d) devices, epoch (\d): (training|test) accuracy (\d\.\d+)$", re.M)
+    line = re.compile(r"^k = (\d), epoch (\d): (training|test) accuracy (\d\.\d+)$", re.M)
     return {(int(k), int(epoch), which): float(share)
             for k, epoch, which, share in line.findall(done.stdout)}
 

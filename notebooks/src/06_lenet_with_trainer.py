@@ -36,6 +36,7 @@ from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import transforms
 from mxnet.gluon.utils import split_and_load
 
+two = helpers.devices(2)  # two GPUs, or else simulated devices
 data = helpers.load_data("mnist", limit=12_800)
 print(data)
 
@@ -47,8 +48,8 @@ print(data)
 # `ToTensor` makes one from the other: it moves the channel and divides by 255.
 #
 # A *dataset* gives one example at a time. `transform_first` applies a function to the image and
-# leaves the label alone. `load_data` has prepared our images already, so we make pictures of them
-# again, as if they came from files.
+# leaves the label alone. Ours are images already. We make pictures of them, as if they came from
+# files.
 
 # %%
 pixels = (data.train_images * 255).round()  # [n, 1, 28, 28]
@@ -74,8 +75,7 @@ for given, got in [(pictures[0], image), (colours, transforms.ToTensor()(colours
 # %%
 loader = DataLoader(dataset, batch_size=64, shuffle=True)
 x, y = next(iter(loader))  # the first batch
-print("x:", x.shape)
-print("y:", y.shape)
+print(x.shape, y.shape)
 
 # %% [markdown]
 # **Predict:** 1,000 examples in batches of 128. How many batches, and how large is the last?
@@ -107,12 +107,10 @@ def lenet():
     return net
 
 # %% [markdown]
-# `devices(2)` gives GPUs if there are two, or else simulated ones. Weights start by Xavier's rule:
-# uniform numbers whose spread depends on how many inputs and outputs a layer has (Glorot and
-# Bengio, 2010).
+# Weights start by Xavier's rule: uniform numbers whose spread depends on how many inputs and
+# outputs a layer has (Glorot and Bengio, 2010).
 
 # %%
-two = helpers.devices(2)
 mx.random.seed(0)
 net = lenet()
 net.initialize(mx.init.Xavier(), ctx=two)
@@ -356,17 +354,17 @@ for epoch in [1, 2]:
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
-    print(f"{k} devices, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
+    print(f"k = {k}, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
     metric.reset()
     for x, y in test_loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
         metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-    print(f"{k} devices, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
+    print(f"k = {k}, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
 
 # %% [markdown]
-# Test accuracy is counted after the epoch, on images that training hasn't seen. A batch needs an
-# image for each device, or `split_and_load` raises an error.
+# Test accuracy is counted on images that training hasn't seen. A batch needs an image for each
+# device, or `split_and_load` raises an error.
 #
 # ## fit: the same loop, safe to stop
 #
@@ -513,9 +511,8 @@ for gpus, seconds in [(1, 4.7), (2, 2.8)]:  # an epoch in 2017
 
 # %% [markdown]
 # The loader alone delivers more than twice what training takes: it keeps up. But it works on the
-# cores that train, so an epoch takes longer than with arrays in memory (`Batches`), in most of our
-# runs. **On GPUs** it must deliver more: the last lines are *The Straight Dope*'s (2017, commit
-# 72a83ca).
+# cores that train, so an epoch can take longer than with arrays in memory (`Batches`). **On GPUs**
+# it must deliver more: the last lines are *The Straight Dope*'s (2017, commit 72a83ca).
 #
 # ## Dropout: random numbers on k devices
 #
@@ -555,8 +552,8 @@ print(f"second half: {np.mean(whole[4096:] == second):.0%} alike")
 
 # %% [markdown]
 # No: in the second half every other number agrees, as by chance. So an image of the second shard
-# gets another mask than on one device. We put Dropout before LeNet's last layer and take the ten
-# steps of the check above:
+# gets another mask than on one device. We put Dropout before LeNet's last layer and take ten
+# steps:
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -576,6 +573,7 @@ def train_with_dropout(k, rate):
 one_device = train_with_dropout(1, rate=0.5)
 two_devices = train_with_dropout(2, rate=0.5)
 again = train_with_dropout(2, rate=0.5)
+print("largest difference of the weights:")
 print(f"two devices and two again, Dropout: {float(largest_difference(again, two_devices[0])):.0e}")
 print(f"one device and two, Dropout:        "
       f"{float(largest_difference(two_devices, one_device[0])):.0e}")
@@ -679,8 +677,7 @@ assert np.array_equal(draw_mask(4096, pair[0]), seven), "seeding cpu(1) seeds cp
 # %% [markdown]
 # ## Summary
 #
-# - A dataset gives examples, a transform prepares them, a loader makes batches. Measure loader and
-#   training apart, then together.
+# - A dataset gives examples, a transform prepares them, a loader makes batches.
 # - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
 #   decide: its own size, or the nominal one.
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
@@ -690,20 +687,19 @@ assert np.array_equal(draw_mask(4096, pair[0]), seven), "seeding cpu(1) seeds cp
 # What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what
 # `step` does between gradients and weights.
 #
-# **Further reading.** MXNet's tutorial (1.5.1, `docs/tutorials/gluon/multi_gpu.md`); *The Straight
-# Dope*, "Training on multiple GPUs with gluon"; N. Srivastava et al., *Dropout* (2014).
+# **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); N. Srivastava
+# et al., *Dropout* (2014).
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. **The tutorial's LeNet.** It has 6 and 16 channels in convolutions of 5×5 and 3×3, each with
-#    relu and max pooling, and dense layers of 120, 84 and 10. Count its parameters on paper, then
-#    in Gluon. Train it from three seeds, two epochs of 3,200 images, at the tutorial's rate 0.04
-#    with batch 128, and at 0.3. Which is better?
+#    relu and max pooling, and dense layers of 120, 84 and 10. Count its parameters. Train it from
+#    three seeds, two epochs of 3,200 images, batch 128, at the tutorial's rate 0.04 and at 0.3.
 # 2. **The mean of three shards.** Five images on two devices, the loss taken as the mean over each
 #    shard, and `step(2)`. Which images count too much?
 # 3. **One mask for all.** Before each forward pass, each device gets the same seed. Is the gradient
-#    right on average? What is lost? (Take the mean of two masks in place of it.)
+#    right on average? What is lost? (Look at the mean of two masks.)
 
 # %% [markdown]
 # ### Answer 1
