@@ -1,4 +1,4 @@
-"""The drawings of chapters 02 to 04: files are what the program draws, and they tell the truth.
+"""Drawings of chapters 02 to 04 and 06: files are what programs draw, and they tell the truth.
 
 What a drawing says is read from the SVG itself and compared with what NumPy computes.
 """
@@ -8,14 +8,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import draw_all_reduce
+import draw_loader
 import draw_step
 import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-PROGRAMS = [draw_all_reduce, draw_step]
-NAMES = ["batch_to_shards", "collectives", "lenet_step", "rebinding", "ring_moving", "ring_rounds",
-         "star_tree_ring", "two_trees"]
+PROGRAMS = [draw_all_reduce, draw_loader, draw_step]
+NAMES = ["batch_to_shards", "collectives", "lenet_step", "pictures_to_step", "rebinding",
+         "ring_moving", "ring_rounds", "star_tree_ring", "two_trees"]
 SVG = "{http://www.w3.org/2000/svg}"
 EVERYONE = {0, 1, 2, 3}
 
@@ -154,6 +155,19 @@ def test_rows_and_labels_are_cut_alike():
                 lit.append((right, down))
             pictures.add(tuple(lit))
     assert len(pictures) == 10, "two digits look the same"
+
+
+def test_pictures_are_what_the_loader_makes_of_them():
+    root = read("pictures_to_step")
+    shapes = [element.get("data-shape") for element in with_class(root, "row")]
+    assert shapes == ["28 × 28 × 1", "1 × 28 × 28"], "height, width, channel; then channel first"
+    text = "".join(root.itertext())
+    for shape in shapes:
+        assert shape in text
+    shards = [int(shard.get("data-images")) for shard in with_class(root, "shard")]
+    assert shards == [32, 32]
+    assert f"a batch: {sum(shards)} × {shapes[1]}" in text
+    assert f"trainer.step({sum(shards)})" in text
 
 
 def test_the_bug_does_what_is_drawn():

@@ -23,7 +23,7 @@ KNOWN = {
     "Awkward": ("14", "16"),
     "backward": ("09", "10", "12", "15", "16"),
     "batches": ("04", "15"),
-    "by_hand": ("06", "13", "15"),
+    "by_hand": ("13", "15"),
     "clock": ("10", "14"),
     "copy_parameters": ("08", "09"),
     "counts_twice": ("04", "deeper/03"),
@@ -47,10 +47,9 @@ KNOWN = {
     "Residual": ("11", "13"),
     "resnet18": ("10", "11", "13"),
     "save": ("10", "15"),
-    "seconds": ("06", "11"),
     "share": ("12", "14", "16"),
     "small": ("09", "11"),
-    "start": ("06", "11", "13"),
+    "start": ("11", "13"),
     "step": ("09", "10", "16"),
     "train": ("04", "08", "12", "13", "14", "15", "16"),
     "train_batch": ("04", "06"),
@@ -67,6 +66,7 @@ REPEATED = {
     "one_weight_net": ("05", "deeper/05"),
     "print_replicas": ("05", "deeper/05"),
     "program": ("04", "deeper/04"),
+    "train_batch": ("04", "05"),
 }
 
 

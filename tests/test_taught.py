@@ -74,6 +74,18 @@ def test_all_that_is_by_hand_is_compared():
     assert [node.name for node in helper.body if isinstance(node, ast.FunctionDef)] == BY_HAND
 
 
+def loops(source):
+    """Each loop over batches in a program or in a function of it: the text of its body."""
+    return [ast.unparse(ast.Module(node.body, [])) for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.For) and ast.unparse(node.target) == "(x, y)"]
+
+
+def test_the_script_to_copy_is_chapter_06s_loop():
+    chapter = (ROOT / "notebooks/src/06_lenet_with_trainer.py").read_text()
+    training, _ = loops((ROOT / "notebooks/train_lenet.py").read_text())
+    assert loops(definition(chapter, "train_one_epoch")) == [training]
+
+
 @pytest.mark.parametrize("name", ["lenet", "Residual", "resnet18"])
 def test_pytorchs_networks_are_those_of_chapter_13(name):
     chapter = (ROOT / "notebooks/src/13_the_same_in_pytorch.py").read_text()

@@ -1455,6 +1455,49 @@ def test_an_interrupt_takes_effect_at_the_steps_end(at, handler):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def press_in_step(trainer, number):
+    """Interrupts this step of the trainer, from 1, when half of its parameters are updated."""
+    trainer._init_kvstore()
+    pushpull, calls = trainer._kvstore.pushpull, []
+    half = (number - 1) * len(trainer._params) + len(trainer._params) // 2
+
+    def pushpull_and_press(*args, **options):
+        pushpull(*args, **options)
+        calls.append(1)
+        if len(calls) == half:
+            interrupt()
+
+    trainer._kvstore.pushpull = pushpull_and_press
+
+
+def test_replicas_are_equal_after_half_a_step_too_and_fit_makes_it_a_whole_one(handler):
+    """So comparing them doesn't show that a plain loop was stopped within a step."""
+    sizes = [4, 6, 8]
+    expected = after_each_step(sizes)
+
+    def plain_loop(net, trainer):
+        for x, y in arrays(examples(sizes)):
+            plain_step(net, trainer, x, y, 2)
+
+    def by_fit(net, trainer):
+        train(net, trainer, arrays(examples(sizes)), 2)
+
+    ended = {}
+    for loop in (plain_loop, by_fit):
+        net = network(2)
+        trainer = sgd(net)
+        press_in_step(trainer, 2)
+        with pytest.raises(KeyboardInterrupt):
+            loop(net, trainer)
+        assert_same_parameters(net)
+        ended[loop] = replicas(net)[0]
+    assert flat([ended[by_fit]]) == flat(expected[2][:1]), "fit ends the step"
+    for place, weights in enumerate(ended[plain_loop]):
+        made = 2 if place < 2 else 1  # steps
+        assert (weights == expected[made][0][place]).all()
+        assert (weights != expected[3 - made][0][place]).any(), "the step changes it"
+
+
 def test_who_handles_interrupts_gets_them_after_the_step():
     came, net, sizes = [], network(2), [5, 4, 6]
 

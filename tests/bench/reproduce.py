@@ -86,8 +86,8 @@ D2L = "Dive into Deep Learning, multiple GPUs"
 CHAPTER = "Chapter 04"
 FASHION = "published for Fashion-MNIST, figures not in the text"
 ROWS = [
-    # Chapter 06's: devices, batch, rate and warm-up, one change at a time. Nine seeds, since at the
-    # highest rate some never leave the start's plateau.
+    # For deeper: Batch, rate and warm-up. Devices, batch, rate and warm-up, one change at a time.
+    # Nine seeds, since at the highest rate some never leave the start's plateau.
     Row("trainer-1x64", GLUON, "cnn", 1, 64, 0.3, 5, 9, 2,
         (0.9764, 0.9839, 0.9836, 0.9861, 0.9862), 4.7, chapter="trainer"),
     Row("trainer-2x64", GLUON, "cnn", 2, 64, 0.3, 5, 9, 2, chapter="trainer"),
@@ -196,7 +196,7 @@ class WithGluon:
         if self.row.norm == "frozen" and number:
             freeze(self.net)
         if self.row.warm and number == 0:
-            warm_up = lift("lenet_with_trainer", "warm_up").warm_up
+            warm_up = lift("batch_rate_and_warm_up", "warm_up").warm_up
             options["lr_scheduler"] = warm_up(self.row.rate, len(self.train))
         # A new one each epoch, since plain SGD has nothing else to remember.
         self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", options)
