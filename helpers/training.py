@@ -107,7 +107,8 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     which nothing is left takes part with gradients of zero, or its old ones would count once more.
     Where devices wait for each other in the forward pass, as in `SyncBatchNorm`, all must come, and
     with equal shards: there a batch that doesn't divide is refused. (On CPU devices many such
-    layers can also hang for want of scratch space: MXNET_CPU_TEMP_COPY in chapter 09.)
+    layers can also hang for want of scratch space: MXNET_CPU_TEMP_COPY, deeper: The law of the
+    difference.)
 
     Raises TypeError or ValueError where net, trainer, batches and devices don't fit, before
     anything is computed; where a batch or a loss doesn't fit, before that step changes a weight.

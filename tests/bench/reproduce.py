@@ -307,7 +307,7 @@ def network(model, norm="batch"):
         return d2l.resnet18(10)
     channels = (16, 32, 64, 128) if model == "thin" else (64, 128, 256, 512)
     kind = {} if norm != "group" else {
-        "norm": partial(lift("batchnorm", "GroupNorm").GroupNorm, num_groups=8)}
+        "norm": partial(lift("the_law_of_the_difference", "GroupNorm").GroupNorm, num_groups=8)}
     ours = lift("resnet18", "HybridResidual", "hybrid_resnet18")
     net = ours.hybrid_resnet18(10, channels, **kind)
     net.hybridize(**STATIC)

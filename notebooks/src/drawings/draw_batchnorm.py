@@ -1,0 +1,77 @@
+"""The drawing of chapter 09: one batch, its shards, and the mean that each device sees.
+
+Run it to write the SVG file beside it, the same bytes each time.
+"""
+
+from pathlib import Path
+
+from draw_all_reduce import (BLUE, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, element,
+                             group, line, page, words)
+
+SHARDS = ((1, 3), (5, 7))  # the batch of four that the chapter works out by hand
+LEFT, UNIT = 150, 58  # where 0 stands on a line of values, and how far away 1 is
+TOP, STEP, HEIGHT = 62, 132, 116  # of the first row
+
+
+def place(value):
+    """Where a value stands on the line."""
+    return LEFT + UNIT * value
+
+
+def draw_row(row, values, name, color, pale):
+    """What one device sees: values on a line, and their mean below it."""
+    top = TOP + STEP * row
+    middle = top + 44
+    mean = sum(values) / len(values)
+    drawn = [box(12, top, 616, HEIGHT, pale, color, stroke_width=2, rx=8),
+             words(28, middle + 7, name, 20, anchor="start", bold=True),
+             line(place(0.5), middle, place(7.5), middle, "black", 2)]
+    for value in values:
+        drawn.append(element("circle", cx=place(value), cy=middle, r=18, fill="white",
+                             stroke=color, stroke_width=4))
+        drawn.append(words(place(value), middle + 7, str(value), 20, class_="value"))
+    drawn.append(line(place(mean), middle - 24, place(mean), middle + 30, "black", 5,
+                      class_="mean", data_mean=mean))
+    side = {1: "start", 0: "middle", -1: "end"}[(mean > 4) - (mean < 4)]
+    drawn.append(words(place(mean), top + 100, f"mean {mean:g}", 20, anchor=side, bold=True))
+    return group(drawn, class_="batch", data_name=name)
+
+
+def draw_shift(row, mean, whole):
+    """How far a shard's mean lies from the whole batch's."""
+    y = TOP + STEP * row + 68
+    middle = (place(mean) + place(whole)) / 2
+    return group([arrow(place(whole), y, place(mean), y, "black", 4),
+                  words(middle, y + 31, f"{mean - whole:+g}".replace("-", "−"), 20, bold=True)],
+                 class_="shift", data_row=row, data_shift=mean - whole)
+
+
+def draw_shards_and_means():
+    """One device sees the whole batch; each of two sees a shard, with a mean of its own."""
+    batch = SHARDS[0] + SHARDS[1]
+    whole = sum(batch) / len(batch)
+    drawn = [words(320, 38, "Each device takes the mean of its own shard", 24, bold=True),
+             draw_row(0, batch, "one device", "#555555", PALE_GREY),
+             draw_row(1, SHARDS[0], "device 0", BLUE, PALE_BLUE),
+             draw_row(2, SHARDS[1], "device 1", ORANGE, PALE_ORANGE),
+             line(place(whole), TOP + HEIGHT, place(whole), TOP + 2 * STEP + HEIGHT - 8, "black", 2,
+                  stroke_dasharray="5 5")]
+    for row, shard in enumerate(SHARDS, 1):
+        drawn.append(draw_shift(row, sum(shard) / len(shard), whole))
+    return page(640, 452, "Each device takes the mean of its own shard",
+                "One device sees a batch of four numbers, 1, 3, 5 and 7, whose mean is 4. Of two "
+                "devices, device 0 sees 1 and 3 with the mean 2, which is 2 less than 4, and "
+                "device 1 sees 5 and 7 with the mean 6, which is 2 more.", drawn)
+
+
+DRAWINGS = {"shards_and_means": draw_shards_and_means}
+
+
+def main(folder=Path(__file__).parent):
+    """Write all drawings into `folder`."""
+    for name, draw in DRAWINGS.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
