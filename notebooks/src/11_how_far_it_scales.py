@@ -14,7 +14,7 @@
 # ## What you'll do
 #
 # Time training steps on 1, 2 and 4 devices. Fit two laws to one and two devices, and hold what they
-# say about four against the clock. Then measure what a fitted constant is named after.
+# say about four against the clock. Then measure what a constant is named after.
 #
 # ## What you'll learn
 #
@@ -44,10 +44,12 @@ from mxnet import autograd, gluon, nd
 # %% [markdown]
 # ## What we measure
 #
-# We take four devices: GPUs if there are four, or else simulated ones. A core works for one
-# simulated device at a time. So four of them on two cores compute as two *at once*.
+# We take four devices, the list `places`: GPUs if there are four, or else simulated ones. A core
+# works for one simulated device at a time. So $k$ of them on two cores compute as two *at once*, at
+# most; `at_once[k]` says how many.
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# measure: the four devices, and how many of k compute at once
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # too few cores is what we want to see
     places = devices(4)
@@ -65,10 +67,10 @@ print("devices that compute at once:", at_once)
 # Weak scaling: two devices take 32 each, a batch of 64.](src/drawings/two_scalings.svg)
 #
 # *Strong scaling* keeps the batch, *weak scaling* keeps each device's share of it. (A larger batch
-# is also another training. Which learning rate goes with it? See deeper: Batch, rate and warm-up.)
+# is another training, too. Which learning rate goes with it is in deeper: Batch, rate and warm-up.)
 #
-# Batches of 32 to 256 images on 1, 2 and 4 devices show both. We need a network for each number of
-# devices, chapter 06's LeNet, and images. These are random, since only time matters here.
+# We need chapter 06's LeNet, once for each number of devices, and images. These are random, since
+# only time matters here.
 
 # %%
 nets = {}
@@ -84,8 +86,8 @@ labels = nd.zeros(256)
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 # %% [markdown]
-# With `update_on_kvstore=False` each device updates its own replica (chapter 07), so that one
-# device and several do the same things. A step begins with the forward and the backward pass:
+# With `update_on_kvstore=False` each device updates its own replica (chapter 07), one device like
+# several. A step begins with the forward and the backward pass:
 
 # %%
 def both_passes(net, x_shards, y_shards):
@@ -96,8 +98,8 @@ def both_passes(net, x_shards, y_shards):
     autograd.backward(losses)
 
 # %% [markdown]
-# The rest, all-reduce and update, is `trainer.step`. We time two steps in a row. A *contestant* is
-# a batch size $n$ and a number of devices $k$; its name is the pair $(n, k)$.
+# The rest, all-reduce and update, is `trainer.step`. We time two steps in a row, for each batch
+# size $n$ and number of devices $k$. A *contestant* is named by the pair $(n, k)$.
 
 # %% tags=["trains"]
 def two_training_steps(n, k, x_shards, y_shards):
@@ -158,31 +160,29 @@ show(fig, alt="Speed-up on 1, 2 and 4 devices for batches of 32, 64 and 256, bel
               "devices that compute at once.")
 
 # %% [markdown]
-# On two quiet cores, four devices were *slower* than two with the same batch, in all our runs. They
-# add work, such as smaller shards and more messages, and no core to do it. And the larger the
-# batch, the more two devices gained.
+# On two quiet cores, four devices were *slower* than two with the same batch, in all our runs: they
+# add work, such as more messages, and no core to do it. And two devices gained more with a larger
+# batch.
 #
-# That was strong scaling. In weak scaling each device keeps 64 images. Ideally a step then takes
-# as long as on one device, as long as each has a core:
+# That was strong scaling. In weak scaling each device keeps 64 images. Where each has a core, a
+# step should ideally take as long as on one:
 
 # %%
 for k in [1, 2, 4]:
     print(f"batch {64 * k:3} on {k}: {1000 * typical[64 * k, k]:.1f} ms")
 
 # %% [markdown]
-# **Strong scaling asks for less time, weak scaling for more images in the same time.** A published
-# figure may be either.
+# **Strong scaling asks for less time, weak scaling for more images in the same time.**
 #
 # ## A first law
 #
 # **Amdahl's law** (1967) says: a part of the work is *serial* and takes as long on any number of
-# workers; the rest is *shared* by $p$ workers. For us, $p$ is the number of devices that compute at
-# once.
+# workers; the rest is *shared* by $p$ workers, here the devices that compute at once.
 #
 # $$T = \text{serial} + \text{shared} / p$$
 #
-# Against $1/p$ that is a line, and `np.polyfit` with a 1 fits one. It returns the line's slope, and
-# its height at zero. For each batch size we fit a line to the times of one and two devices.
+# Against $1/p$ that is a line. `np.polyfit(x, y, 1)` fits one, and returns its slope and its height
+# at zero. For each batch size we fit a line to the times of one and two devices:
 
 # %%
 def fit_amdahl(typical, n):
@@ -196,10 +196,10 @@ for n in BATCHES:
     print(f"batch {n:3}: serial {1000 * serial:.1f} ms, shared {1000 * shared:.1f} ms")
 
 # %% [markdown]
-# How well does it fit? Perfectly: a line always goes through two points. So the perfect fit means
-# nothing. **A law is judged by what it wasn't fitted to.** For us that is four devices. A
-# *residual* says how far the law is from the clock, as a share of the measured time. Below zero the
-# law is too fast. **Predict:** what does Amdahl's law say about four devices on two cores?
+# It fits perfectly, since a line always goes through two points. That means nothing. **A law is
+# judged by what it wasn't fitted to**, here four devices. A *residual* says how far the law is from
+# the clock, as a share of the measured time: −0.1 is a law that is 10 % too fast. **Predict:** what
+# does Amdahl's law say about four devices on two cores?
 
 # %% tags=["measured"]
 def amdahl(typical, n, k):
@@ -217,15 +217,14 @@ def residuals_of(law, typical, k):
 print("residuals on 4 devices:", residuals_of(amdahl, typical, k=4).round(2))
 
 # %% [markdown]
-# On two cores, two and four devices have the same $p$. So the law gives them the same time, and is
-# too fast for four. At the smallest batch it is off by most.
+# (One residual for each batch size.) On two cores, two and four devices have the same $p$. So the
+# law gives them the same time, and is too fast for four, most of all at the smallest batch.
 #
 # ## A miss, or noise?
 #
 # If we measured again, medians would come out a little different, and so would residuals. By how
-# much? We needn't measure again. We draw 15 rounds at random *from those that we have*; some are
-# drawn twice, others not at all. That is a measurement as we might have had it. This is called
-# *bootstrap*.
+# much? We draw 15 rounds at random *from those that we have*, some of them twice and others not at
+# all. That is a measurement as we might have had it. This is called *bootstrap*.
 
 # %%
 def redraw(times, rng):
@@ -240,8 +239,8 @@ for _ in range(4):
     print(f"batch 32 on 4 devices: {1000 * again[32, 4]:.2f} ms")
 
 # %% [markdown]
-# We redraw 200 times. How much the residuals change is the *noise*. To put many numbers into one,
-# we square them, take the mean, and take the root.
+# How much the residuals change when we redraw 200 times is the *noise*. To put many numbers into
+# one, we square them, take the mean, and take the root.
 
 # %%
 def usual_size(numbers):
@@ -268,23 +267,22 @@ if ratio > 2:
 print(f"{ratio:.1f} times the noise; missed because", amdahl_reasons)
 
 # %% [markdown]
-# (An empty list means that it isn't missed.) On two quiet cores Amdahl's law was missed in each of
-# our runs. And look at its constants above: twice the batch takes twice the shared time, but
-# hardly more serial time. So the serial *share* of a step falls as the batch grows. John Gustafson
-# (1988) made that the way out: let the work grow with the machine, which is weak scaling.
+# (An empty list: not missed.) On two quiet cores Amdahl's law was missed in each of our runs. And
+# look at its constants above: with the batch, the shared time grows, and the serial time hardly. So
+# the serial *share* falls. John Gustafson (1988) made that the way out: let the work grow with the
+# machine, which is weak scaling.
 #
 # ## A law with reasons in it
 #
-# What does more devices' extra time depend on? The drawing at the top has three parts, and here is
-# its law:
+# Why are four slower than two? The drawing at the top has three parts. Here is its law:
 #
 # $$T = \text{fixed} + \text{image} \cdot \frac{n}{p} + \text{device} \cdot k \quad
 # (\text{the last only for } k > 1)$$
 #
 # - *fixed*: what a step costs, whatever $n$ and $k$;
 # - *image*: computing one image; $n$ images are shared by $p$ devices;
-# - *device*: one device's part in the all-reduce. Each device's gradients are copied into the
-#   store, and sums come back (chapter 07), so we take it proportional to $k$.
+# - *device*: one device's part in the all-reduce: its gradients are copied into the store, and sums
+#   come back (chapter 07).
 #
 # These three constants shall hold for *all* batches. A row has what each is multiplied by:
 
@@ -299,9 +297,9 @@ for n, k in [(32, 1), (32, 2), (256, 2)]:
     print(f"n = {n}, k = {k}:", terms(n, k))
 
 # %% [markdown]
-# Two things are special about this fit. A millisecond is much for a short step and little for a
-# long one; so each row is divided by its measured time, and then each should give 1. And no part of
-# a step takes negative time: `nnls` is least squares with no constant below zero.
+# A millisecond is much for a short step and little for a long one. So we divide each row by its
+# measured time; then each should give 1. And no part of a step takes negative time: `nnls` is least
+# squares with no constant below zero.
 
 # %%
 from scipy.optimize import nnls
@@ -337,8 +335,8 @@ for n in BATCHES:
 assert min(fit_law(steep)) >= 0
 
 # %% [markdown]
-# Eight times and three constants: now the fit needn't be perfect. We judge it on one, two and four
-# devices. **Predict:** is this law missed on four devices, too?
+# With eight times and three constants the fit needn't be perfect, so we judge it on one and two
+# devices, too. **Predict:** is this law missed on four?
 
 # %% tags=["measured"]
 def step_law(typical, n, k):
@@ -379,8 +377,8 @@ show(fig, alt="Residuals of two laws on four devices for four batch sizes, with 
 
 # %% [markdown]
 # In our quiet runs the second law came closer to four devices than Amdahl's, mostly within 10 %,
-# and was still missed in some of them. So a missed law can be useful, if you say by how much it
-# is off. And "not missed" doesn't mean "right": where noise is large, nothing is missed.
+# and was still missed in some. A missed law can be useful, if you say by how much it is off. And
+# "not missed" doesn't mean "right": where noise is large, nothing is missed.
 
 # %% tags=["fold"]
 # check: how often the judge says "missed" of made-up times that follow the law, and that don't
@@ -407,9 +405,8 @@ assert missed["10 % slower on four"] >= 0.85, "misses that are not seen"
 # %% [markdown]
 # ## Distrust a constant
 #
-# We said that *device* is a device's part in the all-reduce. Is it? Nothing in the fit says so. But
-# an all-reduce can be timed by itself. `allreduce_grads` is the call that `trainer.step` makes
-# (chapter 07); we make it when the passes are done.
+# We said that *device* is a device's part in the all-reduce. Nothing in the fit says so. But an
+# all-reduce can be timed by itself, with the call that `trainer.step` makes (chapter 07):
 
 # %% tags=["trains"]
 def all_reduce_seconds(k):
@@ -431,9 +428,9 @@ alone = np.median(seconds)
 print(f"the law charges {2000 * device:.2f} ms, all-reduce by itself takes {1000 * alone:.2f} ms")
 
 # %% [markdown]
-# A small part, in all our runs. What is the rest? We leave all-reduce and update out, and run the
-# passes alone: 64 images on one device, then 64 on each of two. If devices didn't disturb each
-# other, both would take the same time.
+# A small part, in all our runs. What is the rest? We run the passes alone, with no all-reduce: 64
+# images on one device, then 64 on each of two. If devices didn't disturb each other, both would
+# take the same time.
 
 # %% tags=["fold", "trains", "few:rounds=20=>rounds=5"]
 # measure: forward and backward passes alone, 64 images a device
@@ -446,12 +443,11 @@ passes = medians(in_turns(contestants_alone, rounds=20))
 print(f"on one device {1000 * passes[1]:.1f} ms, on two {1000 * passes[2]:.1f} ms")
 
 # %% [markdown]
-# With no all-reduce at all, two devices at once took longer than one. The law has no term for that,
-# so *device* carries it. (We haven't tested what it is. Python hands out work on the same cores,
-# and the cores share a memory.)
+# Two devices at once took longer than one. The law has no term for that, so *device* carries it.
+# (We haven't tested what it is. Python hands out work on the same cores, and they share a memory.)
 #
 # **A fitted constant collects everything that grows like its term, not only what it is named
-# after.** Measure a part by itself before you believe its constant.
+# after.**
 
 # %% tags=["fold"]
 # check: what the text says of two cores, where others took less than 5 % in all rounds
@@ -475,8 +471,8 @@ if two_cores and others.share < 0.05 and ROUNDS == 15:
 # %% [markdown]
 # ## So, how far?
 #
-# If each device had a core of its own, on how many would a step for a batch of 256 be shortest? The
-# law has an answer. We ask it twice: with *device* as fitted, and as timed by itself.
+# If each device had a core of its own, on how many would a step for a batch of 256 be shortest? We
+# ask the law twice: with *device* as fitted, and as timed by itself.
 
 # %% tags=["fold", "measured"]
 # measure: the number of devices with the shortest step by the law, for both constants
@@ -488,14 +484,13 @@ for name, each in [("fitted", device), ("timed by itself", alone / 2)]:
           f"with a speed-up of {typical[256, 1] / seconds[best]:.1f}")
 
 # %% [markdown]
-# One law, two different answers. Neither was held against a machine with so many cores, so we don't
-# know. What we do know is *why* there would be a best number: computing shrinks as $k$ grows, and
-# all-reduce doesn't.
+# One law, two answers. Neither was held against a machine with so many cores, so we don't know. But
+# in both there is a best number, since computing shrinks as $k$ grows and all-reduce grows.
 #
-# **On GPUs** other constants decide. How much a network computes for each byte of its gradients can
-# be counted, and links have published speeds. Do these predict published speed-ups on up to 16
-# GPUs? See deeper: Counting operations, predicting GPUs. How a second network splits *device* into
-# a cost for each array and one for each byte is in deeper: Telling constants apart.
+# **On GPUs** other constants decide. Computing can be counted, and links have published speeds. Do
+# these predict published speed-ups on up to 16 GPUs? See deeper: Counting operations, predicting
+# GPUs. How a second network splits *device* into a cost for each array and one for each byte is in
+# deeper: Telling constants apart.
 #
 # ## Summary
 #
@@ -514,15 +509,14 @@ print(f"'device' charges {2 * device / alone:.1f} times what all-reduce takes")
 #   the noise, which a bootstrap tells.
 # - Amdahl's law fits two points perfectly, and was missed on four devices in our quiet runs: it
 #   doesn't know that more devices on the same cores add work.
-# - A law with reasons in it came closer. Whether it was missed stands above; say such things
+# - A law with reasons in it came closer, and was missed in some of our runs. Say such things
 #   plainly, and by how much.
 # - A constant collects everything that grows like its term. Measure what it is named after.
 #
 # Next, chapter 12: devices that are not equal.
 #
-# **Further reading.** G. Amdahl, *Validity of the single processor approach* (1967); J. Gustafson,
-# *Reevaluating Amdahl's law* (1988); B. Efron, *Bootstrap methods: another look at the jackknife*
-# (1979).
+# **Further reading.** J. Gustafson, *Reevaluating Amdahl's law* (1988); B. Efron, *Bootstrap
+# methods: another look at the jackknife* (1979).
 
 # %% [markdown]
 # ## Exercises
@@ -530,7 +524,7 @@ print(f"'device' charges {2 * device / alone:.1f} times what all-reduce takes")
 # 1. **Half the efficiency.** By Amdahl's law with a serial part of 5 %, from which number of
 #    workers on is the speed-up below half of that number? Find the formula for any serial part $s$.
 # 2. **The wrong p.** A machine has two cores and no serial part at all: steps take 1, 0.5 and 0.5 s
-#    on 1, 2 and 4 simulated devices. A colleague fits Amdahl's law with $p = k$. What does she
+#    on 1, 2 and 4 devices. A colleague fits Amdahl's law to all three, with $p = k$. What does she
 #    find? What gives her mistake away?
 # 3. **The best k.** Find the $k$ for which *fixed* + *image* · $n/k$ + *device* · $k$ is smallest,
 #    by a formula. How does it grow with the batch?
