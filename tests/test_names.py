@@ -18,7 +18,6 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
     "accuracy": ("04", "14"),
-    "after": ("06", "11"),
     "apart": ("05", "06", "09", "12", "13", "14", "15", "16"),
     "Awkward": ("14", "16"),
     "backward": ("09", "10", "12", "15", "16"),
@@ -31,11 +30,10 @@ KNOWN = {
     "first_only": ("04", "deeper/03"),
     "forward_backward": ("05", "06"),
     "gap": ("09", "14"),
-    "gradients": ("11", "12"),
     "HybridResidual": ("08", "09"),
     "hybrid_resnet18": ("08", "09"),
     "learn": ("14", "16"),
-    "lenet": ("04", "05", "06", "10", "11", "12", "13", "14", "15"),
+    "lenet": ("04", "05", "06", "10", "12", "13", "14", "15"),
     "Link": ("10", "14"),
     "load": ("12", "14"),
     "meet": ("13", "15"),
@@ -45,13 +43,10 @@ KNOWN = {
     "race": ("14", "16"),
     "read": ("10", "15"),
     "rebinding": ("03", "12", "deeper/03"),
-    "Residual": ("11", "13"),
-    "resnet18": ("10", "11", "13"),
+    "resnet18": ("10", "13"),
     "save": ("10", "15"),
-    "seconds": ("06", "11"),
     "share": ("12", "14", "16"),
-    "small": ("09", "11"),
-    "start": ("06", "11", "13"),
+    "start": ("06", "13"),
     "step": ("09", "10", "16"),
     "train": ("04", "05", "08", "12", "13", "14", "15", "16"),
     "train_batch": ("04", "05", "06"),
@@ -63,6 +58,7 @@ KNOWN = {
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
+    "both_passes": ("11", "deeper/11"),
     "compete": ("04", "deeper/04"),
     "counters": ("07", "deeper/07"),
     "kilobytes": ("07", "deeper/07"),

@@ -1,15 +1,14 @@
 # %% [markdown]
 # # 11 · How far it scales
 #
-# Two devices did more images a second than one. Would four do more still? Sixteen? A *law* can
+# Two devices did more images a second than one. Would four do more still, or sixteen? A *law* can
 # answer: a formula for the time of a step, with constants that are fitted to measurements.
 #
 # ![Bars for the time of a step on 1, 2, 4, 8 and 16 devices. The part for computing halves from bar
 # to bar, the part for all-reduce doubles, a fixed part stays. The bars for 4 and 8 devices are the
 # shortest.](src/drawings/step_law.svg)
 #
-# A law can also be wrong, and a wrong one gives an answer all the same. This chapter is about how
-# to catch it.
+# But a wrong law gives an answer all the same. This chapter is about how to catch it.
 #
 # ## What you'll do
 #
@@ -118,7 +117,7 @@ for n in BATCHES:
 
 # %% [markdown]
 # They take turns: each of 15 rounds runs all twelve. Rounds in which other programs took more than
-# 5 % of the machine are measured again (deeper: How the speed-up was measured). **Predict:** if
+# 5 % of the machine are measured again (deeper: How the speed-up was measured). **Predict:** where
 # four devices compute as two at once, is a step on four as fast as on two, faster or slower?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 15=>ROUNDS = 3"]
@@ -354,7 +353,7 @@ print("missed because", step_reasons)
 
 # %% tags=["fold"]
 # draw: residuals of both laws on four devices, with their noise
-def noise_of(law):
+def noise_of_residuals(law):
     ours = residuals_of(law, typical, k=4)
     rng = np.random.default_rng(0)
     changes = []
@@ -366,7 +365,7 @@ def noise_of(law):
 lines = {}
 for label, law in [("Amdahl's law", amdahl), ("the law of the step", step_law)]:
     found = 100 * residuals_of(law, typical, k=4)
-    noise = 100 * noise_of(law)
+    noise = 100 * noise_of_residuals(law)
     lines[label] = (range(4), found - noise, found, found + noise)
 fig, ax = curves("Two laws on four devices, which they haven't seen", "batch size",
                  "law − measured, % of measured", lines)

@@ -487,7 +487,7 @@ PEAK = 15.7e12  # of a V100, in float32
 LARGEST = {"LeNet": 4 * 800 * 128, "ResNet-18": 4 * 512 * 512 * 9}
 
 
-def speed_ups(name="ResNet-18", n=256, share=0.3, alpha=ALPHA, bandwidth=BANDWIDTH):
+def speed_ups_of_eight(name="ResNet-18", n=256, share=0.3, alpha=ALPHA, bandwidth=BANDWIDTH):
     """On eight GPUs, by each of the four formulas."""
     k = 8
     images_a_second = share * PEAK / work[name]  # of one GPU
@@ -513,20 +513,20 @@ cases = {
 print("             " + "  ".join(STRUCTURES))
 for label, change in cases.items():
     print(f"{label:11}", end="")
-    for structure, value in speed_ups(**change).items():
+    for structure, value in speed_ups_of_eight(**change).items():
         print(f"  {value:{len(structure)}.2f}", end="")
     print()
 
 # %% tags=["fold"]
 # check: the ranges that the text names
-assumed = speed_ups()
+assumed = speed_ups_of_eight()
 assert round(min(assumed.values()), 1) == 5.0 and round(max(assumed.values()), 1) == 8.0
 for structure in STRUCTURES:
-    values = [speed_ups(**change)[structure] for label, change in cases.items()
+    values = [speed_ups_of_eight(**change)[structure] for label, change in cases.items()
               if "LeNet" not in label]
     assert 3.5 < max(values) - min(values) < 6.3, f"{structure}: four to six"
-    assert speed_ups(name="LeNet")[structure] < assumed[structure], "LeNet gains less"
-slow = speed_ups(name="LeNet", share=0.01)
+    assert speed_ups_of_eight(name="LeNet")[structure] < assumed[structure], "LeNet gains less"
+slow = speed_ups_of_eight(name="LeNet", share=0.01)
 assert sum(slow[structure] > assumed[structure] + 0.01 for structure in STRUCTURES) == 3
 assert abs(slow["full overlap"] - assumed["full overlap"]) < 0.01
 

@@ -94,7 +94,7 @@ assert nbytes["narrow"] == 4 * 129_068, "the LeNet of chapter 06"
 CONSTANTS = ["fixed, narrow", "image, narrow", "fixed, wide", "image, wide", "array", "byte"]
 
 
-def terms(name, n, k):
+def six_terms(name, n, k):
     """What each of the six constants is multiplied by."""
     copies = 2 * k if k > 1 else 0
     images_each = n / at_once[k]
@@ -105,7 +105,7 @@ def terms(name, n, k):
     return [*own, copies * ARRAYS, copies * nbytes[name]]
 
 
-for label, value in zip(CONSTANTS, terms("wide", 64, 2)):
+for label, value in zip(CONSTANTS, six_terms("wide", 64, 2)):
     print(f"{label:14} {value:,.0f}")
 
 # %% [markdown]
@@ -118,7 +118,7 @@ for label, value in zip(CONSTANTS, terms("wide", 64, 2)):
 
 # %%
 def show_rank(label, plan):
-    matrix = np.array([terms(name, n, k) for name, n, k in plan])
+    matrix = np.array([six_terms(name, n, k) for name, n, k in plan])
     lengths = np.linalg.norm(matrix, axis=0)
     used = lengths > 0  # a constant that occurs at all
     rank = np.linalg.matrix_rank(matrix[:, used] / lengths[used])
@@ -148,7 +148,7 @@ show_rank("both networks", plan_for(["narrow", "wide"]))
 
 # %%
 PLAN = plan_for(["narrow", "wide"])
-MATRIX = np.array([terms(name, n, k) for name, n, k in PLAN])  # [measurement, constant]
+MATRIX = np.array([six_terms(name, n, k) for name, n, k in PLAN])  # [measurement, constant]
 
 
 def fit(matrix, seconds):
@@ -166,9 +166,9 @@ assert np.allclose(fit(MATRIX, exact), known, rtol=1e-6, atol=0)
 
 # %% tags=["fold"]
 # check: rows by hand; no constant below zero; a slope by least squares on shares
-assert terms("narrow", 64, 1) == [1, 64, 0, 0, 0, 0], "one device copies nothing"
+assert six_terms("narrow", 64, 1) == [1, 64, 0, 0, 0, 0], "one device copies nothing"
 if at_once[2] == 2:
-    assert terms("wide", 64, 2) == [0, 0, 1, 32, 32, 4 * nbytes["wide"]]
+    assert six_terms("wide", 64, 2) == [0, 0, 1, 32, 32, 4 * nbytes["wide"]]
 slope, = fit(np.array([[1.0], [1.0]]), np.array([1.0, 2.0]))
 assert np.isclose(slope, 1.2), "1.2 is 20 % above 1 and 40 % below 2"
 faster = np.array([1, 0.5, 0.2])  # faster than 1/p: a serial part would be below zero
@@ -192,7 +192,7 @@ assert serial == 0 and np.allclose(shared * np.array([1, 1 / 2, 1 / 4]) / faster
 # The noise of a point comes from a bootstrap, as in chapter 11.
 
 # %%
-def noise_of(rounds, rng):
+def noise_of_medians(rounds, rng):
     """rounds: seconds, [round, point]. For each point, how much its median changes, as a share."""
     median = np.median(rounds, axis=0)
     changes = []
@@ -208,7 +208,7 @@ def judge_fit(matrix, rounds, groups, rng):
     residuals = matrix @ fit(matrix, median) / median - 1
     left = len(median) - matrix.shape[1]
     size = np.sqrt(np.sum(residuals**2) / left)
-    ratio = size / np.sqrt(np.mean(noise_of(rounds, rng)**2))
+    ratio = size / np.sqrt(np.mean(noise_of_medians(rounds, rng)**2))
     reasons = []
     if ratio > 1.5:
         reasons.append(f"residuals are {ratio:.1f} times the noise")
@@ -287,7 +287,7 @@ def both_passes(net, x_shards, y_shards):
     autograd.backward(losses)
 
 
-def train(name, n, k, x_shards, y_shards):
+def train_once(name, n, k, x_shards, y_shards):
     both_passes(nets[name, k], x_shards, y_shards)
     trainers[name, k].step(n)
 
@@ -297,7 +297,7 @@ contestants = {}
 for name, n, k in PLAN:
     x_shards = split_and_load(images[:n], places[:k])
     y_shards = split_and_load(labels[:n], places[:k])
-    contestants[name, n, k] = partial(train, name, n, k, x_shards, y_shards)
+    contestants[name, n, k] = partial(train_once, name, n, k, x_shards, y_shards)
 times = in_turns(contestants, ROUNDS, quiet=0.05)
 
 rounds = np.stack([times[point] for point in PLAN], axis=1)  # [round, point]
@@ -315,7 +315,7 @@ print(f"residuals are {ratio:.1f} times the noise; missed because", reasons)
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 
 residuals = MATRIX @ constants / measured - 1
-noise = noise_of(rounds, np.random.default_rng(0))
+noise = noise_of_medians(rounds, np.random.default_rng(0))
 fig, ax = figure("The law of six constants was " + ("missed" if reasons else "not missed"),
                  "batch and network", "(law − measured) / measured, %")
 for k, marker, color, shift in [(1, "o", BLUE, -0.2), (2, "s", ORANGE, 0), (4, "D", GREEN, 0.2)]:
