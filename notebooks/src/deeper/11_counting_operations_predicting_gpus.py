@@ -68,7 +68,7 @@ def operations_of(layer, output):  # for one image
 
 
 def print_operations(layer, inputs, output):
-    print(f"{operations_of(layer, output):,} operations in {layer.name}")
+    print(f"{operations_of(layer, output):,} operations in a {type(layer).__name__}")
 
 
 hook = layer.register_forward_hook(print_operations)
