@@ -44,8 +44,8 @@ from mxnet import autograd, gluon, nd
 # ## What we measure
 #
 # Four devices, the list `places`: GPUs if there are four, or else simulated ones. A core works for
-# one simulated device at a time, so four of them on two cores compute as two *at once*. `at_once[k]`
-# says how many of $k$ do.
+# one simulated device at a time, so four of them on two cores compute as two *at once*. How many of
+# $k$ do is `at_once[k]`.
 
 # %% tags=["fold", "measured"]
 # measure: the four devices, and how many of k compute at once
@@ -271,11 +271,11 @@ print("residuals", residuals_of(amdahl, typical, k=4).round(2), f"are {ratio:.1f
 print("missed because of", amdahl_reasons)
 
 # %% [markdown]
-# (An empty list means "not missed".) On two quiet cores Amdahl's law was missed in each of our runs.
+# (An empty list: not missed.) On two quiet cores Amdahl's law was missed in each of our runs.
 #
-# Now look at its constants above. With the batch the shared time grows, and the serial time hardly.
-# So the serial *share* falls: "serial" is no constant of a program. John Gustafson (1988) made that
-# the way out: let the work grow with the machine.
+# Now look at its constants above. As the batch grows, shared time grows, and serial time hardly. So
+# the serial *share* falls: it is no constant of a program. John Gustafson (1988) made that the way
+# out: let the work grow with the machine.
 #
 # ## A law with reasons in it
 #
