@@ -187,7 +187,7 @@ print(f"efficiency: {epoch_on_one / epoch_on_two / 2:.0%}")
 # %% [markdown]
 # Each GPU has 64 images in both runs, so it is weak scaling. There are half as many steps, and each
 # takes a fifth longer. *Efficiency* is the speed-up as a share of the number of GPUs. (The next
-# commit's times are no evidence: chapter 06.)
+# commit's times are no evidence: deeper: Batch, rate and warm-up.)
 #
 # MXNet's `example/image-classification/README.md` (at 1.9.1) has twelve more such figures: images a
 # second on AWS P2.16xlarge machines of 16 K80 GPUs, with a fixed batch for each GPU and the store

@@ -94,10 +94,10 @@ assert nbytes["narrow"] == 4 * 129_068, "the LeNet of chapter 06"
 CONSTANTS = ["fixed, narrow", "image, narrow", "fixed, wide", "image, wide", "array", "byte"]
 
 
-def six_terms(name, n, k):
-    """What each of the six constants is multiplied by."""
+def six_terms(name, n, k, p):
+    """What each of the six constants is multiplied by; p devices compute at once."""
     copies = 2 * k if k > 1 else 0
-    images_each = n / at_once[k]
+    images_each = n / p
     if name == "narrow":
         own = [1, images_each, 0, 0]
     else:
@@ -105,26 +105,14 @@ def six_terms(name, n, k):
     return [*own, copies * ARRAYS, copies * nbytes[name]]
 
 
-for label, value in zip(CONSTANTS, six_terms("wide", 64, 2)):
+for label, value in zip(CONSTANTS, six_terms("wide", 64, k=2, p=2)):
     print(f"{label:14} {value:,.0f}")
 
 # %% [markdown]
 # We plan three batch sizes on 1, 2 and 4 devices. **Predict:** if only the narrow network is
 # measured, can the plan tell *array* from *byte*?
-#
-# The *rank* of a matrix says how many of its columns are no mixture of the others. That is how
-# many constants can be told apart. Columns are brought to one length first, since bytes are
-# millions.
 
 # %%
-def show_rank(label, plan):
-    matrix = np.array([six_terms(name, n, k) for name, n, k in plan])
-    lengths = np.linalg.norm(matrix, axis=0)
-    used = lengths > 0  # a constant that occurs at all
-    rank = np.linalg.matrix_rank(matrix[:, used] / lengths[used])
-    print(f"{label}: {used.sum()} constants, of which {rank} can be told apart")
-
-
 def plan_for(names):
     plan = []
     for name in names:
@@ -132,6 +120,30 @@ def plan_for(names):
             for k in [1, 2, 4]:
                 plan.append((name, n, k))
     return plan
+
+
+def matrix_of(plan, at_once):
+    rows = []
+    for name, n, k in plan:
+        rows.append(six_terms(name, n, k, at_once[k]))
+    return np.array(rows)  # [measurement, constant]
+
+
+TWO_CORES = {1: 1, 2: 2, 4: 2}  # devices that compute at once
+print(matrix_of(plan_for(["narrow"]), TWO_CORES).shape)
+
+# %% [markdown]
+# The *rank* of a matrix says how many of its columns are no mixture of the others. That is how
+# many constants can be told apart. Columns are brought to one length first, since bytes are
+# millions.
+
+# %%
+def show_rank(label, plan):
+    matrix = matrix_of(plan, TWO_CORES)
+    lengths = np.linalg.norm(matrix, axis=0)
+    used = lengths > 0  # a constant that occurs at all
+    rank = np.linalg.matrix_rank(matrix[:, used] / lengths[used])
+    print(f"{label}: {used.sum()} constants, of which {rank} can be told apart")
 
 
 show_rank("narrow only ", plan_for(["narrow"]))
@@ -148,7 +160,7 @@ show_rank("both networks", plan_for(["narrow", "wide"]))
 
 # %%
 PLAN = plan_for(["narrow", "wide"])
-MATRIX = np.array([six_terms(name, n, k) for name, n, k in PLAN])  # [measurement, constant]
+PLANNED = matrix_of(PLAN, TWO_CORES)
 
 
 def fit(matrix, seconds):
@@ -159,16 +171,15 @@ def fit(matrix, seconds):
 
 
 known = np.array([2e-3, 2e-4, 6e-3, 3e-4, 50e-6, 0.1e-9])
-exact = MATRIX @ known
+exact = PLANNED @ known
 print("put in: ", known)
-print("found:  ", fit(MATRIX, exact).round(12))
-assert np.allclose(fit(MATRIX, exact), known, rtol=1e-6, atol=0)
+print("found:  ", fit(PLANNED, exact).round(12))
+assert np.allclose(fit(PLANNED, exact), known, rtol=1e-6, atol=0)
 
 # %% tags=["fold"]
 # check: rows by hand; no constant below zero; a slope by least squares on shares
-assert six_terms("narrow", 64, 1) == [1, 64, 0, 0, 0, 0], "one device copies nothing"
-if at_once[2] == 2:
-    assert six_terms("wide", 64, 2) == [0, 0, 1, 32, 32, 4 * nbytes["wide"]]
+assert six_terms("narrow", 64, 1, 1) == [1, 64, 0, 0, 0, 0], "one device copies nothing"
+assert six_terms("wide", 64, 4, 2) == [0, 0, 1, 32, 64, 8 * nbytes["wide"]]
 slope, = fit(np.array([[1.0], [1.0]]), np.array([1.0, 2.0]))
 assert np.isclose(slope, 1.2), "1.2 is 20 % above 1 and 40 % below 2"
 faster = np.array([1, 0.5, 0.2])  # faster than 1/p: a serial part would be below zero
@@ -229,7 +240,7 @@ def judge_fit(matrix, rounds, groups, rng):
 # measure: how often each kind of made-up times is found to miss the law
 groups = [f"{k} devices" for _, _, k in PLAN]
 several = np.array([k > 1 for _, _, k in PLAN])
-compute = MATRIX[:, :4] @ known[:4]
+compute = PLANNED[:, :4] @ known[:4]
 kinds = {"the law itself": exact,
          "10 % slower": exact + 0.1 * compute * several,
          "2 ms more": exact + 2e-3 * several}
@@ -239,7 +250,7 @@ for label, seconds in kinds.items():
     by_ratio = by_sign = by_any = 0
     for _ in range(100):
         spread = rng.uniform(0.02, 0.1, 18) * rng.standard_normal((15, 18))
-        ratio, reasons = judge_fit(MATRIX, seconds * (1 + spread), groups, rng)
+        ratio, reasons = judge_fit(PLANNED, seconds * (1 + spread), groups, rng)
         by_ratio += ratio > 1.5
         by_any += len(reasons) > 0
         by_sign += len(reasons) > (ratio > 1.5)
@@ -302,6 +313,7 @@ times = in_turns(contestants, ROUNDS, quiet=0.05)
 
 rounds = np.stack([times[point] for point in PLAN], axis=1)  # [round, point]
 measured = np.median(rounds, axis=0)
+MATRIX = matrix_of(PLAN, at_once)
 constants = fit(MATRIX, measured)
 for label, constant in zip(CONSTANTS[:5], constants):
     print(f"{label:14} {1e6 * constant:7.1f} µs")
