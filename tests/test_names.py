@@ -39,8 +39,7 @@ KNOWN = {
     "race": ("14", "16"),
     "read": ("10", "15"),
     "rebinding": ("03", "12", "deeper/03"),
-    "Residual": ("11", "13"),
-    "resnet18": ("10", "11", "13"),
+    "resnet18": ("10", "13"),
     "save": ("10", "15"),
     "share": ("12", "14", "16"),
     "small": ("09", "11"),
@@ -55,6 +54,7 @@ KNOWN = {
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
+    "both_passes": ("11", "deeper/11"),
     "compete": ("04", "deeper/04"),
     "loss_sum": ("04", "05"),
     "multiply": ("03", "deeper/03"),

@@ -939,8 +939,9 @@ assert ring_seconds(8, 1, 1, 1) == 14 + 1.75, "14 latencies"
 # %% [markdown]
 # Three models and 16 workers. More assumptions: devices that train at 5 TFLOP/s; batches of 256
 # images, or of 16 texts of 1,024 tokens, for each; links at their full rate. Operations for an
-# image of 28×28 are chapter 11's; for the billion we take 6 for each parameter and token, as in
-# dense layers: 2 forward, 4 backward. A message's latency is 10 to 100 µs.
+# image of 28×28 are from deeper: Counting operations, predicting GPUs; for the billion we take 6
+# for each parameter and token, as in dense layers: 2 forward, 4 backward. A message's latency is
+# 10 to 100 µs.
 
 # %%
 models = {"LeNet": (129_068, 256 * 13_502_160),

@@ -282,8 +282,8 @@ for name in ["one device", "never communicate", "two processes"]:
 # %% [markdown]
 # The second line is what `train_batch` on two devices does more: the all-reduce, with the waiting
 # that it causes. If its range includes 1, take it that this run doesn't show a cost. Eight arrays
-# of 129,068 numbers in all are little beside the convolutions. That doesn't hold for every network:
-# chapter 11 asks when it does.
+# of 129,068 numbers in all are little beside the convolutions. That doesn't hold for every network;
+# deeper: Counting operations, predicting GPUs asks when it does.
 
 # %% tags=["fold"]
 # check: LeNet's 129,068 parameters; a program trains on what it is told, then answers
