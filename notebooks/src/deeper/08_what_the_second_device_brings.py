@@ -294,7 +294,8 @@ for rounds in spent.values():
 #   times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent. In our runs
 #   its step took 55 to 68 times as long.
 # - **LeNet** waits more than ResNet-18, most of all with 32 images; we don't know for what.
-# - **Compute** took longer on two devices than on one: chapter 10 asks why.
+# - **Compute** took longer on two devices than on one (deeper: A time budget that
+#   closes asks why).
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
