@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-COMMUNICATION = {"CopyCPU2CPU", "ElementwiseSum", "KVStoreReduce", "add_n", "send::CopyCPU2CPU"}
+COMMUNICATION = {"CopyCPU2CPU", "ElementwiseSum", "KVStoreReduce", "add_n"}
 REPEATED = {"operator", "Custom Operator"}  # domains in which MXNet notes its operators once more
 _tracks = {}  # number of a device or domain: its name
 
@@ -117,8 +117,9 @@ def read(text, begin):
 
     It repairs two things (`Profiler::DumpProfile` in src/profiler/profiler.cc): each file but a
     process's first begins with a stray comma, and only the first names the devices, so names are
-    remembered. `DeleteVariable`, the engine's housekeeping, is left out. Raises ValueError for an
-    end without a begin, a begin without an end, or a number that has no name.
+    remembered. Left out are `DeleteVariable`, the engine's housekeeping, and what a `CustomOp`
+    called `send` does within, such as `send::CopyCPU2CPU`, in whatever thread. Raises ValueError
+    for an end without a begin, a begin without an end, or a number that has no name.
     """
     raw = json.loads(text.replace("[\n,", "[", 1))["traceEvents"]
     for entry in raw:
@@ -132,7 +133,9 @@ def read(text, begin):
             homes[thread] = track
     events = []
     for track, thread, name, start, duration in spans:
-        lane = homes.get(thread, track)
+        lane = track
+        if track.startswith("cpu"):  # "cpu/0", or host memory: "cpu pinned/"
+            lane = homes.get(thread, track)
         if lane.startswith("cpu/"):
             lane = f"cpu({lane.removeprefix('cpu/')})"  # as MXNet's contexts are printed
         events.append(Event(lane, name, round(start / 1e3 - begin * 1e3, 3), duration / 1e3))
@@ -144,7 +147,9 @@ def _spans(raw):
     begun = {}
     spans = []
     for entry in raw:
-        if entry["ph"] not in "BEbe" or entry["name"] == "DeleteVariable":
+        if entry["ph"] not in "BEbe":
+            continue
+        if entry["name"] == "DeleteVariable" or "::" in entry["name"]:
             continue
         if entry["pid"] not in _tracks:
             raise ValueError(f"read: no name for the track of {entry}; was another trace written "

@@ -73,8 +73,15 @@ def test_host_memory_is_in_the_lane_of_the_thread_that_looks_after_it():
 def test_what_is_noted_in_a_domain_is_a_lane_and_repetitions_and_housekeeping_are_left_out():
     entries = [*NAMES, *span("message", 1, 2, pid=9, phases="be"),
                *span("dot", 1, 2, pid=8, phases="be"), *span("x::y", 1, 2, pid=7, phases="be"),
-               *span("DeleteVariable", 1, 2), {"ph": "C", "name": "Memory: cpu/0", "pid": 5}]
+               *span("DeleteVariable", 1, 2), *span("send::CopyCPU2CPU", 1, 2),
+               {"ph": "C", "name": "Memory: cpu/0", "pid": 5}]
     assert read(text(*entries), BEGIN) == [Event("link", "message", 1.0, 1.0)]
+
+
+def test_a_domain_is_a_lane_whoever_notes_it():
+    """The number of a task was once that of a device's thread."""
+    entries = [*NAMES, *span("dot", 1, 2), *span("message", 3, 4, pid=9, tid=70, phases="be")]
+    assert [e.lane for e in read(text(*entries), BEGIN)] == ["cpu(0)", "link"]
 
 
 @pytest.mark.parametrize(("entries", "words"), [
@@ -90,7 +97,7 @@ def test_a_trace_that_is_not_whole_is_refused(entries, words):
 @pytest.mark.parametrize(("lane", "name", "kind"), [
     ("cpu(0)", "dot", "compute"), ("cpu(0)", "ImperativeBulk", "compute"),
     ("cpu(1)", "CopyCPU2CPU", "communication"), ("cpu(1)", "ElementwiseSum", "communication"),
-    ("cpu(0)", "send::CopyCPU2CPU", "communication"), ("link", "message", "communication"),
+    ("link", "message", "communication"),
     ("cpu(0)", "multi_sgd_update", "update"), ("cpu(0)", "sgd_mom_update", "update"),
     ("Python", "step", "Python"),
 ])

@@ -460,7 +460,8 @@ for bulks in [{}, {"forward_bulk_size": 0, "backward_bulk_size": 0}]:
 #
 # Is it enough to time this step with `wait=True` and `wait=False`? No: waiting takes away *two*
 # things, overlap and Python's handing out ahead. A **control** separates them. In one bulk nothing
-# overlaps, whether Python waits or not. So we measure four ways:
+# can leave before a device's backward pass has ended, whether Python waits or not. So we measure
+# four ways, and beside them the two passes alone:
 #
 # | | Python waits | Python doesn't wait |
 # | --- | --- | --- |
@@ -478,12 +479,13 @@ WAYS = {
     "one bulk": partial(step_over_link, net, trainer, wait=False),
     "on their own, waits": partial(step_over_link, net_apart, trainer_apart, wait=True),
     "on their own": partial(step_over_link, net_apart, trainer_apart, wait=False),
+    "the passes alone": partial(backward_pass, net),
 }
 times = in_turns(WAYS, ROUNDS)
 print_times(times)
 
 # %% [markdown]
-# Only the last is clearly shorter. In ratios, round by round:
+# Of the four ways only the last is clearly shorter. In ratios, round by round:
 
 # %% tags=["fold", "measured"]
 # measure: what handing out ahead, small bulks, and overlap do to the time of a step
@@ -493,24 +495,33 @@ for what, way, against in [
         ("overlap", "on their own", "one bulk")]:
     low, median, high = spread(times[way] / times[against])
     print(f"{what:17}: {median:.2f} times the step (middle half {low:.2f} to {high:.2f})")
-saved_by_overlap = spread(times["on their own"] / times["one bulk"]).median
-assert saved_by_overlap < 0.95, "overlap saves time"
-assert saved_by_overlap < spread(times["one bulk"] / times["one bulk, waits"]).median, "and most"
-assert spread(times["on their own"] / times["on their own, waits"]).median < 0.95
+saved = spread((times["one bulk"] - times["on their own"]) / times["the passes alone"]).median
+by_handing_out = spread(
+    (times["one bulk, waits"] - times["one bulk"]) / times["the passes alone"]).median
+widths = []
+for seconds in times.values():
+    low, median, high = spread(seconds)
+    widths.append((high - low) / median)
+assert saved > 0, "overlap saves time"
+if max(widths) < 0.05:  # a quiet run
+    assert saved > 0.25, "a good part of the passes' time"
+    assert saved > 2 * by_handing_out, "it is the overlap"
 
 # %% tags=["fold", "trains"]
 # draw: a step over the link, in one bulk and each operator on its own
-def typical(net, trainer, count=5):
-    """Of some recordings the one of median length."""
+def head_start(recording):
+    """ms from the first message to the end of the backward pass on the device that ends first."""
+    ends = []
+    for lane in ["cpu(0)", "cpu(1)"]:
+        ends.append(max(event.end for event in recording.lanes[lane]
+                        if "_backward" in event.name or event.name == "ImperativeBulk"))
+    return min(ends) - recording.lanes["link"][0].start
+
+
+def typical(net, trainer, count=7):
+    """Of some recordings the one with the median head start."""
     recordings = [record(step_over_link, net, trainer, False) for _ in range(count)]
-    return sorted(recordings, key=lambda each: each.length)[count // 2]
-
-
-def pass_ends(recording):
-    """When the first of the two devices has done its backward pass."""
-    return min(max(event.end for event in recording.lanes[lane]
-                   if "_backward" in event.name or event.name == "ImperativeBulk")
-               for lane in ["cpu(0)", "cpu(1)"])
+    return sorted(recordings, key=head_start)[count // 2]
 
 
 joined = typical(net, trainer)
@@ -524,14 +535,15 @@ show(fig, alt="Two panels with rows for Python, two devices and the link. Above,
 
 # %% tags=["fold"]
 # check: in one bulk the first message leaves after the pass, on their own before its end
-assert joined.lanes["link"][0].start > pass_ends(joined) - 2e-3, "this would be overlap"
-assert overlapped.lanes["link"][0].start < pass_ends(overlapped), "no overlap"
+assert head_start(joined) < 2e-3, "this would be overlap"
+assert head_start(overlapped) > 0, "no overlap"
 
 # %% [markdown]
-# Overlap saved a good part of the step, and the control shows that it *is* the overlap: in "one
-# bulk" Python hands out as early, and wins little or nothing by that. At most half could be saved,
-# if the link worked all the time that the devices compute. But it has nothing to send until the
-# first gradient is ready.
+# Overlap saved a good part of the passes' time, and the control shows that it *is* the overlap: in
+# "one bulk" Python hands out as early, and wins little or nothing by that. At most the passes' time
+# could be saved: then the link would work all the while. But it has nothing to send until the first
+# gradient is ready. (The control isn't quite without overlap: the device that ends first sends
+# while the other still computes.)
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
 # `src/engine/threaded_engine_perdevice.cc` at MXNet 1.9.1), so they can run beside computing. The
@@ -607,7 +619,7 @@ for _ in range(3):
 recording_three = typical(net_three, trainer_three)
 print(len(backward_events(recording_three)), "events")
 assert 1 < len(backward_events(recording_three)) < 10
-assert recording_three.lanes["link"][0].start < pass_ends(recording_three), "overlap"
+assert head_start(recording_three) > 0, "overlap"
 
 # %% [markdown]
 # ### Answer 3
