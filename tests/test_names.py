@@ -37,7 +37,6 @@ KNOWN = {
     "no_broadcast": ("04", "deeper/03"),
     "prepare": ("10", "12"),
     "race": ("14", "16"),
-    "read": ("10", "15"),
     "rebinding": ("03", "12", "deeper/03"),
     "resnet18": ("10", "13"),
     "save": ("10", "15"),
@@ -49,7 +48,6 @@ KNOWN = {
     "train_batch": ("04", "06"),
     "trained": ("09", "10", "15"),
     "uneven": ("14", "15"),
-    "weights": ("10", "13"),
 }
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
