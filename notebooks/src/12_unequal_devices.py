@@ -9,19 +9,19 @@
 # than the fast one alone. With 192 and 64 images they are done together, and
 # sooner.](src/drawings/shares_by_speed.svg)
 #
-# Shards in proportion to speed seem best. Is the gradient still right then? And is a slow device
+# Shares by speed seem best. Is the gradient still right then? And is a slow device
 # worth having?
 #
 # ## What you'll do
 #
-# Train on shards of unequal size and hold the weights against one device's. See whether mistakes are
-# noticed. Then make a device slow, cut batches by speed, and let the clock judge.
+# Train on shards of unequal size and hold the weights against one device's. See whether mistakes
+# are noticed. Then make a device slow, cut batches by speed, and let the clock judge.
 #
 # ## What you'll learn
 #
 # - why sums need no weights on unequal shards and means do;
 # - why a test on equal shards can't see that mistake;
-# - what equal and proportional shards cost when speeds differ;
+# - what equal shards and shares by speed bring when speeds differ;
 # - when a slower helper pays.
 #
 # ## What you need
@@ -132,7 +132,7 @@ def weights_on(net, device):
 # With `update_on_kvstore=False` each device updates its own replica (chapter 07). What should come
 # out is what plain Gluon does on one device:
 
-# %%
+# %% tags=["trains"]
 def train_alone(batches):
     net, trainer = same_lenet(pair[:1], "float64")
     for x, y in batches:
@@ -178,7 +178,7 @@ def shard_losses(net, x, y, sizes):
 # With sums, `trainer.step(n)` does the rest: it adds the gradients of both devices and divides
 # once by $n$.
 
-# %%
+# %% tags=["trains"]
 def step_of_sums(net, trainer, x, y, sizes):
     with autograd.record():
         sums = [loss.sum() for loss in shard_losses(net, x, y, sizes)]
@@ -240,7 +240,8 @@ for old, new in zip(weights_on(untrained, pair[0]), whole, strict=True):
 # %% [markdown]
 # ## Would we notice a mistake?
 #
-# A check is worth as much as the mistakes that it finds. Here are three wrong versions of `average`.
+# A check is worth as much as the mistakes that it finds. Here are three wrong versions of
+# `average`.
 
 # %%
 def mean_of_means(gradients, sizes):  # no weights
@@ -290,11 +291,11 @@ assert one_step < 1e-12, "the first step is right"
 # reads the new arrays, and `backward` goes on writing into the old ones. So each later step repeats
 # the first gradient.
 #
-# Four more mistakes: weights that are right, and then a mean over the devices as well; sums divided by
-# twice the larger shard; sums divided by 64, also when the batch has 32 images; and labels in another
-# order than images.
+# Four more mistakes: weights that are right, and then a mean over the devices as well; sums
+# divided by twice the larger shard; sums divided by 64, also when the batch has 32 images; and
+# labels in another order than images.
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold", "measured", "trains"]
 # check: four more mistakes, how far off they are, and that each is noticed
 def averaged_twice(gradients, sizes):
     average(gradients, sizes)
@@ -325,8 +326,7 @@ def labels_in_another_order(net, trainer, x, y, sizes):
     step_of_sums(net, trainer, x, moved, sizes)
 
 
-for step in [step_averaged_twice, divide_by_larger_shard, divide_by_64,
-             labels_in_another_order]:
+for step in [step_averaged_twice, divide_by_larger_shard, divide_by_64, labels_in_another_order]:
     off = distance(step, UNEQUAL)
     print(f"{step.__name__:23} is off by {off:.0e} on unequal shards, "
           f"by {distance(step, EQUAL):.0e} on equal ones")
@@ -357,8 +357,8 @@ print("images:", repeated.asnumpy())
 print("counts:", counts.asnumpy())
 
 # %% [markdown]
-# In `backward` an image that counts 0 is as much work as any other. A *pass* is what one device
-# works through in a step: images, labels and counts.
+# An image that counts 0 should be as much work as any other; we will measure that. A *pass* is
+# what one device works through in a step: images, labels and counts.
 
 # %%
 def forward_backward(net, passes):
@@ -415,7 +415,7 @@ print(f"fast: {fast_speed:,.0f} images/s, slow: {slow_speed:,.0f} images/s")
 print(f"{fast_speed / slow_speed:.2f} to 1")
 
 # %% [markdown]
-# On a quiet machine the ratio is within a tenth of the handicap.
+# On a quiet machine the ratio is within a tenth of 3, the handicap.
 #
 # ## Shares by speed
 #
@@ -423,8 +423,8 @@ print(f"{fast_speed / slow_speed:.2f} to 1")
 # seconds for $n_i$ images. A step takes as long as the slowest device. Nobody waits if these times
 # are equal, so $n_i$ should be in proportion to $v_i$.
 #
-# Images are whole. So we round the *ends* of the shards, as in chapter 02's third exercise. Then the
-# sizes add up to $n$.
+# Images are whole. So we round the *ends* of the shards, as in chapter 02's third exercise. Then
+# the sizes add up to $n$.
 
 # %%
 def shares_by_speed(n, speeds):
@@ -453,8 +453,8 @@ for _ in range(1000):
 
 # %% [markdown]
 # With two devices, equal shards finish $2\,v_\text{slow}$ images a second, shares by speed
-# $v_\text{fast} + v_\text{slow}$. **Predict:** from which handicap on is the second device of no use,
-# if shards are equal?
+# $v_\text{fast} + v_\text{slow}$. **Predict:** from which handicap on is the second device of no
+# use, if shards are equal?
 
 # %%
 for h in [1, 1.5, 2, 3, 6, 30]:
@@ -533,14 +533,14 @@ assert apart < 0.01, "the same batches should train alike"
 assert expected[-1] < expected[0] - 0.1, "it learns"
 
 # %% [markdown]
-# The losses are the same but for rounding, step by step; only the clock differs. In our quiet runs equal shards were
-# slower than the fast device by itself, and shares by speed were faster, mostly by less than the
-# third that the formula promised. It leaves out what a second device costs.
+# The losses are the same but for rounding, step by step; only the clock differs. In our quiet runs
+# equal shards were slower than the fast device by itself, and shares by speed were faster, mostly
+# by less than the third that the formula promised. It leaves out what a second device costs.
 #
 # ## When does a helper pay?
 #
-# Call the slower device a *helper*. The right comparison is with the fast device **alone**: it has no
-# all-reduce, and half as many operators to hand out. The letters:
+# Call the slower device a *helper*. The right comparison is with the fast device **alone**: it has
+# no all-reduce, and half as many operators to hand out. The letters:
 #
 # - $a$: what a step costs, whatever the batch; $b$: computing one of the $n$ images on the fast
 #   device;
@@ -576,16 +576,17 @@ assert np.isclose(step_time(256, limit(0.25 * 256, 4), a=2, b=0.25, c=4), alone)
 assert step_time(256, 0.9 * limit(0.25 * 256, 4), a=2, b=0.25, c=4) < alone, "below it pays"
 
 # %% [markdown]
-# Now the clock, at $n = 256$. Two numbers come from times without a slow helper: alone, the step
-# from 128 to 256 images gives $b\,n$; and two equal devices with 128 images each, against one with
-# 128, give $c$. Then the law says what each slower helper should save.
+# Now the clock, at $n = 256$. First without a slow helper: 256 images alone take $\frac{b\,n}{2}$
+# longer than 128 alone. And two *equal* devices, with 128 images each, take $c$ longer than one
+# with
+# 128. From these two numbers the law says what each slower helper should save.
 
 # %% tags=["fold", "measured", "few:ROUNDS = 15=>ROUNDS = 3"]
 # measure: the step alone, and what helpers of handicap 3, 7, 15 and 31 save
 ROUNDS = 15
 
 
-def train_once(net, trainer, passes, n):
+def slowed_step(net, trainer, passes, n):
     forward_backward(net, passes)
     trainer.step(n)
 
@@ -595,18 +596,19 @@ x = nd.array(images[:256])
 y = nd.array(labels[:256])
 net, trainer = same_lenet(pair[:1])
 for n in [128, 256]:
-    contestants["alone", n] = partial(train_once, net, trainer, passes_of(x, y, [n], [1]), n)
+    contestants["alone", n] = partial(slowed_step, net, trainer, passes_of(x, y, [n], [1]), n)
 net, trainer = same_lenet(pair)
 for h in [1, 3, 7, 15, 31]:
     cut = shares_by_speed(256, [h, 1])  # whole: both are done at the same time
-    contestants["helper", h] = partial(train_once, net, trainer, passes_of(x, y, cut, [1, h]), 256)
+    contestants["helper", h] = partial(slowed_step, net, trainer, passes_of(x, y, cut, [1, h]), 256)
 
 with Others() as others:
     times = in_turns(contestants, ROUNDS)
 milliseconds = {name: 1000 * np.median(seconds) for name, seconds in times.items()}
 bn = 2 * (milliseconds["alone", 256] - milliseconds["alone", 128])
 c = milliseconds["helper", 1] - milliseconds["alone", 128]
-print(f"alone {milliseconds['alone', 256]:.1f} ms, of it bn = {bn:.1f} ms; c = {c:.1f} ms")
+print(f"a step alone takes {milliseconds['alone', 256]:.1f} ms, of it bn = {bn:.1f} ms; "
+      f"a helper costs c = {c:.1f} ms")
 for h in [3, 7, 15, 31]:
     low, median, high = np.percentile(times["alone", 256] - times["helper", h], (25, 50, 75)) * 1000
     print(f"handicap {h:2}: the law says {bn / (h + 1) - c:+5.1f} ms saved; "
@@ -633,8 +635,8 @@ print(f"other programs took {others.share:.0%} of the machine")
 #
 # - Sums, divided once by $n$, are right for every cut. Means need the weights $n_i / n$. On equal
 #   shards nobody notices that the weights are missing.
-# - With speeds $v_i$, $k$ equal shards give at most $k \min v_i$ images a second, shares by speed at
-#   most $\sum v_i$.
+# - With speeds $v_i$, $k$ equal shards give at most $k \min v_i$ images a second, shares by speed
+#   at most $\sum v_i$.
 # - By our law a helper pays while $h < b\,n / c - 1$. Compare with the fast device alone.
 #
 # Next, chapter 13: the same in PyTorch.
@@ -704,7 +706,8 @@ assert farther > 0, "rounding the ends isn't always closest"
 
 # %% [markdown]
 # So `shares_by_speed` is not always as close. MXNet's `Module`, the interface before Gluon, rounds
-# each share, and the last device gets what is left over, or too little. Its function is still there:
+# each share, and the last device gets what is left over, or too little. Its function is still
+# there:
 
 # %% tags=["solution"]
 from mxnet.executor_manager import _split_input_slice

@@ -103,9 +103,9 @@ def step_of_means_or_zero(net, trainer, x, y, sizes, combine=average):
     trainer.update(1)
 
 # %% [markdown]
-# `weights_after` trains on as many devices as there are sizes. Its result is a list for each device.
-# `on_store` says who updates: the store, as Trainer has it by default on several devices, or each
-# device its own replica (chapter 07). Plain Gluon on one device says what is right.
+# `weights_after` trains on as many devices as there are sizes. Its result is a list for each
+# device. `on_store` says who updates: the store, as Trainer has it by default on several devices,
+# or each device its own replica (chapter 07). Plain Gluon on one device says what is right.
 
 # %%
 batches = []
@@ -173,9 +173,9 @@ for cuts in cases:
 #
 # ## Two mistakes
 #
-# The first one leaves the idle device out of the backward pass. The second one makes a mistake after
-# the all-reduce: for instance, to get sums back, it multiplies and divides by the shard's size. That
-# changes nothing where the size isn't 0.
+# The first one leaves the idle device out of the backward pass. The second one makes a mistake
+# after the all-reduce: for instance, to get sums back, it multiplies and divides by the shard's
+# size. That changes nothing where the size isn't 0.
 
 # %%
 def idle_left_out(net, trainer, x, y, sizes):
@@ -219,8 +219,9 @@ else:
 
 # %% [markdown]
 # `idle_left_out` raised no error: where the store updates, Trainer adds the idle device's old
-# gradient again. (With `update_on_kvstore=False` it does raise.) In `zero_by_zero`, $0/0$ is NaN, on the idle device only, so its distance is
-# infinite. A test that looks at one device, or whose devices are always busy, passes both.
+# gradient again. (With `update_on_kvstore=False` it does raise.) In `zero_by_zero`, $0/0$ is NaN,
+# on the idle device only, so its distance is infinite. A test that looks at one device, or whose
+# devices are always busy, passes both.
 #
 # ## What a mean of means does
 #
@@ -244,8 +245,8 @@ print(f"mean of both means:       {mean_of_means.mean():.1f} on average, "
       f"variance {mean_of_means.var():.2f}")
 
 # %% [markdown]
-# Right on average, but its variance is larger. A mean of $m$ independent images has $\frac1m$ of one
-# image's variance. So we can say how many images a mean of means is *worth*:
+# Right on average, but its variance is larger. A mean of $m$ independent images has $\frac1m$ of
+# one image's variance. So we can say how many images a mean of means is *worth*:
 
 # %%
 print(f"mean of all four images: worth {kinds.var() / mean_of_all.var():.1f} images")

@@ -130,9 +130,9 @@ for n, h in contestants:
           f"{1e6 * seconds / (h * n):4.0f} µs for each of {h * n:3} images in the pass")
 
 # %% [markdown]
-# For 32 images and more it nearly is: within a tenth, on a quiet machine. For eight it is well below.
-# The last column shows why: a pass of 8 images takes longest *per image*, so it is a slow one to
-# compare with. **In passes that are long enough a handicap is what its name says.**
+# For 32 images and more it nearly is: within a tenth, on a quiet machine. For eight it is well
+# below. The last column shows why: a pass of 8 images takes longest *per image*, so it is a slow
+# one to compare with. **In passes that are long enough a handicap is what its name says.**
 #
 # ## The law and its constants
 #
@@ -174,8 +174,8 @@ for n in SIZES:
 
 # %% [markdown]
 # $a$ and $b$ are those of a line through the three times alone. $c$ comes from helpers of handicap
-# 1, two *equal* devices: it is what their step takes longer than $a + \frac{b\,n}{2}$, the median of
-# three.
+# 1, two *equal* devices: it is what their step takes longer than $a + \frac{b\,n}{2}$, the median
+# of three.
 
 # %% tags=["measured"]
 alone = [np.median(times[n, "alone"]) for n in SIZES]
@@ -192,9 +192,9 @@ for n, cost in zip(SIZES, costs):
 # ## The test
 #
 # The law hasn't seen the other handicaps. For each we divide the time alone by the time with the
-# helper, round by round: that is the *gain*. We say that a helper *paid* if at least three quarters
-# of its rounds have a gain above 1, and that it *did harm* if three quarters are below 1. The rest is
-# too close to call.
+# helper, round by round: that is the *gain*. We say that a helper *paid* if at least three
+# quarters of its rounds have a gain above 1, and that it *did harm* if three quarters are below 1.
+# The rest is too close to call.
 
 # %% tags=["measured"]
 gains = {}
@@ -225,8 +225,8 @@ print(f"of {beyond['helpers']} slower helpers beyond the limit {beyond['paid']} 
 
 # %% [markdown]
 # How large should the gains be? We count whole images: of 128, a helper of handicap 16 is due 7.5.
-# It gets 8, which takes it as long as 128 images take the fast device. So here is the law with whole
-# images and the constants above. **Predict:** what does rounding do to its curve?
+# It gets 8, which takes it as long as 128 images take the fast device. So here is the law with
+# whole images and the constants above. **Predict:** what does rounding do to its curve?
 
 # %%
 def law(n, h):
@@ -299,10 +299,11 @@ assert all(2 * h / (h + 1) >= 1 for h in HANDICAPS), "on one core no helper pays
 #
 # ## A CPU beside a GPU
 #
-# Gluon's `initialize` should take a list that mixes GPUs and CPUs, such as `[mx.gpu(0), mx.cpu(1)]`.
-# That list would take the place of `pair`. Is it a good idea? The law needs two numbers: $h$, and $c$
-# as a share of $b\,n$, the GPU's own computing time. **Predict** for a GPU that is 10, 30 or 100 times
-# as fast as the CPU: the gain if $c$ were zero, and the largest $c$ that pays.
+# Gluon's `initialize` should take a list that mixes GPUs and CPUs, such as `[mx.gpu(0),
+# mx.cpu(1)]`. That list would take the place of `pair`. Is it a good idea? The law needs two
+# numbers: $h$, and $c$ as a share of $b\,n$, the GPU's own computing time. **Predict** for a GPU
+# that is 10, 30 or 100 times as fast as the CPU: the gain if $c$ were zero, and the largest $c$
+# that pays.
 
 # %%
 for h in [10, 30, 100]:
@@ -327,12 +328,12 @@ assert max(253, 100 * 3) > 256 > max(254, 100 * 2), "3 images are too many, 2 ar
 # little. Two GPUs of different models are another matter: with $h$ between 1.5 and 3, up to 67 or
 # 33 % more, if $c$ is small.
 #
-# Where are sums and updates made? By our reading of `InitMergeBuffer` there, the store looks only at
-# a device's *number* when it chooses a place for a sum and, by default, for the update (`PushImpl` in
-# `kvstore_local.h`). `gpu(0)` and `cpu(0)` count as one place, the one listed last. So with
-# `[mx.cpu(0), mx.gpu(0)]` all sums and updates are made on the GPU, and in the opposite order all on
-# the CPU. With `cpu(1)` the arrays are divided between the two by size, whatever their speeds. The
-# results should agree up to rounding.
+# Where are sums and updates made? By our reading of `InitMergeBuffer` there, the store looks only
+# at a device's *number* when it chooses a place for a sum and, by default, for the update
+# (`PushImpl` in `kvstore_local.h`). `gpu(0)` and `cpu(0)` count as one place, the one listed last.
+# So with `[mx.cpu(0), mx.gpu(0)]` all sums and updates are made on the GPU, and in the opposite
+# order all on the CPU. With `cpu(1)` the arrays are divided between the two by size, whatever
+# their speeds. The results should agree up to rounding.
 #
 # The other way out is not to wait at all: with `dist_async` each worker updates when it is ready
 # (chapter 15). Then the steps are no longer one device's.

@@ -11,7 +11,7 @@ HANDICAP = 3  # an image takes the slow device so many times as long as the fast
 WAYS = [  # how many images go to the fast and to the slow device
     ("the fast one alone", 256, 0),
     ("equal shards", 128, 128),
-    ("in proportion", 192, 64),
+    ("shares by speed", 192, 64),
 ]
 LEFT = 70
 UNIT = 1.34  # how wide the time of an image on the fast device is drawn
