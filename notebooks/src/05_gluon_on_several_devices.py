@@ -56,17 +56,67 @@ net = nn.Dense(1, in_units=1, use_bias=False)
 net.initialize(mx.init.Constant(100), ctx=pair)
 
 
-def lenet(x, replica):  # x: [n, 1, 28, 28]
-    w1, b1, w2, b2, w3, b3, w4, b4 = replica
-    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
-    return nd.dot(h, w4) + b4  # [n, 10]
+def print_replicas(weight):
+    for value, grad in zip(weight.list_data(), weight.list_grad()):
+        print(value.context, "value", value[0, 0].asscalar(), "gradient", grad[0, 0].asscalar())
+
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# One Parameter, and on each device a value and a gradient, which is still 0. (Each is a matrix of
+# one entry, hence `[0, 0]`.) The batch has two "images", the numbers 2 and 20. Gluon's
+# `split_and_load` cuts it as ours does (chapter 02).
 
 # %%
-def loss_sum(x, y, replica):
-    log_probabilities = nd.log_softmax(lenet(x, replica))
-    return -log_probabilities.pick(y).sum()
+x = nd.array([[2], [20]])
+x_shards = gluon.utils.split_and_load(x, pair)
+
+for x_shard in x_shards:
+    print(x_shard.context, "image", x_shard[0, 0].asscalar())
+
+# %% [markdown]
+# Now forward and backward. `net` is called for each shard, and finds the replica by the shard's
+# device. Its output, weight · image, is our loss, so the gradient is the image itself.
+# **Predict:** after `backward`, are the two values equal? Are the two gradients?
+
+# %%
+losses = []
+with autograd.record():
+    for x_shard in x_shards:
+        losses.append(net(x_shard))
+for loss in losses:
+    loss.backward()
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# The values are equal. Each gradient is that of the device's own shard.
+#
+# The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer
+# and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and updates
+# every replica. **Predict** the new values at rate 1.
+
+# %%
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+trainer.step(2)  # two images
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# 100 − (2 + 20) / 2 = 89, on both devices. The gradients are as they were: by default, the sum is
+# made elsewhere, in a *store* (chapter 07).
+#
+# **Keep this:** values are equal on all devices, gradients are those of the shards, and `step`
+# divides their sum by the number that you tell it.
+#
+# We need these lines again, as two functions:
+
+# %%
+def one_weight_net(devices):
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # so the weight's name is "weight"
+    net.initialize(mx.init.Constant(100), ctx=devices)
+    return net
 
 
 def backward_on_each(net, x_shards):
