@@ -26,7 +26,6 @@
 
 # %% tags=["measured"]
 import helpers
-from helpers.compare import largest_difference
 
 import mxnet as mx
 import numpy as np
@@ -161,6 +160,8 @@ for epoch in [1, 2]:
 
 # %% tags=["fold", "trains"]
 # check: ten steps in float64 are plain gradient descent, and the same on 1, 2, 3 and 4 devices
+from helpers.compare import largest_difference
+
 four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
 x640 = nd.array(data.train_images[:640], dtype="float64")
 y640 = nd.array(data.train_labels[:640])
@@ -225,7 +226,7 @@ print("1 to 4 devices: a plain loop's weights to 1e-6, one another's to 1e-12")
 #
 # ### 1. A loss averaged twice
 #
-# What if the loss is already a mean? We take numbers that one can check by hand: two weights, both
+# What if the loss is already a mean? We take numbers to check by hand: two weights, both
 # 0, and as the loss of an image $x$ the output $w \cdot x$. The gradient of an image is then the
 # image itself. At rate 1, `step(n)` subtracts the sum of the images, divided by n.
 
@@ -263,7 +264,7 @@ print("means, step(2):", weights_after_step(four_images, 2, mean=True))
 # %% [markdown]
 # `step(4)` is half as long as it should be: the sum was divided by the size of a shard, and by the
 # size of the batch again. With 64 images on each device it is 64 times too short, and training
-# merely looks slow. So leave the loss alone, and tell `step` the batch size. (If shards are equal,
+# looks slow. So leave the loss alone, and tell `step` the batch size. (For equal shards,
 # means and `step(2)` do too: exercise 2.) In PyTorch a loss is a mean by default, and DDP averages
 # gradients (chapter 14): the habit doesn't carry over.
 #
@@ -286,6 +287,12 @@ print("nominal size:", weights_after_step(last_two, 4))
 
 # %% tags=["fold", "trains"]
 # check: with the nominal size 130, one device and two still agree; only the plain loop differs
+assert weights_after_step(four_images, 4).tolist() == [-1.5, -2.5], "minus the mean of four"
+assert weights_after_step(four_images, 4, mean=True).tolist() == [-0.75, -1.25], "half of it"
+assert weights_after_step(four_images, 2, mean=True).tolist() == [-1.5, -2.5], "right again"
+assert weights_after_step(last_two, 2).tolist() == [-1, -4], "minus the mean of two"
+assert weights_after_step(last_two, 4).tolist() == [-0.5, -2], "half of it"
+
 nominal = by_device(with_trainer(1, divisor=130))
 between_devices = largest_difference(by_device(with_trainer(2, divisor=130)), nominal[0])
 from_plain = largest_difference(nominal, by_device(plain)[0])
