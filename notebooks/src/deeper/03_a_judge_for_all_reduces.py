@@ -31,8 +31,8 @@ from mxnet import nd
 # %% [markdown]
 # ## The arrays
 #
-# What does the judge hand to an all-reduce? Each device gets the same twelve numbers, times 1, 3, 9,
-# 27 and so on, plus 1/32. Here are the first three numbers on three devices:
+# What does the judge hand to an all-reduce? Each device gets the same twelve numbers, times 1, 3,
+# 9, 27 and so on, plus 1/32. Here are the first three numbers on three devices:
 
 # %%
 NUMBERS = nd.arange(65, 77)  # 65 to 76
@@ -373,8 +373,9 @@ for part in PARTS:
 assert len([name for name, found in catches.items() if not found]) == 3, "any of several"
 
 # %% [markdown]
-# Each part of the judge is there for a mistake that nothing else catches. Where two parts stand in a
-# row, it takes both: the book's bug is seen on the other devices, and in the old arrays.
+# Each part of the judge is there for a mistake that nothing else catches. Where two parts stand in
+# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and there
+# only in the old arrays.
 #
 # ## What it can't see
 #
@@ -454,7 +455,7 @@ assert apart > 0, "its devices should differ"
 #
 # - In base 3 a sum tells how often each device was counted, and is short enough for float32.
 # - A judge keeps the old arrays, looks at every device, and tries other values, types, shapes and
-#   orders, many numbers of devices, and more than one call. Each of these catches a mistake that the
-#   others pass.
+#   orders, many numbers of devices, and more than one call. Each of these catches a mistake that
+#   the others pass.
 # - It can't see a forgotten copy on simulated devices. Counting messages can.
 # - Star, tree and ring can differ by rounding; within each all devices agree to the bit.

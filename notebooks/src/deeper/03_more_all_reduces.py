@@ -39,8 +39,8 @@ from mxnet import nd
 # the same time.
 #
 # **In a round**, as in chapter 03, a device sends to one other device at most, receives from one at
-# most, and doesn't pass on what it receives. But here a device may send several chunks to the *same*
-# device in one round.
+# most, and doesn't pass on what it receives. But here a device may send several chunks to the
+# *same* device in one round.
 #
 # This is chapter 03's star. It doesn't cut arrays, so the chunk is always 0:
 
@@ -69,7 +69,7 @@ for messages in star(3):
     print(messages)
 
 # %% tags=["fold"]
-# measure: `window` finds a chunk in an array's own memory; here it cuts ten entries into four chunks
+# measure: `window` finds a chunk in an array's own memory; here are four chunks of ten entries
 def window(array, chunk, num_chunks):
     flat = array.reshape(-1)  # one row, without a copy
     begin = (flat.size * chunk) // num_chunks  # 10 entries in 4 chunks: chunk 1 begins at 10 // 4
@@ -82,8 +82,8 @@ for chunk in range(4):
     print("chunk", chunk, "of 4:", window(ten, chunk, num_chunks=4).asnumpy())
 
 # %% [markdown]
-# Chapter 03's `window`, in the folded cell, finds a chunk. One function carries out any schedule, one
-# message after the other:
+# Chapter 03's `window`, in the folded cell, finds a chunk. One function carries out any schedule,
+# one message after the other:
 
 # %%
 def run(rounds, arrays, num_chunks):
@@ -224,8 +224,8 @@ except AssertionError as error:
 # send less? It sends its partner half of its chunks, and keeps the other half. In the next round it
 # does the same with what it kept, and another partner:
 #
-# ![Four devices with four chunks each, after each of four rounds. White and blue cells are kept, grey
-# ones given away: four a device, then two, then one, which holds 1111; then two and four
+# ![Four devices with four chunks each, after each of four rounds. White and blue cells are kept,
+# grey ones given away: four a device, then two, then one, which holds 1111; then two and four
 # again.](../src/drawings/halving_doubling.svg)
 #
 # After two rounds each device has one chunk of the whole sum, the 1111 on the diagonal. That is a
@@ -330,8 +330,8 @@ print("it is")
 # chunks. The second is the first moved by one rank, so that leaves of one are inside the other
 # (Sanders, Speck and Träff, 2009). Here are both for seven devices:
 #
-# ![Two binary trees over seven places, the ranks 0 to 6. In the first, 3, 1 and 5 are inside; in the
-# second, moved by one, 4, 2 and 6 are; only rank 0 is a leaf in
+# ![Two binary trees over seven places, the ranks 0 to 6. In the first, 3, 1 and 5 are inside; in
+# the second, moved by one, 4, 2 and 6 are; only rank 0 is a leaf in
 # both.](../src/drawings/two_trees.svg)
 #
 # For each chunk a leaf sends one message, up. A device inside sends up to three: one up and two
@@ -385,7 +385,7 @@ def in_rounds(messages, ports=1):
         later = []
         sends = Counter()  # device: how many messages it sends in this round
         receives = Counter()
-        still_to_come = set()  # (device, chunk): an earlier message for it is in this round, or later
+        still_to_come = set()  # (device, chunk): a message before this one has yet to reach it
         for message in waiting:
             is_free = sends[message.sender] < ports and receives[message.receiver] < ports
             is_ready = (message.sender, message.chunk) not in still_to_come
@@ -465,8 +465,8 @@ print("direct on 8 devices:", len(direct(8)), "rounds, at once", len(at_once(dir
 # %% [markdown]
 # ## Are they right?
 #
-# Here are all six, each with the number of chunks into which it cuts an array. For the double tree we
-# take 8.
+# Here are all six, each with the number of chunks into which it cuts an array. For the double tree
+# we take 8.
 
 # %%
 def schedules(k):
@@ -563,8 +563,9 @@ def in_turn(rounds, num_chunks):
 
 
 for name, (rounds, num_chunks) in schedules(8).items():
-    print(f"{name:12} {len(rounds):2} rounds; one after the other {in_turn(rounds, num_chunks):5.2f} "
-          f"S; the busiest device sends {busiest(rounds, num_chunks):.2f} S")
+    after_another = in_turn(rounds, num_chunks)
+    print(f"{name:12} {len(rounds):2} rounds; one after the other {after_another:5.2f} S; "
+          f"the busiest device sends {busiest(rounds, num_chunks):.2f} S")
 
 # %% [markdown]
 # **Halving takes as few rounds as the tree, and sends as little as the ring.** That answers our
@@ -580,7 +581,7 @@ for name, (rounds, num_chunks) in schedules(8).items():
 #
 # (The double tree's bound isn't derived: it held in all cases that we tried, up to 64 devices.)
 # As long as the devices do all the adding, the busiest one must send at least $2\frac{k-1}{k}S$
-# (Patarasuk and Yuan, 2009).
+# (Patarasuk and Yuan, chapter 03).
 
 # %% tags=["fold"]
 # check: rounds and bytes follow the table on 2 to 8 devices, and on 4, 16, 64 for the double tree
@@ -608,7 +609,7 @@ for k in [4, 5, 6, 7, 8, 16, 64]:
 print("the table holds")
 
 # %% tags=["fold"]
-# check: `run` sends each message once, with the bytes of its chunk; as a star it does what `allreduce` does
+# check: `run` sends each message once, with its chunk's entries; a star's are those of `allreduce`
 from helpers import allreduce
 from helpers.schedules import messages_sent
 
@@ -632,7 +633,8 @@ print("it does")
 #
 # - **One switch**: each device has a link to it in each direction.
 # - **Two switches**: half of the devices on each, and a link in each direction between the two.
-# - **All-to-all**: a link in each direction between every two devices, which can all be used at once.
+# - **All-to-all**: a link in each direction between every two devices, which can all be used at
+#   once.
 
 # %%
 def one_switch(sender, receiver, k):
@@ -659,8 +661,8 @@ print("from 0 to 3, of 4 devices:", two_switches(0, 3, k=4))
 # %% [markdown]
 # How fast is a link? Behind switches we take PCIe 4.0 ×16, 31.5 GB/s (deeper: Three ways to divide
 # a network). For all-to-all we assume that a device's 300 GB/s in each direction, the A100's NVLink,
-# are shared by its $k - 1$ links. The latencies are NCCL's for a step of a ring over PCIe and NVLink
-# (`src/graph/tuning.cc` at 2.30.7).
+# are shared by its $k - 1$ links. The latencies are NCCL's for a step of a ring over PCIe and
+# NVLink (`src/graph/tuning.cc` at 2.30.7). We charge them to every scheme.
 
 # %%
 def bandwidth(network, k):  # of each link, in bytes a second
@@ -773,7 +775,8 @@ for network in [one_switch, two_switches, all_to_all]:
 # %% [markdown]
 # Why is that so?
 #
-# - *One switch.* Ring, direct and halving send equally many bytes, and halving has the fewest rounds.
+# - *One switch.* Ring, direct and halving send equally many bytes, and halving has the fewest
+#   rounds.
 # - *Two switches.* In each round of the ring one message goes each way through the middle, so it
 #   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for each
 #   other. For 16 MB the ring leads on 4 to 32 devices; on 64 the few rounds of halving weigh more.
@@ -928,11 +931,10 @@ assert round(1e3 * found) == 17, f"far partners first: {found}"
 #   on the network and on $k$, so NCCL has several.
 #
 # **Further reading.** P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full
-# bandwidth broadcast, reduction and scan", *Parallel Computing* 35 (2009); P. Patarasuk and X.
-# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", *JPDC* 69 (2009);
-# R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in
-# MPICH", *IJHPCA* 19 (2005), with halving on any number of devices; S. Jeaugey, "Massively Scale Your Deep Learning Training with NCCL
-# 2.4", NVIDIA (2019).
+# bandwidth broadcast, reduction and scan", *Parallel Computing* 35 (2009); R. Thakur, R.
+# Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
+# *IJHPCA* 19 (2005), with halving on any number of devices; S. Jeaugey, "Massively Scale Your Deep
+# Learning Training with NCCL 2.4", NVIDIA (2019).
 
 # %% [markdown]
 # ## Exercises
