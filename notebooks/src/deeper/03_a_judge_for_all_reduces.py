@@ -374,8 +374,8 @@ assert len([name for name, found in catches.items() if not found]) == 3, "any of
 
 # %% [markdown]
 # Each part of the judge is there for a mistake that nothing else catches. Where two parts stand in
-# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and there
-# only in the old arrays.
+# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and
+# there only in the old arrays.
 #
 # ## What it can't see
 #

@@ -45,8 +45,9 @@ print([array.asscalar() for array in arrays])
 
 # %% [markdown]
 # Beside it stand `allreduce`, chapter 03's star, and three schedules from `helpers`: a star, a tree
-# and a ring. A *schedule* is a list of rounds, and a round is a list of messages. The function `run`
-# carries them out, one message after the other. (Deeper: More all-reduces writes all of this out.)
+# and a ring. A *schedule* is a list of rounds, and a round is a list of messages. The function
+# `run` carries them out, one message after the other. (They are written out in deeper: More
+# all-reduces.)
 #
 # **Predict:** on two devices, two of the three schedules are the same. Which two?
 
@@ -59,8 +60,8 @@ for name, rounds in [("star", star(2)), ("tree", tree(2)), ("ring", ring(2))]:
 assert star(2) == tree(2)
 
 # %% [markdown]
-# Star and tree. The ring has as many rounds, with twice as many messages, each half as large. So one
-# after the other a star sends $2S$, a ring only $S$.
+# Star and tree. The ring has as many rounds, with twice as many messages, each half as large. So
+# for an array of $S$ bytes a star sends $2S$ one after the other, a ring only $S$.
 #
 # We time each all-reduce fifteen times, in turns, and take the median. That we do in five new
 # processes. A row shows the middle one of the five medians, and in brackets the lowest and the
@@ -141,17 +142,16 @@ for size in [SMALL, LARGE]:
 
 # %% [markdown]
 # For 4 KB KVStore and `allreduce` lead, and what goes through `run` comes behind them. For 16.4 MB
-# **the leader has become the last**: all others beat KVStore. It makes four copies where `allreduce`
-# makes two (deeper: KVStore's cases). For small arrays, copies seem to cost less than Python's calls, and KVStore
-# needs only one call; but we haven't tested that cause. Among star, tree and ring none beats another
-# for large arrays.
+# **KVStore is the last**: all others beat it. It makes four copies where `allreduce` makes two
+# (deeper: KVStore's cases). Why it leads for small arrays we haven't tested; from Python it needs
+# only one call. Among star, tree and ring none beats another for large arrays.
 #
 # ## What is the time made of?
 #
 # For 4 KB `star` and `allreduce` send the same two messages, and `allreduce` takes less time. So
 # the messages can't be the cause. What differs is what Python does: `run` reads a schedule and
-# cuts windows. (`allreduce` checks its arguments instead, and is faster in spite of it. The ring has
-# twice as many messages *and* twice as many windows; we haven't separated these two.)
+# cuts windows. (`allreduce` checks its arguments instead, and is faster in spite of it. The ring
+# has twice as many messages *and* twice as many windows; we haven't separated these two.)
 #
 # Python only hands out the work (chapter 01). How much of the time has passed when the call
 # returns, and how much when the work is done?
@@ -182,7 +182,8 @@ for size in [SMALL, LARGE]:
     for name, all_reduce in [("allreduce", allreduce), ("star", by_star), ("ring", by_ring)]:
         pairs = [returned_and_done(all_reduce, arrays) for turn in range(30)]
         returned, done = 1e3 * np.median(pairs, axis=0)
-        print(f"{BYTES[size]:7} {name:9} returns after {returned:6.3f} ms; done after {done:6.3f} ms")
+        print(f"{BYTES[size]:7} {name:9} returns after {returned:6.3f} ms, done after "
+              f"{done:6.3f} ms")
 
 # %% [markdown]
 # For 4 KB nearly all of the time is that of the call. For 16.4 MB the call is the smaller part:
@@ -191,9 +192,9 @@ for size in [SMALL, LARGE]:
 # found out why.)
 #
 # By chapter 03's table a ring should take half of a star's time for large arrays on two devices,
-# $S$ against $2S$. Here it doesn't. The table is about links, each of which carries one message at a
-# time. Simulated devices have no links, but a memory that both share. So **these times can't tell
-# which scheme is the fastest on GPUs.**
+# $S$ against $2S$. Here it doesn't. The table is about links, each of which carries one message at
+# a time. Simulated devices have no links, but a memory that both share. So **these times can't
+# tell which scheme is the fastest on GPUs.**
 #
 # ## Summary
 #

@@ -423,8 +423,8 @@ assert second == {(child + 1) % 7: (parent + 1) % 7 for child, parent in first.i
 assert set(range(7)) - set(first.values()) - set(second.values()) == {0}, "a leaf in both"
 
 # %% [markdown]
-# It is more than $2S$, since in some rounds the busiest device waits. For comparison: one tree takes
-# 6 rounds of $S$, so $6S$, and a ring 14 rounds of $S/8$, so $1.75S$.
+# It is more than $2S$, since in some rounds the busiest device waits. For comparison: one tree
+# takes 6 rounds of $S$, so $6S$, and a ring 14 rounds of $S/8$, so $1.75S$.
 #
 # ## Direct
 #
@@ -484,9 +484,9 @@ def schedules(k):
 
 
 # %% [markdown]
-# `run` sends one message after the other. At the same time the result is the same if nobody reads a
-# chunk that is written in that round, and no chunk is overwritten twice. We check that, and our rule
-# for rounds, and ask the judge:
+# `run` sends one message after the other. At the same time the result is the same if nobody reads
+# a chunk that is written in that round, and no chunk is overwritten twice. We check that, and our
+# rule for rounds, and ask the judge:
 
 # %% tags=["fold"]
 # check: all six are right on 1 to 8 devices, and their rounds keep the rule
@@ -577,7 +577,7 @@ for name, (rounds, num_chunks) in schedules(8).items():
 # | tree | $2\lceil\log_2 k\rceil$ | $2\lceil\log_2 k\rceil\,S$ | $\lceil\log_2 k\rceil\,S$ |
 # | ring, direct | $2(k-1)$ | $2\frac{k-1}{k}\,S$ | $2\frac{k-1}{k}\,S$ |
 # | halving, $k$ a power of two | $2\log_2 k$ | $2\frac{k-1}{k}\,S$ | $2\frac{k-1}{k}\,S$ |
-# | double tree, $m$ chunks, $k \ge 4$ | at most $3m + 4\lceil\log_2 k\rceil$ | rounds × $S/m$ | $2\,S$ |
+# | two trees, $m$ chunks, $k \ge 4$ | up to $3m + 4\lceil\log_2 k\rceil$ | rounds × $S/m$ | $2S$ |
 #
 # (The double tree's bound isn't derived: it held in all cases that we tried, up to 64 devices.)
 # As long as the devices do all the adding, the busiest one must send at least $2\frac{k-1}{k}S$
@@ -660,9 +660,9 @@ print("from 0 to 3, of 4 devices:", two_switches(0, 3, k=4))
 
 # %% [markdown]
 # How fast is a link? Behind switches we take PCIe 4.0 ×16, 31.5 GB/s (deeper: Three ways to divide
-# a network). For all-to-all we assume that a device's 300 GB/s in each direction, the A100's NVLink,
-# are shared by its $k - 1$ links. The latencies are NCCL's for a step of a ring over PCIe and
-# NVLink (`src/graph/tuning.cc` at 2.30.7). We charge them to every scheme.
+# a network). For all-to-all we assume that a device's 300 GB/s in each direction, the A100's
+# NVLink, are shared by its $k - 1$ links. The latencies are NCCL's for a step of a ring over PCIe
+# and NVLink (`src/graph/tuning.cc` at 2.30.7). We charge them to every scheme.
 
 # %%
 def bandwidth(network, k):  # of each link, in bytes a second
@@ -693,8 +693,8 @@ def predicted_time(rounds, chunk_bytes, network, k):
     return total
 
 # %% [markdown]
-# **Predict:** on one switch with 64 devices, which is faster for 4 KB, the tree or the ring? And for
-# 16 MB?
+# **Predict:** on one switch with 64 devices, which is faster for 4 KB, the tree or the ring? And
+# for 16 MB?
 
 # %%
 for size in [4e3, 16e6]:  # bytes of the whole array
@@ -778,12 +778,13 @@ for network in [one_switch, two_switches, all_to_all]:
 # - *One switch.* Ring, direct and halving send equally many bytes, and halving has the fewest
 #   rounds.
 # - *Two switches.* In each round of the ring one message goes each way through the middle, so it
-#   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for each
-#   other. For 16 MB the ring leads on 4 to 32 devices; on 64 the few rounds of halving weigh more.
+#   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for
+#   each other. For 16 MB the ring leads on 4 to 32 devices; on 64 the few rounds of halving weigh
+#   more.
 # - *All-to-all.* A ring uses one of a device's links, *direct* all of them, in two rounds.
 #
-# And the double tree? On 48 devices, which halving refuses, it takes 0.6 of the ring's time for 2 MB
-# on one switch.
+# And the double tree? On 48 devices, which halving refuses, it takes 0.6 of the ring's time for 2
+# MB on one switch.
 #
 # The model leaves out the time to add, and any overlap with computation. We have compared it with
 # no measured time.
