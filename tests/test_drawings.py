@@ -15,8 +15,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
 PROGRAMS = [draw_all_reduce, draw_loader, draw_step]
-NAMES = ["batch_to_shards", "collectives", "lenet_step", "pictures_to_step", "rebinding",
-         "ring_moving", "ring_rounds", "star_tree_ring", "two_trees"]
+NAMES = ["batch_to_shards", "collectives", "halving_doubling", "lenet_step", "pictures_to_step",
+         "rebinding", "ring_moving", "ring_rounds", "star_tree_ring", "two_trees"]
 SVG = "{http://www.w3.org/2000/svg}"
 EVERYONE = {0, 1, 2, 3}
 
