@@ -156,7 +156,8 @@ def layers_of_lenet():
 
 # %% [markdown]
 # How many inputs does a layer have? Gluon finds out from the first images. One image passes through
-# `cpu(1)`. **Predict:** is there a weight on `cpu(0)` afterwards?
+# `cpu(1)`. A size that isn't known yet is shown as 0. **Predict:** is there a weight on `cpu(0)`
+# afterwards?
 
 # %%
 net = layers_of_lenet()
@@ -169,7 +170,7 @@ for value in weight.list_data():
     print("after: ", value.shape, value.context)
 
 # %% [markdown]
-# The 0 means "unknown": there were no arrays yet. A forward pass on *any* device makes the replicas
+# Before, there were no arrays yet. A forward pass on *any* device makes the replicas
 # on *all* of them, with the same random values.
 
 # %% tags=["fold"]
@@ -237,8 +238,8 @@ for begin in range(0, 640, 32):
 # %% tags=["measured", "trains"]
 weights_by_hand = by_hand.get_params(by_hand.init_params(), four[0], "float64")
 losses_by_hand = []
-for x, y in batches:
-    loss = by_hand.train_batch(x, y, [weights_by_hand], four[:1], lr=0.125)
+for x, y in batches:  # changes weights_by_hand in place
+    loss = by_hand.train_batch(x, y, [weights_by_hand], [four[0]], lr=0.125)
     losses_by_hand.append(loss.asscalar())
 
 print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
@@ -270,7 +271,8 @@ def lenet_step(net, trainer, x, y, devices):
 net = lenet_on(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 x, y = batches[0]
-for loss in lenet_step(net, trainer, x, y, pair):
+losses = lenet_step(net, trainer, x, y, pair)
+for loss in losses:
     print(loss.context, "losses of", len(loss), "images")
 
 # %% [markdown]
@@ -371,7 +373,7 @@ backward_on_each(net, [x])  # both images on cpu(0), none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning as error:
-    print(error)
+    print("a UserWarning, raised as an error:", error)
 print_replicas(net.weight)
 
 # %% [markdown]
@@ -413,9 +415,8 @@ backward_on_each(net, [x])  # none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning:
-    print("an error in step 2")
-for value in net.weight.list_data():
-    print(value.context, "value", value[0, 0].asscalar())
+    print("the same error in step 2")
+print_replicas(net.weight)
 
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1. (`Trainer._update` in
