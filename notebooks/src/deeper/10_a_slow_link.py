@@ -322,7 +322,7 @@ def step_by_priority(training, by_layer):
 # %% [markdown]
 # The link should take twice as long as the two passes, so that messages wait for one another.
 
-# %% tags=["measured", "trains"]
+# %% tags=["trains"]
 far = begin_training(lenet(), 128, **OPERATORS_APART)
 plain_step(far, wait=False)
 lengths = []
@@ -335,8 +335,7 @@ for parameter in far.net.collect_params().values():
     for grad in parameter.list_grad():
         nbytes += 4 * grad.size
 link = PriorityLink(rate=nbytes / (2 * passes / 1e3))
-print(f"the passes take {passes:.1f} ms, the messages {2 * passes:.1f} ms "
-      f"at {link.rate / 1e6:.0f} MB/s")
+print(f"the passes take {passes:.1f} ms, the messages {2 * passes:.1f} ms")
 
 # %% tags=["fold", "trains"]
 # check: whatever the order, the weights are those of Trainer to the bit, and all messages are sent
@@ -351,15 +350,18 @@ plain = begin_training(lenet(), 128, **OPERATORS_APART)
 for _ in range(8):
     plain_step(plain, wait=False)
 P = len(plain.net.collect_params().keys())
+
+
+def eight_steps(training, by_layer):
+    for _ in range(8):
+        step_by_priority(training, by_layer)
+
+
 for by_layer in [False, True]:
     linked = begin_training(lenet(), 128, **OPERATORS_APART)
-
-    def eight_steps(linked=linked, by_layer=by_layer):
-        for _ in range(8):
-            step_by_priority(linked, by_layer)
-
-    found = sorted(event.name for event in record(eight_steps).lanes["link"])
-    priorities = [place if by_layer else 0 for place in range(P)]
+    recording = record(eight_steps, linked, by_layer)
+    found = sorted(event.name for event in recording.lanes["link"])
+    priorities = range(P) if by_layer else [0] * P
     assert found == sorted([f"message {each}" for each in priorities] * 8 * len(pair))
     for ours, whole in zip(arrays_of(linked.net), arrays_of(plain.net), strict=True):
         assert (ours == whole).all(), "a stale weight"
