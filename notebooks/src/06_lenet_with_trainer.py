@@ -137,7 +137,7 @@ print(metric.get())
 # Two of three are right. `metric` goes on counting until `reset()`; a loop that forgets it reports
 # the mean over all epochs. We make a new one in each.
 
-# %%
+# %% tags=["trains"]
 def train_one_epoch(net, trainer, batches, devices):
     metric = mx.metric.Accuracy()
     for x, y in batches:
