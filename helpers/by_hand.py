@@ -28,7 +28,8 @@ def lenet(x, replica):
     w1, b1, w2, b2, w3, b3, w4, b4 = replica
     h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
     h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
+    h = h.flatten()  # [n, 800]
+    h = nd.relu(nd.dot(h, w3) + b3)  # [n, 128]
     return nd.dot(h, w4) + b4  # [n, 10]
 
 
@@ -73,7 +74,8 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
         loss.backward()
 
     for number in range(len(replicas[0])):
-        reduce([replica[number].grad for replica in replicas])
+        grads = [replica[number].grad for replica in replicas]
+        reduce(grads)
 
     for replica in replicas:
         for param in replica:

@@ -1,11 +1,12 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds the judge, its deeper notebook on more all-reduces the judge's arrays and the
-schedules. A test holds each function here equal to the one that is taught. A *schedule* is a list
-of rounds, a round a list of messages that can be sent at the same time.
+Chapter 03 builds the judge, and one of its deeper notebooks the judge's arrays and calls; another
+builds the schedules. A test holds each function here equal to the one that is taught. A *schedule*
+is a list of rounds, a round a list of messages that can be sent at the same time.
 """
 
 from typing import NamedTuple
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -157,3 +158,24 @@ def judge(candidate):
         wrong = wrong_devices(candidate, k)
         assert wrong == [], f"wrong on {k} devices, ranks {wrong}"
     print(f"{candidate.__name__} passes on 1 to 8 devices")
+
+
+# ---- What an all-reduce sends ----
+
+copyto = nd.NDArray.copyto
+
+
+def messages_sent(all_reduce, k, entries):
+    """(sender, receiver, entries) of each copy to another device."""
+    messages = []
+
+    def noted(array, other):
+        device = getattr(other, "context", other)  # of an array, or a device itself
+        if device != array.context:  # a copy to itself is no message
+            messages.append((array.context.device_id, device.device_id, array.size))
+        return copyto(array, other)
+
+    arrays = [nd.ones(entries, ctx=device) for device in eight[:k]]
+    with mock.patch.object(nd.NDArray, "copyto", noted):
+        all_reduce(arrays)
+    return messages

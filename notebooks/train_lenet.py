@@ -28,10 +28,10 @@ for epoch in [1, 2]:
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
-    print(f"{k} devices, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
+    print(f"k = {k}, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
     metric.reset()
     for x, y in test_loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
         metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-    print(f"{k} devices, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
+    print(f"k = {k}, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")

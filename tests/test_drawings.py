@@ -15,8 +15,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
 PROGRAMS = [draw_all_reduce, draw_loader, draw_step]
-NAMES = ["batch_to_shards", "collectives", "lenet_step", "pictures_to_step", "rebinding",
-         "ring_moving", "ring_rounds", "star_tree_ring", "two_trees"]
+NAMES = ["batch_to_shards", "collectives", "halving_doubling", "lenet_step", "pictures_to_step",
+         "rebinding", "ring_moving", "ring_rounds", "star_tree_ring", "two_trees"]
 SVG = "{http://www.w3.org/2000/svg}"
 EVERYONE = {0, 1, 2, 3}
 
@@ -259,6 +259,46 @@ def test_the_ring_round_by_round_is_what_numpy_computes():
         assert coloured == marked == received[number]
 
 
+def test_halving_and_doubling_round_by_round_is_what_numpy_computes():
+    arrays = np.array([[10**device] * 4 for device in range(4)])
+    kept = {device: [0, 1, 2, 3] for device in range(4)}
+    states, keeps, received = [arrays.copy()], [set(np.ndindex(4, 4))], [set()]
+    for gap in (1, 2):  # partners keep every second one of what both have: the lower rank begins
+        before, new = arrays.copy(), {}
+        for rank in range(4):
+            partner = rank - gap if rank // gap % 2 else rank + gap
+            new[rank] = kept[rank][int(rank > partner)::2]
+            arrays[rank, new[rank]] += before[partner, new[rank]]
+        kept = new
+        states.append(arrays.copy())
+        received.append({(rank, chunk) for rank in range(4) for chunk in kept[rank]})
+        keeps.append(received[-1])
+    for gap in (2, 1):
+        before, new = arrays.copy(), {}
+        for rank in range(4):
+            partner = rank - gap if rank // gap % 2 else rank + gap
+            arrays[rank, kept[partner]] = before[partner, kept[partner]]
+            new[rank] = sorted(kept[rank] + kept[partner])
+        received.append({(rank, chunk) for rank in range(4) for chunk in new[rank]
+                         if chunk not in kept[rank]})
+        kept = new
+        states.append(arrays.copy())
+        keeps.append({(rank, chunk) for rank in range(4) for chunk in kept[rank]})
+    assert np.all(arrays == 1111)
+    drawn = with_class(read("halving_doubling"), "state")
+    assert [int(state.get("data-round")) for state in drawn] == [0, 1, 2, 3, 4]
+    for number, state in enumerate(drawn):
+        cells = with_class(state, "cell")
+        assert len(cells) == 16
+        for cell in cells:
+            place, fill = place_of(cell), cell.find(SVG + "rect").get("fill")
+            assert int(cell.findtext(SVG + "text")) == states[number][place]
+            assert (cell.get("data-received") == "yes") == (place in received[number])
+            assert (fill == draw_all_reduce.PALE_BLUE) == (place in received[number])
+            assert (cell.get("data-kept") == "yes") == (place in keeps[number])
+            assert (fill == draw_all_reduce.PALE_GREY) == (place not in keeps[number])
+
+
 def test_the_moving_ring_is_what_numpy_computes():
     states, received = ring_by_numpy()
     root = read("ring_moving")
@@ -361,13 +401,13 @@ def test_collectives_do_what_their_names_say():
 
 
 def drawn_tree(tree):
-    """`{place: its parent}` from where nodes and edges are; the parent stands higher."""
+    """`{rank: its parent}` from where nodes and edges are; the parent stands higher."""
     nodes = {}
     for node in with_class(tree, "node"):
         circle = node.find(SVG + "circle")
-        assert node.findtext(SVG + "text") == node.get("data-place")
-        nodes[float(circle.get("cx")), float(circle.get("cy"))] = int(node.get("data-place"))
-    assert [nodes[at] for at in sorted(nodes)] == [1, 2, 3, 4, 5, 6, 7], "places in one row order"
+        assert node.findtext(SVG + "text") == node.get("data-rank")
+        nodes[float(circle.get("cx")), float(circle.get("cy"))] = int(node.get("data-rank"))
+    assert [nodes[at] for at in sorted(nodes)] == [0, 1, 2, 3, 4, 5, 6], "ranks in one row order"
     parents = {}
     for edge in with_class(tree, "edge"):
         if edge.tag == SVG + "line":
@@ -385,17 +425,17 @@ def test_the_leaves_of_one_tree_are_inside_the_other():
     root = read("two_trees")
     one, two = with_class(root, "tree")
     first, second = drawn_tree(one), drawn_tree(two)
-    assert first == {1: 2, 2: 4, 3: 2, 5: 6, 6: 4, 7: 6}
-    assert second == {child % 7 + 1: parent % 7 + 1 for child, parent in first.items()}
+    assert first == {0: 1, 1: 3, 2: 1, 4: 5, 5: 3, 6: 5}
+    assert second == {(child + 1) % 7: (parent + 1) % 7 for child, parent in first.items()}
     inside_first, inside_second = set(first.values()), set(second.values())
     assert inside_first & inside_second == set()
-    assert set(range(1, 8)) - inside_first - inside_second == {1}
+    assert set(range(7)) - inside_first - inside_second == {0}
     for node in with_class(root, "node"):
-        place = int(node.get("data-place"))
+        rank = int(node.get("data-rank"))
         color = "white"
-        if place in inside_first:
+        if rank in inside_first:
             color = draw_all_reduce.BLUE
-        elif place in inside_second:
+        elif rank in inside_second:
             color = draw_all_reduce.ORANGE
         assert node.find(SVG + "circle").get("fill") == color
 

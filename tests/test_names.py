@@ -18,48 +18,34 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
     "accuracy": ("04", "14"),
-    "after": ("06", "11"),
-    "apart": ("06", "09", "12", "13", "14", "15", "16"),
+    "apart": ("12", "13", "14", "15", "16"),
     "Awkward": ("14", "16"),
-    "backward": ("10", "12", "15", "16"),
+    "backward": ("12", "15", "16"),
     "batches": ("04", "15"),
     "by_hand": ("13", "15"),
-    "clock": ("10", "14"),
     "counts_twice": ("04", "deeper/03"),
     "first_only": ("04", "deeper/03"),
-    "gap": ("09", "14"),
-    "gradients": ("11", "12"),
     "learn": ("14", "16"),
-    "lenet": ("04", "06", "10", "11", "12", "13", "14", "15"),
-    "Link": ("10", "14"),
+    "lenet": ("04", "06", "12", "13", "14", "15"),
     "load": ("12", "14"),
     "meet": ("13", "15"),
     "no_broadcast": ("04", "deeper/03"),
-    "prepare": ("10", "12"),
     "race": ("14", "16"),
     "rebinding": ("03", "12", "deeper/03"),
-    "resnet18": ("10", "13"),
-    "save": ("10", "15"),
     "share": ("12", "14", "16"),
-    "small": ("09", "11"),
-    "start": ("11", "13"),
-    "step": ("09", "10", "16"),
     "train": ("04", "08", "12", "13", "14", "15", "16"),
-    "train_batch": ("04", "06"),
-    "trained": ("09", "10", "15"),
     "uneven": ("14", "15"),
 }
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
+    "arrays_of": ("10", "deeper/10"),
     "both_passes": ("11", "deeper/11"),
     "compete": ("04", "deeper/04"),
-    "loss_sum": ("04", "05"),
     "multiply": ("03", "deeper/03"),
     "one_weight_net": ("05", "deeper/05"),
     "print_replicas": ("05", "deeper/05"),
     "program": ("04", "deeper/04"),
-    "train_batch": ("04", "05"),
 }
 
 

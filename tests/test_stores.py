@@ -35,22 +35,28 @@ def test_what_prepare_allocates_counts():
 
 
 class Cycle:
-    """Garbage that only the collector finds, with an array on a device."""
+    """Garbage that only the collector finds, with an array on each device."""
 
     def __init__(self):
         self.itself = self
-        self.array = nd.ones(1000, ctx=mx.cpu(1))
+        self.arrays = [nd.ones(1000, ctx=device) for device in (mx.cpu(0), mx.cpu(1))]
+
+
+class Collects(mx.optimizer.Optimizer):
+    """Changes no weight. Has the garbage collected at each push."""
+
+    def update(self, index, weight, grad, state):
+        nd.waitall()
+        gc.collect()
+        nd.waitall()
 
 
 @needs_two_cores
 def test_garbage_of_others_is_not_subtracted():
-    def collect(_):
-        gc.collect()
-
     for _ in range(10):
         Cycle()
-    nd.waitall()
-    assert sorted(kilobytes([1000, 2000], prepare=collect)) == [8, 16]
+    found = kilobytes([1000, 2000, 5000], prepare=lambda store: store.set_optimizer(Collects()))
+    assert sorted(found) == [24, 40]
 
 
 @needs_two_cores

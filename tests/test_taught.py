@@ -21,6 +21,7 @@ TAUGHT = {  # by name: the module in helpers, and the chapter
     "HybridResidual": ("networks", "08_resnet18"),
     "hybrid_resnet18": ("networks", "08_resnet18"),
     "wrong_ranks": ("schedules", "03_all_reduce"),
+    "messages_sent": ("schedules", "03_all_reduce"),
     "replicas": ("schedules", "deeper/03_a_judge_for_all_reduces"),
     "wrong_devices": ("schedules", "deeper/03_a_judge_for_all_reduces"),
     "judge": ("schedules", "deeper/03_a_judge_for_all_reduces"),

@@ -58,10 +58,9 @@ def batches(dataset, size, epochs=1, seed=0):
             yield images.take(chosen), labels.take(chosen)
 
 # %% [markdown]
-# LeNet has four layers here, of the sizes in *The Straight Dope*, each with a weight and a bias.
-# Weights start as random numbers of standard deviation gain · $\sqrt{2 / \text{inputs}}$, where
-# *inputs* is how many numbers one output adds up. Gain 1 keeps values about the same size from
-# layer to layer (He et al., 2015); our gains are near it, and play no part later.
+# LeNet has four layers here, of the sizes in the book *The Straight Dope*, each with a weight and a
+# bias. Weights start as random numbers of standard deviation gain · $\sqrt{2 / \text{inputs}}$
+# (He et al., 2015, with gain 1), where *inputs* is how many numbers one output adds up.
 
 # %%
 #    weight          inputs  outputs  gain
@@ -103,7 +102,7 @@ for param in get_params(init_params(), mx.cpu(1)):
 # The network names no device: an operator runs where its inputs are.
 
 # %%
-def pool(h):  # relu, then the mean of each 2 x 2 square
+def pool(h):  # relu, then the mean of each 2 x 2 square; of 9 rows the last one is left out
     return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
 
 
@@ -111,7 +110,8 @@ def lenet(x, replica):  # x: [n, 1, 28, 28]
     w1, b1, w2, b2, w3, b3, w4, b4 = replica
     h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
     h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
+    h = h.flatten()  # [n, 800]: MXNet's flatten keeps the first axis
+    h = nd.relu(nd.dot(h, w3) + b3)  # [n, 128]
     return nd.dot(h, w4) + b4  # a score for each class: [n, 10]
 
 # %% [markdown]
@@ -124,7 +124,7 @@ def loss_sum(x, y, replica):
     return -log_probabilities.pick(y).sum()
 
 # %% tags=["fold"]
-# check: the table's inputs; the untrained network guesses; with gain 1 values keep their size
+# check: `inputs` in `layers`; the untrained network guesses; with gain 1 values keep their size
 x, y = next(batches(train_set, 256))
 replica = get_params(init_params(), mx.cpu(0))
 loss = loss_sum(x, y, replica).asscalar() / len(x)
@@ -190,8 +190,8 @@ for grad in grads:
     print(grad.context, "sum", grad.asnumpy().round(2))
 
 # %% [markdown]
-# **Fourth, the update.** The parameter loses rate / $n$ times the sum. The rate is 0.2, and $n$ is
-# 8, all images *in the batch*.
+# **Fourth, the update.** We subtract rate / $n$ times the sum. The rate is 0.2, and $n$ is 8, all
+# images *in the batch*.
 
 # %% tags=["measured", "trains"]
 updated = []
@@ -201,7 +201,7 @@ for replica, grad in zip(replicas, grads):
     print(bias.context, "bias", bias.asnumpy().round(2))
 
 # %% tags=["fold"]
-# check: both devices have the bias that a step on one device gives; where gradients are negative
+# check: both devices have one device's bias; gradients are negative where the text says
 alone = get_params(init_params(), two[0])
 with autograd.record():
     loss = loss_sum(x, y, alone)
@@ -234,8 +234,9 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
     for loss in losses:  # NEW
         loss.backward()
 
-    for number in range(len(replicas[0])):  # NEW: for each parameter,
-        reduce([replica[number].grad for replica in replicas])  # every device gets the sum
+    for number in range(len(replicas[0])):  # NEW: for each parameter
+        grads = [replica[number].grad for replica in replicas]
+        reduce(grads)  # now every device has the sum
 
     for replica in replicas:  # NEW
         for param in replica:
@@ -282,9 +283,10 @@ def accuracy(replicas, devices, dataset):
     return right / len(labels)
 
 # %% [markdown]
-# `train` (folded) calls `train_batch` for each batch, and waits for the loss of *two steps ago*: so
-# devices aren't idle while Python prepares a step, and few steps are in their queues. `accuracy` is
-# the share of images that are classified right. An epoch of MNIST takes **ten to forty seconds**.
+# `train` (folded) calls `train_batch` for each batch. In each step it waits for the loss of *two
+# steps ago*. So devices have work while Python prepares the next step, but their queues stay
+# short. `accuracy` is the share of images that are classified right. An epoch of MNIST takes **ten
+# to forty seconds**.
 
 # %% tags=["measured", "trains"]
 epochs = 1 if data.name == "mnist" else 10  # the other data set is small
@@ -294,12 +296,12 @@ losses = train(replicas, two, batches(train_set, 128, epochs), lr=0.2)
 reached = accuracy(replicas, two, test_set)
 print(f"loss {losses[0]:.2f} in the first step, {losses[-1]:.2f} in the last of {len(losses)}")
 print(f"{reached:.2%} of the test images right ({data.name})")
-for number in range(8):
-    assert_replicas_equal([replicas[0][number], replicas[1][number]])
+for param, its_copy in zip(replicas[0], replicas[1]):
+    assert_replicas_equal([param, its_copy])
 print("both replicas are equal to the bit")
 
 # %% tags=["fold"]
-# check: it has learned, which equal replicas alone wouldn't show; one device counts as many right
+# check: it has learned (equal replicas don't show that); one device counts as many right
 x, y = test_set[0][:1000], test_set[1][:1000]
 alone = (lenet(x, replicas[0]).argmax(axis=1) == y).mean().asscalar()
 assert abs(accuracy(replicas, two, (x, y)) - alone) < 1e-6, "accuracy counts otherwise"
@@ -336,10 +338,10 @@ four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
 
 
 def twenty_steps(k, seed, reduce=allreduce):
-    some = four[:k]
-    replicas = [get_params(init_params(seed), device, "float64") for device in some]
+    used = four[:k]
+    replicas = [get_params(init_params(seed), device, "float64") for device in used]
     for x, y in batches(small, 64, seed=seed):
-        train_batch(x, y, replicas, some, lr=0.2, reduce=reduce)
+        train_batch(x, y, replicas, used, lr=0.2, reduce=reduce)
     return replicas
 
 # %% [markdown]
@@ -347,29 +349,31 @@ def twenty_steps(k, seed, reduce=allreduce):
 # as a share of that parameter's largest entry.
 
 # %% tags=["measured", "trains"]
-whole = plain_steps(seed=0)
+one_device = plain_steps(seed=0)
 for k in [1, 2, 3, 4]:
-    difference = float(largest_difference(twenty_steps(k, seed=0), whole))
+    replicas = twenty_steps(k, seed=0)
+    difference = float(largest_difference(replicas, one_device))
     print(f"k = {k}: {difference:.1e}")
     assert difference < 1e-12
 
 # %% tags=["fold", "trains", "few:range(3)=>range(1)"]
 # check: the same from three seeds
 for seed in range(3):
-    whole = plain_steps(seed)
+    one_device = plain_steps(seed)
     for k in [1, 2, 3, 4]:
-        assert largest_difference(twenty_steps(k, seed), whole) < 1e-12, f"seed {seed}, {k} devices"
+        difference = largest_difference(twenty_steps(k, seed), one_device)
+        assert difference < 1e-12, f"seed {seed}, {k} devices"
 
 # %% [markdown]
 # All agree to $10^{-12}$, and $k = 1$ to the last bit. More devices add the same numbers in another
 # order, and each addition rounds.
 #
 # This check sees *arithmetic*. It can't see *where* the work was done. Suppose that all shards were
-# sent to device 0. Simulated devices share one memory (chapter 01), so it could use the other
+# sent to device 0. Simulated devices share one memory (chapter 01), so device 0 could use the other
 # replica too, and the sum would be as right as before. A second check looks at the place:
 
 # %% tags=["fold", "trains"]
-# check: where the scores are computed, and that all shards on device 0 would pass the first check
+# check: where scores are computed. With all shards on device 0 the first check would pass
 from collections import Counter
 
 
@@ -395,13 +399,13 @@ def all_to_the_first(data, devices, even):
 
 
 helpers_split = split_and_load
-whole = plain_steps(seed=0)
+one_device = plain_steps(seed=0)
 for name, split, expected in [
     ("split_and_load", split_and_load, {"cpu(0)": 20, "cpu(1)": 20}),
     ("all to device 0", all_to_the_first, {"cpu(0)": 40}),
 ]:
     replicas, places = with_spy(split)
-    passes = bool(largest_difference(replicas, whole) < 1e-12)
+    passes = bool(largest_difference(replicas, one_device) < 1e-12)
     where = ", ".join(f"{times} times on {place}" for place, times in sorted(places.items()))
     print(f"{name:15} agrees with one device: {passes}; scores computed", where)
     assert passes and places == expected, "the shards' work is elsewhere"
@@ -437,13 +441,14 @@ assert alone[-1] < 0.9 * alone[0], "on a plateau any comparison passes"
 # - *no broadcast*: the sum stays on device 0;
 # - *first only*: device 1 gets device 0's gradient;
 # - *counts twice*: device 1's gradient counts twice in the sum;
-# - *mean*: both get half of the sum;
+# - *mean*: both get half of the sum. (PyTorch's DDP averages, and its update doesn't divide by $k$.
+#   Ours divides by all of $n$, so here it is half the rate.)
 # - *nothing*: nothing is sent.
 #
-# The table compares weights after twenty steps with one device's (*far*: more than 0.001 away), and
-# the replicas with each other. Accuracy is that of ten replicas after an epoch of MNIST, two from
-# each of five seeds, trained beforehand. *Behind* says how many of the ten are worse than in the
-# right run from the same seed.
+# The table compares weights after twenty steps with one device's (*far*: more than 0.001 away),
+# and the two replicas with each other. Then it shows accuracy after an epoch of MNIST, from stored
+# runs: five seeds with two replicas each, so ten numbers. *Behind* says how many of the ten are
+# worse than in the right run from the same seed.
 #
 # **Predict:** which mistakes leave the replicas equal?
 
@@ -495,14 +500,14 @@ def first_epoch(name):
     return 100 * np.array([run[0]["accuracies"] for run in stored["runs"][f"lenet-{name}"]])
 
 
-whole = plain_steps(seed=0)
+one_device = plain_steps(seed=0)
 right = first_epoch("128-0.2")
 accuracies = {"right": right}
 behind = {}
 print("mistake       weights   replicas  accuracy in %: median, range   behind")
 for mistake, reduce in [("right", allreduce), *wrong.items()]:
     replicas = twenty_steps(2, seed=0, reduce=reduce)
-    far = largest_difference(replicas, whole) > 1e-3
+    far = largest_difference(replicas, one_device) > 1e-3
     equal = largest_difference(replicas[:1], replicas[1]) == 0
     last = ""
     if reduce is not allreduce:
@@ -539,9 +544,10 @@ for name, reduce in wrong.items():
 
 # %% [markdown]
 # Weights show each mistake. Replicas that agree prove little: three mistakes leave them equal.
-# Accuracy needs the right run beside it: then four mistakes are worse in 8 or 9 cases of 10, and
-# *counts twice* is better in 8. Alone, none looks wrong: all are above 93 %, and ranges overlap.
-# Training still goes downhill, with a part of the gradient or with one shard weighted twice.
+# Accuracy needs the right run beside it: then four mistakes are worse in 8 or 9 cases of 10.
+# (Where replicas are equal, that is five seeds, each counted twice.) *Counts twice* is better in
+# 8: its steps are longer, which may be why. Alone, none looks wrong: all are above 93 %, and
+# ranges overlap.
 #
 # Keep this: compare *weights* with one device's. One step is enough, in float32 too: the right
 # all-reduce differs by less than 0.001, each wrong one by more than 0.1.
@@ -550,7 +556,8 @@ for name, reduce in wrong.items():
 # ## Why float32 jumps
 #
 # Few people train in float64. **Predict:** one step in float32 leaves a difference of about
-# $10^{-6}$ between one device and two. After sixty steps, is it sixty times that, less, or more?
+# $10^{-6}$ between one device and two. After sixty steps, will it be sixty times that, less, or
+# more?
 #
 # One operator could make rounding large. Two numbers that differ by rounding only go through relu:
 
@@ -565,14 +572,15 @@ for value in [1e-7, -1e-7]:
 
 # %% [markdown]
 # The outputs agree to $10^{-7}$, but one derivative is 1 and the other 0: relu has a *kink* at
-# zero. A number that goes into a relu is a *unit*, *on* where it is positive. If it is on in one
-# training and off in the other, it has *flipped*: its part of the gradient is missing in one.
+# zero. A number that goes into a relu is a *unit*. It is *on* if it is positive, else *off*. If it
+# is on in one training and off in the other, it has *flipped*: its part of the gradient is missing
+# in one.
 #
-# Does that happen? In each of sixty steps we count how many of a batch's half a million units have
-# flipped between one device and two. And is it the cause? We train twice more on two devices. With
-# a *borrowed* pattern a unit counts as on where it was on in the training on one device: so nothing
-# can flip, and nothing else changes. With a *smooth* function, $h \cdot \text{sigmoid}(h)$, there
-# is no kink.
+# Does that happen? In each of sixty steps we count how many of the half a million units of a batch
+# (32 images) have flipped between one device and two. And is it the cause? We train twice more on
+# two devices. With a *borrowed* pattern, the training on one device decides which units are on: so
+# nothing can flip, and nothing else changes. With a *smooth* function,
+# $h \cdot \text{sigmoid}(h)$, there is no kink.
 #
 # A line of the table is a seed. On the left is its first flip: the step, how many units, and the
 # difference before and after that step. On the right is step 60: the units that have flipped, and
@@ -719,7 +727,7 @@ show(fig, alt="Difference against steps on a logarithmic axis, a line a seed: fl
               "float64.")
 
 # %% tags=["fold", "trains"]
-# check: no jump before a flip, or without flips; stored runs: one device and two
+# check: no jump before a flip, or without flips; and accuracy on one device and two, stored runs
 for (kind, seed), rows in runs.items():
     differences, flips, losses = rows.T
     assert losses[-10:].mean() < 0.9 * losses[:10].mean(), "on a plateau any comparison passes"
@@ -746,20 +754,21 @@ print(f"accuracy after an epoch of MNIST, one device and two, five seeds: at mos
 assert one_and_two_apart < 0.25
 
 # %% [markdown]
-# In our run one seed had no flip and stayed near $10^{-5}$; four jumped to more than $10^{-2}$.
-# Each jump began in a step in which *one* unit had flipped. That changes the weights a little, so
-# other units flip, and they change the weights further. Borrowed or smooth, no seed jumped: relu's
-# kink is what makes float32 jump here.
+# Sixty times $10^{-6}$ would be $6 \cdot 10^{-5}$. One seed had no flip and stayed below that,
+# near $10^{-5}$; four jumped to more than $10^{-2}$. Each jump began in a step in which *one* unit
+# had flipped. That changes the weights a little, so other units flip, and they change the weights
+# further. Borrowed or smooth, no seed jumped: relu's kink is what makes float32 jump here.
 #
 # Keep this: *equality* with one device is a claim for one step, or for float64 in as many steps as
-# we tried. In float32 the claim is that the network learns as well: after an epoch, one device and
-# two were at most 0.22 points apart, for each of five seeds.
+# we tried. In float32 the claim is only that the network learns as well. In stored runs, accuracy
+# after an epoch on one device and on two was at most 0.22 points apart, for each of five seeds.
 
 # %% [markdown]
 # ## The speed-up
 #
 # Is it faster, and faster than *what*? Five contestants train on 256 images a step, in turns: a
-# round is six steps of each (deeper: How the speed-up was measured).
+# round is six steps of each. Nine rounds count, in which other programs took little of the machine
+# (*quiet* rounds; deeper: How the speed-up was measured).
 #
 # - *one device*: one core. Like the next three it has the settings that `import helpers` makes, for
 #   threads and memory.
@@ -767,7 +776,7 @@ assert one_and_two_apart < 0.25
 # - *never communicate*: two trainings in one process, each on half of the batch. This is about what
 #   two devices would reach if the all-reduce cost nothing.
 # - *two processes*: the same as two programs. They share only the machine.
-# - *stock MXNet*: one context without our settings. On two cores, it too uses one of them.
+# - *stock MXNet*: one device without our settings. On two cores, it too uses one of them.
 #
 # **Predict:** how many times as fast as the first are the others?
 
@@ -844,7 +853,7 @@ if __name__ == "__main__" and "__file__" in globals():
     contend(options.kind, options.devices, options.images, options.apart)
 
 # %% tags=["measured", "fold", "few:ROUNDS = 9=>ROUNDS = 2"]
-# measure: five contestants in turns, 256 images a step; this takes about a minute
+# measure: five contestants in turns, 256 images a step; a minute or more, until rounds are quiet
 import os
 
 from helpers.engine import ALLOCATOR, SETTINGS
@@ -884,7 +893,7 @@ times = compete({
 }, ROUNDS)
 speeds = {name: 6 * 256 / seconds for name, seconds in times.items()}
 
-print("                   images/s   times one device: median (middle half of the rounds)")
+print("                   images/s   times one device, round by round: median (middle half)")
 for name, speed in speeds.items():
     low, median, high = spread(speed / speeds["one device"])
     ratio = "1" if name == "one device" else f"{median:.2f} ({low:.2f} to {high:.2f})"
@@ -907,10 +916,10 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
               "one device.")
 
 # %% [markdown]
-# *Two devices* against *one device* is the speed-up. Why isn't it 2? *Two processes* don't
-# communicate, and don't reach 2 either. So most of what is missing isn't the all-reduce: two
-# trainings on one machine slow each other down. (How, we haven't tested.) *Stock MXNet* was the
-# slowest here; with more cores it may win.
+# *Two devices* against *one device* is the speed-up. Why isn't it 2? *Never communicate* and *two
+# processes* exchange nothing, and don't reach 2 either. So most of what is missing isn't the
+# all-reduce: two trainings on one machine slow each other down. (How, we haven't tested.) *Stock
+# MXNet* was the slowest here; with more cores it may win.
 #
 # Keep this: compare a speed-up with what two unrelated trainings reach, not with 2.
 #
@@ -979,7 +988,7 @@ def one_step_of_means(n):
             losses.append(loss_sum(x_shard, y_shard, replica) / len(x_shard))
     for loss in losses:
         loss.backward()
-    for number in range(8):
+    for number in range(len(replicas[0])):
         allreduce([replica[number].grad for replica in replicas])
     for replica in replicas:
         for param in replica:

@@ -21,12 +21,12 @@
 # ## What you'll do
 #
 # Follow one weight through a step on two devices, train chapter 04's network to the same weights,
-# and make two mistakes that raise no error.
+# and make two mistakes that `Trainer` notices late, or not at all.
 #
 # ## What you'll learn
 #
 # - what a `Parameter` holds on each device, and what a `Trainer` does;
-# - what it doesn't notice: a device without images, and one that is named twice.
+# - what becomes of a device without images, and of one that is named twice.
 #
 # ## What you need
 #
@@ -56,17 +56,67 @@ net = nn.Dense(1, in_units=1, use_bias=False)
 net.initialize(mx.init.Constant(100), ctx=pair)
 
 
-def lenet(x, replica):  # x: [n, 1, 28, 28]
-    w1, b1, w2, b2, w3, b3, w4, b4 = replica
-    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
-    h = nd.relu(nd.dot(h.flatten(), w3) + b3)  # [n, 128]
-    return nd.dot(h, w4) + b4  # [n, 10]
+def print_replicas(weight):
+    for value, grad in zip(weight.list_data(), weight.list_grad()):
+        print(value.context, "value", value[0, 0].asscalar(), "gradient", grad[0, 0].asscalar())
+
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# One Parameter, and on each device a value and a gradient, which is still 0. (Each is a matrix of
+# one entry, hence `[0, 0]`.) The batch has two "images", the numbers 2 and 20. Gluon's
+# `split_and_load` cuts it as ours does (chapter 02).
 
 # %%
-def loss_sum(x, y, replica):
-    log_probabilities = nd.log_softmax(lenet(x, replica))
-    return -log_probabilities.pick(y).sum()
+x = nd.array([[2], [20]])
+x_shards = gluon.utils.split_and_load(x, pair)
+
+for x_shard in x_shards:
+    print(x_shard.context, "image", x_shard[0, 0].asscalar())
+
+# %% [markdown]
+# Now forward and backward. `net` is called for each shard, and finds the replica by the shard's
+# device. Its output, weight · image, is our loss, so the gradient is the image itself.
+# **Predict:** after `backward`, are the two values equal? Are the two gradients?
+
+# %%
+losses = []
+with autograd.record():
+    for x_shard in x_shards:
+        losses.append(net(x_shard))
+for loss in losses:
+    loss.backward()
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# The values are equal. Each gradient is that of the device's own shard.
+#
+# The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer
+# and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and updates
+# every replica. **Predict** the new values at rate 1.
+
+# %%
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+trainer.step(2)  # two images
+
+print_replicas(net.weight)
+
+# %% [markdown]
+# 100 − (2 + 20) / 2 = 89, on both devices. The gradients are as they were: by default, the sum is
+# made elsewhere, in a *store* (chapter 07).
+#
+# **Keep this:** values are equal on all devices, gradients are those of the shards, and `step`
+# divides their sum by the number that you tell it.
+#
+# We need these lines again, as two functions:
+
+# %%
+def one_weight_net(devices):
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # so the weight's name is "weight"
+    net.initialize(mx.init.Constant(100), ctx=devices)
+    return net
 
 
 def backward_on_each(net, x_shards):
@@ -100,13 +150,14 @@ def layers_of_lenet():
     net.add(nn.AvgPool2D(pool_size=2, strides=2))  # [n, 20, 13, 13]
     net.add(nn.Conv2D(50, kernel_size=5, activation="relu"))  # [n, 50, 9, 9]
     net.add(nn.AvgPool2D(pool_size=2, strides=2))  # [n, 50, 4, 4]
-    net.add(nn.Dense(128, activation="relu"))  # [n, 128]
+    net.add(nn.Dense(128, activation="relu"))  # flattens to [n, 800], then [n, 128]
     net.add(nn.Dense(10))  # [n, 10]
     return net
 
 # %% [markdown]
 # How many inputs does a layer have? Gluon finds out from the first images. One image passes through
-# `cpu(1)`. **Predict:** is there a weight on `cpu(0)` afterwards?
+# `cpu(1)`. A size that isn't known yet is shown as 0. **Predict:** is there a weight on `cpu(0)`
+# afterwards?
 
 # %%
 net = layers_of_lenet()
@@ -119,7 +170,7 @@ for value in weight.list_data():
     print("after: ", value.shape, value.context)
 
 # %% [markdown]
-# The 0 means "unknown": there were no arrays yet. A forward pass on *any* device makes the replicas
+# Before, there were no arrays yet. A forward pass on *any* device makes the replicas
 # on *all* of them, with the same random values.
 
 # %% tags=["fold"]
@@ -144,8 +195,9 @@ for device in pair:
 # ### From the same weights
 #
 # Now the network gets the weights with which chapter 04 began. `set_data` writes a value into all
-# replicas of a parameter. One thing differs: Gluon's dense layers keep their weights as [outputs,
-# inputs], the transpose of ours. `cast` makes all parameters float64, so that rounding stays small.
+# replicas of a parameter. Gluon has the same eight arrays in the same order. One thing differs: its
+# dense layers keep their weights as [outputs, inputs], the transpose of ours. `cast` makes all
+# parameters float64, so that rounding stays small.
 
 # %%
 def lenet_on(devices):
@@ -162,16 +214,16 @@ def lenet_on(devices):
 
 
 net = lenet_on(pair)
-print("Gluon:", net[4].weight.shape, " by hand:", by_hand.init_params()[4].shape)
+print("the first dense layer's weight:", net[4].weight.shape)
 
 # %% [markdown]
-# The data: 640 images, in twenty batches of 32.
+# By hand it is [800, 128]. The data: 640 images, in twenty batches of 32.
 
 # %% tags=["measured"]
 data = helpers.load_data("mnist", limit=640)
 print(data)
-images = nd.array(data.train_images[:640] - data.train_images.mean(), dtype="float64")
-labels = nd.array(data.train_labels[:640])
+images = nd.array(data.train_images - data.train_images.mean(), dtype="float64")
+labels = nd.array(data.train_labels)
 
 batches = []
 for begin in range(0, 640, 32):
@@ -180,13 +232,14 @@ for begin in range(0, 640, 32):
 # %% [markdown]
 # ### The same training
 #
-# Our oracle is chapter 04's loop by hand, on *one* device. (`helpers.by_hand` has its functions.)
+# What should come out? The weights of chapter 04's loop by hand, on *one* device.
+# (`helpers.by_hand` has its functions.)
 
 # %% tags=["measured", "trains"]
-replica = by_hand.get_params(by_hand.init_params(), four[0], "float64")
+weights_by_hand = by_hand.get_params(by_hand.init_params(), four[0], "float64")
 losses_by_hand = []
-for x, y in batches:
-    loss = by_hand.train_batch(x, y, [replica], four[:1], lr=0.125)
+for x, y in batches:  # changes weights_by_hand in place
+    loss = by_hand.train_batch(x, y, [weights_by_hand], [four[0]], lr=0.125)
     losses_by_hand.append(loss.asscalar())
 
 print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
@@ -218,7 +271,8 @@ def lenet_step(net, trainer, x, y, devices):
 net = lenet_on(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 x, y = batches[0]
-for loss in lenet_step(net, trainer, x, y, pair):
+losses = lenet_step(net, trainer, x, y, pair)
+for loss in losses:
     print(loss.context, "losses of", len(loss), "images")
 
 # %% [markdown]
@@ -239,8 +293,9 @@ def as_by_hand(net, devices):
     return replicas
 
 # %% [markdown]
-# Now twenty steps. **Predict:** how far from one device by hand are 1, 2 and 4 devices? And 3,
-# whose shards have 11, 11 and 10 images?
+# Now twenty steps, on 1 to 4 devices. `largest_difference` compares each replica with the weights
+# by hand, and says where they differ most. **Predict:** are 3 devices further off than 2? Their
+# shards have 11, 11 and 10 images.
 
 # %% tags=["measured", "trains"]
 def train_in_gluon(devices):
@@ -253,12 +308,19 @@ def train_in_gluon(devices):
 
 for k in [1, 2, 3, 4]:
     net = train_in_gluon(four[:k])
-    difference = largest_difference(as_by_hand(net, four[:k]), replica)
+    difference = largest_difference(as_by_hand(net, four[:k]), weights_by_hand)
     print(f"{k} devices: {difference}")
     assert difference < 1e-12
 
+# %% [markdown]
+# All are within $10^{-12}$, uneven shards or not: `step` divides the *sum* over all devices once,
+# by
+# 32. (`Trainer` hands the rate and 1/32 on in float32. Both are exact there; 0.2 wouldn't be.)
+#
+# **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
+
 # %% tags=["fold", "trains"]
-# check: the losses agree to 1e-12 too, and they fall: on a plateau any comparison passes
+# check: the losses agree to 1e-12, too, and they fall (while nothing changes, anything agrees)
 assert np.mean(losses_by_hand[-5:]) < 0.9 * np.mean(losses_by_hand[:5]), "the loss should fall"
 for k in [1, 2, 3, 4]:
     net = lenet_on(four[:k])
@@ -271,7 +333,7 @@ for k in [1, 2, 3, 4]:
         helpers.assert_replicas_equal(param.list_data())
 
 # %% tags=["fold", "trains"]
-# check: LeNet's gradients differ from device to device, and their sum is that of one device
+# check: LeNet's gradients differ from device to device, and their sum is one device's gradient
 trained = lenet_on(pair)
 alone = lenet_on(pair[:1])
 x, y = batches[0]
@@ -297,15 +359,10 @@ in_parts = np.concatenate([score.asnumpy() for score in scores])
 assert largest_difference(in_parts, together) < 1e-12, "scores depend on the device"
 
 # %% [markdown]
-# All are within $10^{-12}$, with uneven shards too, since `step` divides once. (It passes the rate
-# and $1/n$ on in float32. 0.125 and 1/32 are exact there; 0.2 would be rounded.)
-#
-# **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
-#
 # ## A device without images
 #
 # What if a device gets none? `Trainer` never sees an image. We take the one weight again, and
-# forget to cut the batch. **Predict:** does `step` notice? What is the weight? (89 would be right.)
+# forget to cut the batch. **Predict** the weight on each device. (89 would be right.)
 
 # %% tags=["trains"]
 x = nd.array([[2], [20]], ctx=pair[0])
@@ -316,13 +373,13 @@ backward_on_each(net, [x])  # both images on cpu(0), none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning as error:
-    print(error)
+    print("a UserWarning, raised as an error:", error)
 print_replicas(net.weight)
 
 # %% [markdown]
-# It notices, but *after* the update. The weight is right by luck: the gradient on `cpu(1)` was
-# still the 0 of the beginning. Now both devices get an image in the first step, and `cpu(1)` none
-# in the second. **Predict** the weight. (89 − 11 = 78 would be right.)
+# `step` raises an error, but *after* the update. The weight is right by luck: the gradient on
+# `cpu(1)` was still the 0 of the beginning. Now both devices get an image in the first step, and
+# `cpu(1)` none in the second. **Predict** the weight. (89 − 11 = 78 would be right.)
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -335,16 +392,17 @@ trainer.step(2)
 print_replicas(net.weight)
 
 # %% [markdown]
-# 68, and no error. The *old* gradient of `cpu(1)`, 20, was added once more, as in chapter 02:
+# 89 − (22 + 20) / 2 = 68, and no error. The *old* gradient of `cpu(1)`, 20, was added once more, as
+# in chapter 02:
 #
 # ![Step 1: cpu(0) has image 2 and gradient 2, cpu(1) image 20 and gradient 20; the sum is 22. Step
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
-# Why no error this time? `backward` marks a gradient as fresh. On several devices the store updates
-# the weights by default, and then nobody removes the mark (`Trainer._update` in `gluon/trainer.py`,
-# MXNet 1.9.1). With `update_on_kvstore=False` each device updates its own replica, and removes the
-# mark:
+# Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error where
+# the mark is missing. But by default nobody takes the mark away. So `step` finds only a gradient
+# that was *never* written. With `update_on_kvstore=False` each device updates its own replica, and
+# takes the mark away:
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -357,15 +415,15 @@ backward_on_each(net, [x])  # none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning:
-    print("an error in step 2")
-for value in net.weight.list_data():
-    print(value.context, "value", value[0, 0].asscalar())
+    print("the same error in step 2")
+print_replicas(net.weight)
 
 # %% [markdown]
-# An error, *before* a weight has changed: 89 is the result of step 1.
+# An error, *before* a weight has changed: 89 is the result of step 1. (`Trainer._update` in
+# `gluon/trainer.py` at 1.9.1; why there are two ways to update, chapter 07 tells.)
 #
-# **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
-# that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
+# **Keep this:** every device needs a new gradient in every step, and the default `Trainer` checks
+# only that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
 
 # %% tags=["fold", "trains"]
 # check: 68 by default, 89 where the devices update; 78 where both have images
@@ -391,7 +449,7 @@ for way in [None, False]:
     assert weights_after(both, way) == [78, 78], "images on both devices: no error"
 
 # %% tags=["fold", "trains"]
-# check: the same with LeNet: refused after the step, then the old gradient, or refused before it
+# check: the three cases with LeNet: an error after the step, none, an error before the step
 def lenet_backward(net, devices):
     x, y = batches[0]
     losses = []
@@ -461,14 +519,16 @@ backward_on_each(net, gluon.utils.split_and_load(x, twice))
 print_replicas(net.weight)
 
 # %% [markdown]
-# Two replicas, both on `cpu(0)`. A shard's device doesn't tell them apart, so both shards used the
-# same one, and the second `backward` overwrote the gradient of the first:
+# Two replicas, both on `cpu(0)`. Gluon looks for a replica by its device, and of two on the same
+# device it finds the last. So both shards used that one, and the second `backward` overwrote the
+# gradient of the first:
 #
 # ![Both shards, image 2 and image 20, are on cpu(0), and both use the second replica: its gradient
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
 #
-# `step(2)` would raise the error that you know. The tutorial's `step` has `ignore_stale_grad=True`,
-# which turns it off. **Predict** the weight. (89 would be right.)
+# `step(2)` would raise the error that you know, since the first replica never had a gradient. The
+# tutorial's `step` has `ignore_stale_grad=True`, as the error's own text proposes; that turns it
+# off. **Predict** the weight. (89 would be right.)
 
 # %% tags=["trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -493,16 +553,17 @@ for batch_x, batch_y in batches:
         parts.append(loss.sum().asscalar())
     trainer.step(32, ignore_stale_grad=True)
     losses.append(sum(parts) / 32)
-print(f"mean loss of the first five steps {np.mean(losses[:5]):.2f}, "
-      f"of the last five {np.mean(losses[-5:]):.2f}")
-difference = largest_difference(as_by_hand(net, twice[:1]), replica)
-print(f"far from one device: {difference}")
+for name, found in [("named twice", losses), ("by hand", losses_by_hand)]:
+    print(f"{name}: mean loss of the first five steps {np.mean(found[:5]):.2f}, "
+          f"of the last five {np.mean(found[-5:]):.2f}")
+difference = largest_difference(as_by_hand(net, twice[:1]), weights_by_hand)
+print(f"weights differ by {difference}")
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss should fall"
 assert difference > 0.01, "these should not be one device's weights"
 
 # %% [markdown]
-# The loss falls, and nothing looks wrong. But half of each batch isn't used, and the weights are
-# others. (`helpers.split_and_load` refuses such a list.)
+# The loss falls, and nothing looks wrong. But half of each batch isn't used, and the weights
+# differ. (`helpers.split_and_load` refuses such a list.)
 
 # %% tags=["fold", "trains"]
 # check: named twice: gradients 0 and 20, an error without ignore_stale_grad, and else 90

@@ -156,8 +156,9 @@ for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
 # Right, the store sends the sum 21 to both; each device computes 100 minus 21 = 79 and holds 21 as
 # its gradient.](src/drawings/two_updates.svg)
 #
-# `update_on_kvstore=True` is the way at the left, `False` that at the right. We run both. The loss
-# is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`, so the gradients are 1 and 20, as drawn.
+# `update_on_kvstore=True` is the way at the left, `False` that at the right. We run both, with a
+# parameter that is one weight, 100. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`.
+# So the gradients are 1 and 20, whatever the weight is.
 
 # %% tags=["trains"]
 def new_weight():
@@ -168,8 +169,9 @@ def new_weight():
 
 def differentiate(weight):
     with autograd.record():
-        losses = [1 * weight.data(pair[0]), 20 * weight.data(pair[1])]
-    autograd.backward(losses)
+        first_loss = 1 * weight.data(pair[0])
+        second_loss = 20 * weight.data(pair[1])
+    autograd.backward([first_loss, second_loss])
 
 
 weight = new_weight()
@@ -178,8 +180,7 @@ print("weights:", values_of(weight.list_data()))
 print("grads:  ", values_of(weight.list_grad()))
 
 # %% [markdown]
-# First the store updates. `step(n)` divides by the batch size n, and 1 changes nothing. Do the
-# devices hold after it what is drawn?
+# First the store updates. `step(n)` divides by the batch size n, and 1 changes nothing.
 
 # %% tags=["trains"]
 weight = new_weight()
@@ -230,7 +231,7 @@ print("weights:", values_of(weight.list_data()))
 # ### Whose weights are they?
 #
 # **Predict:** after a first step a program sets all weights to 1000, in place. What are they after
-# a second step, if the store updates? And if the devices do?
+# a second step, if the store updates? And if the devices do? (The gradients are 1 and 20 again.)
 
 # %% tags=["trains"]
 def write_between_two_steps(update_on_kvstore):
@@ -255,13 +256,18 @@ print("the devices update:", write_between_two_steps(update_on_kvstore=False))
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
 # pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21.
 #
-# How do you write weights, then? Where the store updates, call `weight.set_data(...)`. It makes
-# Trainer set up a new store, with your weights. But the optimizer's state is lost: momentum begins
-# again at zero. Where the devices update, you can write in place or by `set_data`, and the state
-# stays. (Deeper: KVStore's cases tries all four.)
+# How do you write weights, then? There is also `weight.set_data(...)`:
+#
+# | | written in place | by `set_data` |
+# | --- | --- | --- |
+# | the store updates | the weights are lost | they stay, but momentum begins again at 0 |
+# | the devices update | they stay, and so does momentum | they stay, and so does momentum |
+#
+# (Where the store updates, `set_data` makes Trainer set up a new store. Deeper: KVStore's cases
+# tries all four.)
 
 # %% tags=["fold", "trains"]
-# check: the numbers above; weights by set_data; the default; first weights are the first device's
+# check: the numbers above; set_data's weights arrive both ways; what the default is
 for in_store, grads in [(True, [1, 20]), (False, [21, 21])]:
     weight = new_weight()
     differentiate(weight)
@@ -273,7 +279,6 @@ for in_store, grads in [(True, [1, 20]), (False, [21, 21])]:
     differentiate(weight)
     trainer.step(1)
     assert values_of(weight.list_data()) == [979, 979], "set_data's weights arrive"
-print("written by set_data:", values_of(weight.list_data()))
 assert write_between_two_steps(update_on_kvstore=True) == [58, 58]
 assert write_between_two_steps(update_on_kvstore=False) == [979, 979]
 
@@ -307,8 +312,9 @@ for in_store in [True, False]:
 # A network has many parameters, so there are many sums to make. The device that makes a parameter's
 # sum is its *owner*. MXNet's tutorial says that the work is shared "round-robin", in turn. Is it?
 #
-# We send a spy: an optimizer that changes nothing. The store calls its `update` at each push, and
-# hands it the sum as `grad`. Where that array is, the sum was made.
+# We send a spy: an optimizer that changes nothing. At each push the store calls its `update`, with
+# the key, the stored weight, the sum as `grad`, and the optimizer's state. The spy prints on which
+# device the sum is.
 
 # %%
 class Spy(mx.optimizer.Optimizer):
@@ -415,18 +421,10 @@ print(f"40 random cases, loads as if in turn: {by_turns}")
 # %% [markdown]
 # **Keep this:** the largest first, each to the emptiest device.
 #
-# What does a `device` store keep where, if it updates?
-#
-# | | simulated devices | GPUs |
-# | --- | --- | --- |
-# | the sum is on | the owner | the owner |
-# | the stored weight is in | the host's memory | the owner's memory |
-# | the optimizer's state is in | the host's memory | the owner's memory |
-# | the update is computed by | `cpu(0)` | the owner |
-#
-# The next cell checks the first column, and chapter 10 its last row. The column for GPUs we read in
-# the source (`KVStoreLocal::PushImpl` and `Updater`, MXNet 1.9.1), and didn't run. There each owner
-# keeps the state of its own parameters, which is also the idea of *ZeRO stage 1* (chapter 16).
+# **On GPUs** the owner also keeps the stored weight and the optimizer's state of its parameters,
+# and computes their update (`KVStoreLocal::PushImpl` and `Updater`, MXNet 1.9.1; read, not run).
+# Simulated devices differ here: weight and state are on `cpu_pinned(0)`, which is the host's
+# memory and no device:
 
 # %% tags=["fold"]
 # check: where sums, stored weights and states are, on simulated devices
@@ -441,17 +439,16 @@ for key in sizes:
     store.push(key, [nd.zeros(sizes[key], ctx=device) for device in pair])
 momenta = store._updater.states
 assert {key: momenta[key].context for key in momenta} == notes.weight_on
-print("stored weight of b on", notes.weight_on["b"], "and its momentum on", momenta["b"].context)
-print("cpu_pinned is memory of the host")
+print(f"d: the sum is on cpu({notes.owner['d']}), the stored weight on {notes.weight_on['d']}, "
+      f"its momentum on {momenta['d'].context}")
 
 # %% [markdown]
 # ## What it costs in memory
 #
 # To make a sum, an owner needs *buffers*: arrays of its own, each as large as the parameter.
 #
-# - One is for the sum. It begins as a copy of the first device's array, so that no pushed array
-#   changes.
-# - $k - 1$ are for copies of the other devices' arrays.
+# - One is for the sum. It begins as a copy of `cpu(0)`'s array, so that no pushed array changes.
+# - $k - 1$ are for copies of the other devices' arrays, of the owner's own, too.
 #
 # That makes $k$ buffers. **Predict:** two devices push a key of 5,000 entries, 4 bytes each. How
 # many kilobytes does its owner need? MXNet's profiler counts them.
@@ -483,7 +480,7 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
     assert by_local == [0, 0], "local takes nothing on the devices"
 
 # %% [markdown]
-# 2 · 4 · 5,000 bytes are 40 kB, whoever updates.
+# $k$ · 4 · 5,000 bytes are 40 kB for $k = 2$.
 #
 # ### One big embedding
 #
@@ -542,26 +539,28 @@ k = 4
 bytes_each = 4  # of a float32
 MB = 1e6
 
-model = sum(sizes.values()) * bytes_each / MB
-print(f"weights and gradients: {2 * model:.1f} MB on each device")
+weights_mb = sum(sizes.values()) * bytes_each / MB
+print(f"weights and gradients: {2 * weights_mb:.3f} MB on each device")
 
-buffers = []
+buffers_mb = []
 for rank in range(k):
-    buffers.append(k * load[rank] * bytes_each / MB)
-    print(f"buffers on cpu({rank}): {buffers[rank]:.1f} MB")
+    one_buffer_each = load[rank] * bytes_each / MB  # for each parameter that this device owns
+    buffers_mb.append(k * one_buffer_each)
+    print(f"buffers on cpu({rank}): {buffers_mb[rank]:.3f} MB")
 
 # %% tags=["fold"]
 # draw: megabytes on each of four devices
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-replica = 2 * model
-ratio = (replica + max(buffers)) / (replica + min(buffers))
+replica = 2 * weights_mb
+ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
 fig, ax = figure(f"The embedding's owner holds {ratio:.1f} times what cpu(3) holds",
                  "device", "MB on each device (computed)")
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
-ax.bar(range(4), buffers, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
+ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")
-ax.axhline(replica + np.mean(buffers), color=BLUE, ls="--", label="if buffers were shared evenly")
+ax.axhline(replica + np.mean(buffers_mb), color=BLUE, ls="--",
+           label="all, if buffers were shared evenly")
 ax.set_xticks(range(4), [f"cpu({rank})" for rank in range(4)])
 ax.legend()
 show(fig, alt="Bars for four devices: weights and gradients are equal, most of the buffers are on "
@@ -569,11 +568,11 @@ show(fig, alt="Bars for four devices: weights and gradients are equal, most of t
 
 # %% tags=["fold"]
 # check: the largest and the smallest bar are cpu(0)'s and cpu(3)'s; the embedding's bytes, counted
-assert max(buffers) == buffers[0] and min(buffers) == buffers[3]
+assert max(buffers_mb) == buffers_mb[0] and min(buffers_mb) == buffers_mb[3]
 assert sum(load) == 20_000 * 64 + 512 * 256 + 256 + 256 * 10 + 10
 if cores() >= 2:
     four_arrays = kilobytes([20_000 * 64], arrays_a_key=4)
-    assert sum(four_arrays) / 1e3 == buffers[0], "four arrays of the embedding, as counted"
+    assert sum(four_arrays) / 1e3 == buffers_mb[0], "four arrays of the embedding, as counted"
 
 # %% [markdown]
 # Shards are equal, so the fullest device limits the batch for all. (If the store updates on GPUs,

@@ -7,7 +7,7 @@
 # ## What you'll do
 #
 # Look at the arrays that it hands out and at the calls that it makes. Run eighteen wrong
-# all-reduces past it. Compare results bit by bit.
+# all-reduces past it, and find out which part of it catches which. Compare results bit by bit.
 #
 # ## What you'll learn
 #
@@ -23,7 +23,7 @@
 from functools import partial
 
 from helpers import allreduce
-from helpers.schedules import eight, ring, run, star, tree, wrong_ranks
+from helpers.schedules import eight, wrong_ranks
 
 import numpy as np
 from mxnet import nd
@@ -31,28 +31,48 @@ from mxnet import nd
 # %% [markdown]
 # ## The arrays
 #
-# What does the judge hand to an all-reduce? On each device some numbers, times 1, 3, 9,
-# 27 and so on. As with 1, 10 and 100, a sum says what is in it. But powers of ten would be too
-# long: with numbers of two digits on eight devices, float32 would have to round. Powers of three
-# are short enough, so *any* order of adding gives the same bits, and the judge may ask for equal
-# ones. The 1/32 would be lost by an all-reduce that computes in integers.
+# What does the judge hand to an all-reduce? Each device gets the same twelve numbers, times 1, 3,
+# 9, 27 and so on, plus 1/32. Here are the first three numbers on three devices:
 
 # %%
-NUMBERS = nd.arange(65, 77)
-BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25  # too long for float32
-backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
+NUMBERS = nd.arange(65, 77)  # 65 to 76
 
 
 def replicas(k, numbers=NUMBERS, order=eight):
     arrays = []
     for rank in range(k):
         array = 3**rank * numbers + 1 / 32
-        arrays.append(array.copyto(order[rank]))
+        arrays.append(array.copyto(order[rank]))  # rank 0 is on the first device of `order`
     return arrays
 
 
 for array in replicas(3, NUMBERS[:3]):
     print(array.context, array.asnumpy())
+
+# %% [markdown]
+# In chapter 03 device $r$ held $10^r$, and the digits of a sum said who was in it. Here the digits
+# are those of base 3. We add up the first entries, once as it should be, once without device 1, and
+# once with device 2 counted twice:
+
+# %%
+for counts in [[1, 1, 1], [1, 0, 1], [1, 1, 2]]:  # how often devices 0, 1 and 2 are counted
+    total = 0
+    for count, array in zip(counts, replicas(3)):
+        total += count * array[0].asscalar()
+    weight = int(total // 65)
+    print(f"{counts}: {total} is 65 × {weight} and a bit; {weight} in base 3:",
+          np.base_repr(weight, base=3))
+
+# %% [markdown]
+# 111: each device once. 101: device 1 is missing. 211: device 2, the first digit, twice.
+#
+# **Why not base 10?** float32 holds all whole numbers up to $2^{24}$, about 16.8 million. With
+# powers of ten, eight devices with numbers of two digits need more: 76 × 11,111,111. With powers of
+# three even the 32nds fit: there are at most 8.2 million of them in a sum. So nothing is rounded,
+# *any* order of adding gives the same bits, and the judge may ask for equal ones.
+#
+# **Why 1/32, and why from 65?** An all-reduce that computes in integers loses the 1/32. One that
+# computes in float16 does, too: from 64 on its numbers are 1/16 apart.
 
 # %% tags=["fold"]
 # check: each entry of the sum says how often each device was counted: never, once or twice
@@ -65,27 +85,28 @@ for k in range(1, 9):
     for entry in range(12):
         assert len(np.unique(sums[:, entry])) == 3**k, f"{k} devices, entry {entry}"
     assert len(np.unique(values)) == values.size, "two entries are alike"
-
-# %% tags=["fold"]
-# check: in 32nds, all sums are whole and short enough for their type, in any order of adding
-for numbers, dtype in [(NUMBERS, "float32"), (BIG_NUMBERS, "float64")]:
-    for call in range(3):
-        for k in range(1, 9):
-            in_32nds = 0
-            for array in replicas(k, numbers + call):
-                assert array.dtype == np.dtype(dtype)
-                in_32nds = in_32nds + (32 * array.asnumpy().astype("float64")).astype("int64")
-            assert in_32nds.max() < 2 ** {"float32": 24, "float64": 53}[dtype], f"{k}: rounded"
-            assert np.all(in_32nds % 32 != 0), f"{k} devices: an integer would hold it"
-assert not np.array_equal(BIG_NUMBERS.asnumpy(), BIG_NUMBERS.astype("float32").asnumpy())
-total = NUMBERS.asnumpy().astype("int64") * 11_111_111  # with powers of ten, on eight devices
-assert np.any(total != total.astype("float32")), "float32 would hold powers of ten, too"
+print("it does, and no two entries are alike")
 
 # %% [markdown]
 # ## The calls
 #
-# For each number of devices it makes eighteen. `+ call` gives each of them other numbers, so
-# that an all-reduce that returns an old sum is caught:
+# For each number of devices, the judge varies three things:
+#
+# - the call: an all-reduce that remembers an old sum is wrong at the second. `numbers + call` gives
+#   each call other numbers.
+# - the order of the devices: from `cpu(0)` on, or backwards.
+# - the array: a vector, a matrix, and one of float64, with numbers too long for float32:
+
+# %%
+BIG_NUMBERS = nd.arange(4, dtype="float64").reshape((2, 2)) + 2**25
+backwards = list(reversed(eight))  # cpu(7), cpu(6), and so on
+
+print(BIG_NUMBERS.asnumpy().astype(int))
+print("in float32:")
+print(BIG_NUMBERS.astype("float32").asnumpy().astype(int))
+
+# %% [markdown]
+# Above $2^{24}$ float32 has no odd numbers. This is how the judge makes its calls:
 
 # %%
 def wrong_devices(candidate, k):
@@ -107,14 +128,36 @@ def judge(candidate):
 
 judge(allreduce)
 
+# %% tags=["fold"]
+# check: in 32nds, all sums are whole and short enough for their type, in any order of adding
+largest = 0
+for numbers, dtype in [(NUMBERS, "float32"), (BIG_NUMBERS, "float64")]:
+    for call in range(3):
+        for k in range(1, 9):
+            in_32nds = 0
+            for array in replicas(k, numbers + call):
+                assert array.dtype == np.dtype(dtype)
+                in_32nds = in_32nds + (32 * array.asnumpy().astype("float64")).astype("int64")
+            assert in_32nds.max() < 2 ** {"float32": 24, "float64": 53}[dtype], f"{k}: rounded"
+            assert np.all(in_32nds % 32 != 0), f"{k} devices: an integer would hold it"
+            if dtype == "float32":
+                largest = max(largest, in_32nds.max())
+print(f"at most {largest:,} in a float32, which holds {2**24:,}")
+assert round(largest / 1e6, 1) == 8.2, "the text"
+for number in NUMBERS.asnumpy():
+    assert np.float16(number + 1 / 32) == np.float16(number), "float16 would hold it"
+assert np.float32(2**24 + 1) == 2**24 and np.float32(2**24 - 1) == 2**24 - 1, "float32's limit"
+assert not np.array_equal(BIG_NUMBERS.asnumpy(), BIG_NUMBERS.astype("float32").asnumpy())
+total = NUMBERS.asnumpy().astype("int64") * 11_111_111  # with powers of ten, on eight devices
+assert np.any(total != total.astype("float32")), "float32 would hold powers of ten, too"
+
 # %% [markdown]
 # ## What it finds
 #
-# Does the judge reject what is wrong? It should reject each of eighteen wrong all-reduces, on any
-# number of devices:
+# Does the judge reject what is wrong? We give it eighteen wrong all-reduces:
 
 # %% tags=["fold"]
-# check: the judge rejects eighteen wrong all-reduces, chapter 03's among them
+# check: the judge rejects eighteen wrong all-reduces, chapter 03's among them, on 2 to 8 devices
 def rebinding(arrays):
     total = arrays[0]  # another name for the first array
     for rank in range(1, len(arrays)):
@@ -227,6 +270,33 @@ def not_float32_matrices(arrays):
         first_only(arrays)
 
 
+WRONG = {  # what each does
+    rebinding: "puts new arrays into the list",
+    one_for_all: "puts one array into every place of the list",
+    no_broadcast: "leaves the sum on the first device",
+    all_but_the_first: "gives the sum to all but the first device",
+    multiply: "multiplies by the number of devices",
+    never_adds: "multiplies by 1 + 3 + 9 and so on",
+    through("int32"): "computes in int32",
+    through("float32"): "computes in float32",
+    one_place_too_far: "puts each entry one place too far",
+    first_four: "sums only the first four entries",
+    vectors_only: "takes the first axis for all entries",
+    not_float32_matrices: "leaves float32 matrices as they are",
+    by_device_number: "sends from the lowest device number",
+    by_highest_number: "sends from the highest device number",
+    remembers: "returns the sum of an earlier call",
+    first_only: "sends the first array, and no sum",
+    counts_twice: "counts the last device twice",
+    through("float16"): "computes in float16",
+}
+for all_reduce in WRONG:
+    caught = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
+    assert caught == list(range(2, 9)), all_reduce.__name__
+assert len(WRONG) == 18
+print("it rejects all", len(WRONG), "on any number of devices")
+
+
 def right_but_on(bad):
     def all_reduce(arrays):
         if len(arrays) != bad:
@@ -236,16 +306,6 @@ def right_but_on(bad):
     return all_reduce
 
 
-WRONG = [rebinding, no_broadcast, first_only, one_for_all, multiply, counts_twice,
-         all_but_the_first, never_adds, one_place_too_far, through("float16"), through("int32"),
-         vectors_only, through("float32"), by_device_number, remembers, first_four,
-         by_highest_number, not_float32_matrices]
-for all_reduce in WRONG:
-    caught = [k for k in range(2, 9) if wrong_devices(all_reduce, k)]
-    assert caught == list(range(2, 9)), all_reduce.__name__
-print(len(WRONG), "wrong all-reduces, and the judge rejects all:")
-print(*[all_reduce.__name__ for all_reduce in WRONG], sep=", ")
-assert len(WRONG) == 18
 for bad in range(1, 9):
     try:
         judge(right_but_on(bad))
@@ -254,31 +314,77 @@ for bad in range(1, 9):
         assert str(error).startswith(f"wrong on {bad} devices"), error
 
 # %% [markdown]
+# Which part of the judge catches which mistake? We leave out one part at a time: `numbers + call`
+# with only one call, say, or the powers of three. If the weaker judge passes an all-reduce on three
+# devices, the part that is missing is what catches it:
+
+# %% tags=["fold"]
+# measure: which part of the judge catches which mistake, by leaving out one at a time
+def with_changes(candidate, keep=True, ranks=(0, 1, 2), weight=3, rest=1 / 32, calls=3,
+                 orders=(eight, backwards), numbers=None):
+    """Whether a judge with these changes passes the candidate on three devices."""
+    remembered.clear()
+    if numbers is None:
+        numbers = [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]
+    for call in range(calls):
+        for order in orders:
+            for those in numbers:
+                arrays = []
+                for rank in range(3):
+                    array = weight**rank * (those + call) + rest
+                    arrays.append(array.copyto(order[rank]))
+                expected = sum(array.asnumpy() for array in arrays)
+                given = list(arrays)
+                candidate(given)
+                looked_at = arrays if keep else given
+                for rank in ranks:
+                    if not np.array_equal(looked_at[rank].asnumpy(), expected):
+                        return False
+    return True
+
+
+BIG_ROW = BIG_NUMBERS.reshape(-1)
+PARTS = {  # by name: how the judge looks without it; if there are two ways, it may be either
+    "old arrays kept": [{"keep": False}],
+    "all devices looked at": [{"ranks": [0]}, {"ranks": [2]}],
+    "powers of 3": [{"weight": 1}],
+    "the 1/32": [{"rest": 0}],
+    "numbers too long for float32": [{"numbers": [NUMBERS, NUMBERS.reshape((3, 4))]}],
+    "entries that differ": [{"numbers": [0 * NUMBERS + 65, 0 * NUMBERS.reshape((3, 4)) + 65,
+                                         0 * BIG_NUMBERS + 2**25 + 1]}],
+    "twelve entries": [{"numbers": [NUMBERS[:4], NUMBERS[:4].reshape((2, 2)), BIG_NUMBERS]}],
+    "matrices": [{"numbers": [NUMBERS, BIG_ROW]}],
+    "both orders": [{"orders": [eight]}, {"orders": [backwards]}],
+    "three calls": [{"calls": 1}],
+}
+assert with_changes(allreduce)
+catches = {}
+print(f"{'mistake':45}caught by")
+for all_reduce, what in WRONG.items():
+    assert not with_changes(all_reduce), what
+    found = []
+    for part, ways in PARTS.items():
+        if any([with_changes(all_reduce, **changes) for changes in ways]):
+            found.append(part)
+    catches[all_reduce.__name__] = found
+    print(f"{what:45}{' and '.join(found) or 'several parts, each alone'}")
+for part in PARTS:
+    assert any(part in found for found in catches.values()), f"nothing needs {part}"
+assert len([name for name, found in catches.items() if not found]) == 3, "any of several"
+
+# %% [markdown]
+# Each part of the judge is there for a mistake that nothing else catches. Where two parts stand in
+# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and
+# there only in the old arrays.
+#
 # ## What it can't see
 #
 # Here is one that it can't see: simulated devices share memory, so nothing is missing if an
-# all-reduce forgets to copy. Counting messages would show it.
+# all-reduce forgets to copy. Counting messages would show it:
 
 # %% tags=["fold"]
 # check: an all-reduce that forgets to copy passes, though it is wrong; it sends too few messages
-from unittest import mock
-
-copyto = nd.NDArray.copyto
-
-
-def copied(all_reduce, k):
-    """(sender, receiver, entries) of each copy to another device."""
-    messages = []
-
-    def noted(array, other):
-        device = getattr(other, "context", other)  # of an array, or a device itself
-        messages.append((array.context.device_id, device.device_id, array.size))
-        return copyto(array, other)
-
-    arrays = [nd.ones(840, ctx=device) for device in eight[:k]]
-    with mock.patch.object(nd.NDArray, "copyto", noted):
-        all_reduce(arrays)
-    return messages
+from helpers.schedules import messages_sent
 
 
 def without_moves(arrays):
@@ -289,9 +395,10 @@ def without_moves(arrays):
 
 
 judge(without_moves)
-print("messages on 4 devices:", len(copied(without_moves, 4)), "where the star sends",
-      len(copied(allreduce, 4)))
-assert (len(copied(without_moves, 4)), len(copied(allreduce, 4))) == (3, 6)
+found = len(messages_sent(without_moves, 4, entries=12))
+expected = len(messages_sent(allreduce, 4, entries=12))
+print("messages on 4 devices:", found, "where the star sends", expected)
+assert (found, expected) == (3, 6)
 
 # %% [markdown]
 # ## Order matters to the last bit
@@ -301,6 +408,8 @@ assert (len(copied(without_moves, 4)), len(copied(allreduce, 4))) == (3, 6)
 
 # %% tags=["fold"]
 # check: the bits of all three, on all devices; and of one in which each device adds for itself
+from helpers.schedules import ring, run, star, tree
+
 values = np.random.default_rng(0).standard_normal((8, 1000)).astype("float32")  # [device, entry]
 exact = values.astype("float64").sum(axis=0)
 half_a_step = np.finfo("float32").eps / 2  # what one rounding does at most, as a share
@@ -331,18 +440,22 @@ for name, rounds, num_chunks in [("star", star(8), 1), ("tree", tree(8), 1), ("r
           "all devices agree")
 assert 400 < np.sum(sums_of(partial(run, ring(8), num_chunks=8))[0] != by_star[0]) < 600
 assert wrong_devices(each_adds_all, 8) == [], "it is an all-reduce"
-assert np.any(sums_of(each_adds_all) != sums_of(each_adds_all)[0]), "its devices should differ"
+found = sums_of(each_adds_all)
+apart = np.sum(np.any(found != found[0], axis=0))
+print(f"each adds for itself: devices disagree about {apart} of 1000 sums")
+assert apart > 0, "its devices should differ"
 
 # %% [markdown]
 # Other orders of adding, other roundings: on eight devices about half of the ring's sums differ
 # from the star's. But within each scheme all devices agree to the bit, since each sum is finished
 # on one device and then copied. So replicas that start equal, and make the same update, stay
-# equal. (If each device added up all arrays for itself, its own first, they would differ.)
+# equal. (If each device adds up all arrays for itself, its own first, they don't.)
 #
 # ## Summary
 #
-# - Powers of three tell how often each device was counted, and are short enough for float32.
-# - A judge keeps the old arrays, tries other values, types, shapes and orders, many numbers of
-#   devices, and more than one call.
+# - In base 3 a sum tells how often each device was counted, and is short enough for float32.
+# - A judge keeps the old arrays, looks at every device, and tries other values, types, shapes and
+#   orders, many numbers of devices, and more than one call. Each of these catches a mistake that
+#   the others pass.
 # - It can't see a forgotten copy on simulated devices. Counting messages can.
 # - Star, tree and ring can differ by rounding; within each all devices agree to the bit.

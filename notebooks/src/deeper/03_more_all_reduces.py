@@ -6,26 +6,25 @@
 #
 # ## What you'll do
 #
-# Write all-reduces down as data: the star, the tree and the ring, then three more, halving and
-# doubling, two trees, and one that sends directly. Check that they are right, count what they send,
-# and predict their times on three networks with up to 64 devices.
+# Write all-reduces down as data: star, tree and ring, then three more. Check them, count what they
+# send, and predict their times on three networks.
 #
 # ## What you'll learn
 #
 # - how to take few rounds *and* send few bytes, and on what condition;
-# - how messages become rounds, and what a device can do in one;
-# - why the best scheme depends on the size of the array, the network and the number of devices;
-# - what NVIDIA's NCCL does.
+# - why the best scheme depends on the size of the array, the network and the number of devices.
 #
 # ## What you need
 #
 # Chapter 03. No GPU. Reading takes {reading time}, running a few seconds.
 #
-# `judge` is that of chapter 03. Where only some numbers of devices are to be judged, we call its
-# part `wrong_devices(all_reduce, k)`, which returns the ranks that are wrong on $k$ devices.
+# `wrong_devices(all_reduce, k)` is the part of chapter 03's `judge` that returns the ranks that are
+# wrong on $k$ devices.
 
 # %%
-from functools import cache, partial
+from collections import Counter
+from functools import partial
+from typing import NamedTuple
 
 from helpers.schedules import eight, judge, wrong_devices
 
@@ -37,11 +36,15 @@ from mxnet import nd
 #
 # How can we compare schemes that send in different orders? We write each one down as data. A
 # message is four facts. A *schedule* is a list of rounds, a round a list of messages that go at
-# the same time. Here is chapter 03's star:
+# the same time.
+#
+# **In a round**, as in chapter 03, a device sends to one other device at most, receives from one at
+# most, and doesn't pass on what it receives. But here a device may send several chunks to the
+# *same* device in one round.
+#
+# This is chapter 03's star. It doesn't cut arrays, so the chunk is always 0:
 
 # %%
-from typing import NamedTuple
-
 ADD = "add"
 COPY = "copy"
 
@@ -65,14 +68,10 @@ def star(k):
 for messages in star(3):
     print(messages)
 
-# %% [markdown]
-# A message carries a chunk. `window` finds it in an array: `reshape(-1)` makes one row of the array
-# without a copy, and the row is cut where rounding down says, so that chunks differ by one entry at
-# most. What is written into a window is in the array.
-
-# %%
+# %% tags=["fold"]
+# measure: `window` finds a chunk in an array's own memory; here are four chunks of ten entries
 def window(array, chunk, num_chunks):
-    flat = array.reshape(-1)
+    flat = array.reshape(-1)  # one row, without a copy
     begin = (flat.size * chunk) // num_chunks  # 10 entries in 4 chunks: chunk 1 begins at 10 // 4
     end = (flat.size * (chunk + 1)) // num_chunks  # where the next chunk begins
     return flat[begin:end]
@@ -83,8 +82,8 @@ for chunk in range(4):
     print("chunk", chunk, "of 4:", window(ten, chunk, num_chunks=4).asnumpy())
 
 # %% [markdown]
-# One function carries out any schedule, one message after the other. The result is the same as if
-# all messages of a round went at once, if none of them reads or overwrites what another one writes.
+# Chapter 03's `window`, in the folded cell, finds a chunk. One function carries out any schedule,
+# one message after the other:
 
 # %%
 def run(rounds, arrays, num_chunks):
@@ -105,8 +104,8 @@ run(star(3), arrays, num_chunks=1)
 print([array.asscalar() for array in arrays])
 
 # %% [markdown]
-# A tree: on the way up pairs add, then pairs of pairs. On the way down each message is answered by
-# one that goes back.
+# A tree: on the way up pairs add, then pairs of pairs. The two of a pair are `gap` apart, and the
+# upper one sends:
 
 # %%
 def tree_up(k):
@@ -126,6 +125,9 @@ def tree_up(k):
 for messages in tree_up(5):
     print("one round:", [f"{message.sender} to {message.receiver}" for message in messages])
 
+# %% [markdown]
+# On the way down each message is answered by one that goes back:
+
 # %%
 def answer(message):
     return Message(message.receiver, message.sender, message.chunk, what=COPY)
@@ -138,10 +140,8 @@ def tree(k):
         down.append([answer(message) for message in messages])
     return up + down
 
-# %% [markdown]
-# And the ring, whose two loops are those of chapter 03:
-
-# %%
+# %% tags=["fold"]
+# check: the ring, too, with chapter 03's two loops; all three are right, and take so many rounds
 def ring(k):
     rounds = []
     for number in range(1, k):
@@ -159,30 +159,27 @@ def ring(k):
     return rounds
 
 
-for k in [2, 4, 8]:
-    print(f"{k} devices: {len(star(k))} rounds as a star, {len(tree(k))} as a tree, "
-          f"{len(ring(k))} as a ring")
-
-# %% tags=["fold"]
-# check: star, tree and ring are right on 1 to 8 devices, and are the schedules of helpers
 from helpers import schedules as kept
 
 for k in range(1, 9):
     for scheme, num_chunks in [(star, 1), (tree, 1), (ring, k)]:
         all_reduce = partial(run, scheme(k), num_chunks=num_chunks)
         assert wrong_devices(all_reduce, k) == [], f"{scheme.__name__} is wrong on {k} devices"
-        assert scheme(k) == getattr(kept, scheme.__name__)(k)
+        assert scheme(k) == getattr(kept, scheme.__name__)(k), "another one than in helpers"
+for k in [2, 4, 8]:
+    print(f"{k} devices: {len(star(k))} rounds as a star, {len(tree(k))} as a tree, "
+          f"{len(ring(k))} as a ring")
 
-# %% [markdo# %% [markdown]
+# %% [markdown]
 # ## Halving and doubling
 #
-# Here is a simple idea. Partners exchange whole arrays, and each adds what it gets. At first the
-# partners are neighbours, 0 and 1, 2 and 3; then devices two apart, 0 and 2, 1 and 3; then four
-# apart. `partner_of` says who exchanges with whom:
+# How can one have a tree's few rounds and a ring's few bytes? Begin with a simple idea: partners
+# exchange whole arrays, and each adds what it gets. At first partners are neighbours, then two
+# apart, then four. In groups of two, of four, of eight, the first half exchanges with the second:
 
 # %%
 def partner_of(rank, gap):
-    if rank % (2 * gap) < gap:
+    if rank % (2 * gap) < gap:  # in the first half of its group of 2 * gap
         return rank + gap
     else:
         return rank - gap
@@ -216,38 +213,69 @@ try:
     judge(exchange)
     raise RuntimeError("the judge passes it")
 except AssertionError as error:
+    print("the judge says:", error)
     assert str(error).startswith("wrong on 3 devices"), error
 
 # %% [markdown]
-# It works for 2, 4 and 8 devices only, and the judge rejects it. On three, rank 1 has no partner
-# in the second round, since there is no rank 3, so it never hears of rank 2.
+# For 2, 4 and 8 only, the powers of two. On three, rank 1 has no partner in the second round, since
+# there is no rank 3, so it never hears of rank 2.
 #
-# It also sends whole arrays: $\log_2 k$ rounds of them, from every device. How can they send less?
-# By chunks: in the first round each device sends half of its chunks to its partner and keeps the
-# other half. In the next it halves what it kept, with another partner. At the end each has one
-# chunk, with the whole sum: a reduce-scatter in $\log_2 k$ rounds. An all-gather runs it
-# backwards, and the pieces double in each round.
+# Its rounds are few, $\log_2 k$, but in each of them every device sends its whole array. How can it
+# send less? It sends its partner half of its chunks, and keeps the other half. In the next round it
+# does the same with what it kept, and another partner:
 #
-# Who keeps what? With a gap of 1, even ranks keep the even chunks and odd ranks the odd ones. With
-# a gap of 2, a rank keeps those chunks that have the same remainder as itself when divided by 4.
-# So a rank sends what its partner keeps. (A device may send several chunks to *one* partner in a
-# round.)
+# ![Four devices with four chunks each, after each of four rounds. White and blue cells are kept,
+# grey ones given away: four a device, then two, then one, which holds 1111; then two and four
+# again.](../src/drawings/halving_doubling.svg)
+#
+# After two rounds each device has one chunk of the whole sum, the 1111 on the diagonal. That is a
+# *reduce-scatter*, for which the ring takes three rounds. Rounds 3 and 4 are rounds 2 and 1
+# backwards, with copies: an *all-gather*.
+#
+# Which chunks does a rank have? First all, then the even or the odd ones, then every fourth: those
+# with the same remainder as the rank itself, when divided by the gap:
+
+# %%
+def has(rank, chunk, gap):  # before the round with this gap
+    return chunk % gap == rank % gap
+
+
+for gap in [1, 2, 4]:
+    print("gap", gap, "- rank 5 of 8 has the chunks",
+          [chunk for chunk in range(8) if has(5, chunk, gap)])
+
+# %% [markdown]
+# In a round it sends those of its chunks that its partner will have in the next one, when the gap
+# has doubled:
+
+# %%
+def halving_round(k, gap):
+    messages = []
+    for rank in range(k):
+        partner = partner_of(rank, gap)
+        for chunk in range(k):
+            if has(rank, chunk, gap) and has(partner, chunk, 2 * gap):
+                messages.append(Message(sender=rank, receiver=partner, chunk=chunk, what=ADD))
+    return messages
+
+
+for gap in [1, 2]:
+    for message in halving_round(4, gap):
+        if message.sender == 0:
+            print("gap", gap, "-", message)
+
+# %% [markdown]
+# All rounds, and the same way back:
 
 # %%
 def halving_doubling(k):
-    if k != 2 ** (k.bit_length() - 1):
-        raise ValueError(f"halving and doubling needs a power of two, not {k} devices")
     halving = []
     gap = 1
     while gap < k:
-        messages = []
-        for rank in range(k):
-            partner = partner_of(rank, gap)
-            for chunk in range(k):
-                if chunk % (2 * gap) == partner % (2 * gap):  # the partner keeps it
-                    messages.append(Message(sender=rank, receiver=partner, chunk=chunk, what=ADD))
-        halving.append(messages)
+        halving.append(halving_round(k, gap))
         gap = 2 * gap
+    if gap != k:
+        raise ValueError(f"halving and doubling needs a power of two, not {k} devices")
 
     doubling = []
     for messages in reversed(halving):
@@ -255,22 +283,19 @@ def halving_doubling(k):
     return halving + doubling
 
 
+arrays = [nd.ones(4, ctx=eight[rank]) * 10**rank for rank in range(4)]
 for number, messages in enumerate(halving_doubling(4), 1):
-    for message in messages:
-        if message.sender == 0:
-            print(f"round {number}: device 0 sends chunk {message.chunk} to {message.receiver}, "
-                  f"{message.what}")
+    run([messages], arrays, num_chunks=4)
+    print("after round", number)
+    print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# `exchange` was wrong on 3, 5, 6 and 7 devices and didn't say so. This scheme has the same
-# limit, but it is no mistake: it says what it needs and refuses anything else. For other numbers of
-# devices one needs another scheme.
+# These are the numbers of the drawing. And on other numbers of devices?
 
 # %%
 for k in [1, 2, 4, 8]:
     all_reduce = partial(run, halving_doubling(k), num_chunks=k)
-    assert wrong_devices(all_reduce, k) == [], f"wrong on {k} devices"
-print("right on 1, 2, 4 and 8 devices")
+    print(k, "devices: wrong on the ranks", wrong_devices(all_reduce, k))
 
 try:
     halving_doubling(6)
@@ -278,33 +303,46 @@ except ValueError as error:
     print("refused:", error)
 
 # %% tags=["fold"]
-# check: every number of devices from 2 to 70 that is no power of two is refused
-for k in range(2, 71):
+# check: it is right on powers of two, and every other number of devices up to 70 is refused
+for k in range(1, 71):
     try:
-        halving_doubling(k)
+        rounds = halving_doubling(k)
         refused = False
     except ValueError:
         refused = True
-    assert refused == (k not in [2, 4, 8, 16, 32, 64]), k
+    assert refused == (k not in [1, 2, 4, 8, 16, 32, 64]), k
+    if k in [1, 2, 4, 8]:
+        assert wrong_devices(partial(run, rounds, num_chunks=k), k) == [], f"wrong on {k} devices"
+halves = halving_doubling(4)
+arrays = [nd.ones(4, ctx=eight[rank]) * 10**rank for rank in range(4)]
+run(halves[:2], arrays, num_chunks=4)
+assert all(arrays[rank][rank].asscalar() == 1111 for rank in range(4)), "the diagonal"
+print("it is")
 
 # %% [markdown]
-# (MPICH takes any number of devices: the extra ones first add their arrays to those of others,
-# wait, and get the sum at the end. Thakur, Rabenseifner and Gropp, 2005.)
+# `exchange` was wrong on 3, 5, 6 and 7 devices and didn't say so. Halving and doubling has the same
+# limit, but that is no mistake: it says what it needs and refuses anything else.
 #
 # ## Two trees
 #
-# In one tree the leaves send little and the others, inside the tree, send much. So take two trees,
-# and let each carry half of the chunks. The second is the first, moved round by one place, so that
-# leaves of one are inside the other (Sanders, Speck and Träff, 2009):
+# Is there a scheme for *any* number of devices that sends less than a tree? In a tree the leaves
+# send little, and the devices inside send much. So take two, and let each carry half of the
+# chunks. The second is the first moved by one rank, so that leaves of one are inside the other
+# (Sanders, Speck and Träff, 2009). Here are both for seven devices:
 #
-# ![Two binary trees over the places 1 to 7. In the first, 4, 2 and 6 are inside; in the second,
-# moved by one, 5, 3 and 7 are; only place 1 is a leaf in both.](../src/drawings/two_trees.svg)
+# ![Two binary trees over seven places, the ranks 0 to 6. In the first, 3, 1 and 5 are inside; in
+# the second, moved by one, 4, 2 and 6 are; only rank 0 is a leaf in
+# both.](../src/drawings/two_trees.svg)
 #
-# (For an odd number of places, one is a leaf in both.) Inside the first are the even places only.
-# The root is the place that can be halved most often: 4 of 1 to 7. Left and right of it are
-# smaller trees of the same kind.
+# For each chunk a leaf sends one message, up. A device inside sends up to three: one up and two
+# down. With half of the chunks in each tree, the busiest device sends
+# $\frac12 S + \frac32 S = 2S$, where $S$ is the size of the whole array.
+#
+# While one chunk goes up, the next one follows. So more chunks mean more rounds, but shorter ones.
+# Here they are for 8 devices, with chapter 03's *rounds × size*, what is sent one after the other:
 
-# %%
+# %% tags=["fold"]
+# measure: the rounds of the double tree; the even chunks take one tree, the odd ones the other
 def evenness(place):
     """The largest power of two that divides `place`."""
     power = 1
@@ -317,30 +355,29 @@ def edges(first, last, parent=None):
     """(child, parent) of a tree over the places `first` to `last`, children before parents."""
     if first > last:
         return []
-    root = max(range(first, last + 1), key=evenness)
+    root = max(range(first, last + 1), key=evenness)  # the place that can be halved most often
     pairs = edges(first, root - 1, root) + edges(root + 1, last, root)
     if parent is not None:
         pairs.append((root, parent))
     return pairs
 
 
-print("(child, parent):", edges(1, 7))
-
-# %% [markdown]
-# ### From messages to rounds
-#
-# With several chunks in two trees, what can go at the same time? A chunk can leave a device while
-# another arrives. `in_rounds` takes messages in their order and puts each into the first round
-# that is free for it. In a round a device sends at most `ports` messages and receives at most as
-# many. And a chunk can't be sent on while an earlier message for it has not arrived. (That is
-# enough for the schedules here, in which a chunk is first added up and then copied. For others,
-# let the judge say.)
-
-# %%
-from collections import Counter
+def tree_of_ranks(k, moved):
+    """(child, parent) of a tree over the ranks 0 to k - 1, moved by so many ranks."""
+    pairs = []
+    for child_place, parent_place in edges(1, k):  # place 1 is rank 0, unless it is moved
+        child = (child_place - 1 + moved) % k
+        parent = (parent_place - 1 + moved) % k
+        pairs.append((child, parent))
+    return pairs
 
 
 def in_rounds(messages, ports=1):
+    """Each message, in this order, in the first round that is free for it.
+
+    In a round a device sends `ports` messages at most and receives as many. A chunk isn't sent on
+    before all earlier messages for it have arrived, in earlier rounds.
+    """
     rounds = []
     waiting = list(messages)
     while waiting:
@@ -348,7 +385,7 @@ def in_rounds(messages, ports=1):
         later = []
         sends = Counter()  # device: how many messages it sends in this round
         receives = Counter()
-        still_to_come = set()  # (device, chunk): an earlier message has to reach it
+        still_to_come = set()  # (device, chunk): a message before this one has yet to reach it
         for message in waiting:
             is_free = sends[message.sender] < ports and receives[message.receiver] < ports
             is_ready = (message.sender, message.chunk) not in still_to_come
@@ -364,32 +401,6 @@ def in_rounds(messages, ports=1):
     return rounds
 
 
-chain = [Message(0, 1, 0, COPY), Message(1, 2, 0, COPY), Message(0, 1, 1, COPY),
-         Message(1, 2, 1, COPY)]
-for number, messages in enumerate(in_rounds(chain), 1):
-    for message in messages:
-        print(f"round {number}: {message.sender} -> {message.receiver}, chunk {message.chunk}")
-
-# %% [markdown]
-# In round 2 chunk 0 leaves device 1 while chunk 1 arrives there. Now the two trees: even chunks go
-# through the first, odd ones through the second. In the first, place 1 is rank 0, place 2 rank 1,
-# and so on. In the second everything is moved by one, and the last place becomes rank 0.
-
-# %%
-def tree_of_ranks(k, moved):
-    """(child, parent) of a tree over the ranks 0 to k - 1, moved by so many places."""
-    pairs = []
-    for child_place, parent_place in edges(1, k):
-        child = (child_place - 1 + moved) % k
-        parent = (parent_place - 1 + moved) % k
-        pairs.append((child, parent))
-    return pairs
-
-
-print("first tree: ", tree_of_ranks(7, moved=0))
-print("second tree:", tree_of_ranks(7, moved=1))
-
-# %%
 def double_tree(k, num_chunks, ports=1):
     up = []
     down = []
@@ -404,43 +415,62 @@ def double_tree(k, num_chunks, ports=1):
 
 for num_chunks in [2, 8, 32]:
     rounds = len(double_tree(8, num_chunks))
-    print(f"{num_chunks:2} chunks on 8 devices: {rounds} rounds of S/{num_chunks}, "
-          f"together {rounds / num_chunks:.1f} S")
+    print(f"{num_chunks:2} chunks: {rounds} rounds of S/{num_chunks}, "
+          f"one after the other {rounds / num_chunks:.1f} S")
+first, second = dict(tree_of_ranks(7, moved=0)), dict(tree_of_ranks(7, moved=1))
+assert first == {0: 1, 2: 1, 1: 3, 4: 5, 6: 5, 5: 3}, "the drawing's first tree"
+assert second == {(child + 1) % 7: (parent + 1) % 7 for child, parent in first.items()}
+assert set(range(7)) - set(first.values()) - set(second.values()) == {0}, "a leaf in both"
 
 # %% [markdown]
-# More chunks mean more rounds, but each is shorter: for large arrays many chunks are better.
-# Chapter 03's tree takes 6 rounds of the whole array, so 6 S, and its ring 14 rounds of S/8, 1.75
-# S. (It is another tree: there device 0 has three children on 8 devices, here nobody has more than
-# two.)
+# It is more than $2S$, since in some rounds the busiest device waits. For comparison: one tree
+# takes 6 rounds of $S$, so $6S$, and a ring 14 rounds of $S/8$, so $1.75S$.
 #
 # ## Direct
 #
-# The simplest of all: each rank sums one chunk. Everybody sends each chunk straight to the rank
-# that sums it, and gets the sum from there.
+# The simplest of all: each rank sums one chunk. In round 1 everybody sends the next rank its chunk,
+# in round 2 the rank after that, and so on, $k - 1$ rounds. In $k - 1$ more, the sums go out in the
+# same way. But where a device can use links to all others *at once*, each half takes one round:
 
-# %%
-def direct(k, ports=1):
+# %% tags=["fold"]
+# measure: the rounds of `direct`; `at_once` makes one round of each half of a schedule
+def direct(k):
     out = []
     back = []
     for step in range(1, k):
+        parts = []
+        sums = []
         for rank in range(k):
             other = (rank + step) % k
-            out.append(Message(sender=rank, receiver=other, chunk=other, what=ADD))
-            back.append(Message(sender=rank, receiver=other, chunk=rank, what=COPY))
-    return in_rounds(out + back, ports)
+            parts.append(Message(sender=rank, receiver=other, chunk=other, what=ADD))
+            sums.append(Message(sender=rank, receiver=other, chunk=rank, what=COPY))
+        out.append(parts)
+        back.append(sums)
+    return out + back
 
 
-for ports in [1, 7]:
-    print(f"direct on 8 devices, {ports} at a time: {len(direct(8, ports))} rounds")
+def at_once(rounds):
+    middle = len(rounds) // 2
+    out = []
+    for messages in rounds[:middle]:
+        out += messages
+    back = []
+    for messages in rounds[middle:]:
+        back += messages
+    return [out, back]
+
+
+print("direct on 8 devices:", len(direct(8)), "rounds, at once", len(at_once(direct(8))))
 
 # %% [markdown]
 # ## Are they right?
 #
-# Here are all six. The judge runs each on 1 to 8 devices.
+# Here are all six, each with the number of chunks into which it cuts an array. For the double tree
+# we take 8.
 
 # %%
 def schedules(k):
-    """{name: (rounds, into how many chunks an array is cut)}"""
+    """{name: (rounds, num_chunks)}"""
     found = {
         "star": (star(k), 1),
         "tree": (tree(k), 1),
@@ -453,21 +483,15 @@ def schedules(k):
     return found
 
 
-for k in range(1, 9):
-    for name, (rounds, num_chunks) in schedules(k).items():
-        all_reduce = partial(run, rounds, num_chunks=num_chunks)
-        assert wrong_devices(all_reduce, k) == [], f"{name} is wrong on {k} devices"
-print("all are right on 1 to 8 devices, halving on powers of two")
-
 # %% [markdown]
-# `run` sends one message after the other. Are the messages of a round *independent*, so that they
-# could go at the same time? Nobody may read a chunk that is written in the same round, no chunk may
-# be overwritten twice (several may be added to one), and no device may send to more others than it
-# has ports, or receive from more. A function says so of a schedule:
+# `run` sends one message after the other. At the same time the result is the same if nobody reads
+# a chunk that is written in that round, and no chunk is overwritten twice. We check that, and our
+# rule for rounds, and ask the judge:
 
 # %% tags=["fold"]
-# check: the rounds of all six schedules are independent, on 1 to 8 devices
+# check: all six are right on 1 to 8 devices, and their rounds keep the rule
 def independent(rounds, ports=1):
+    """Can all messages of a round go at once, with `ports` partners each way at most?"""
     for messages in rounds:
         read = set()
         written = Counter()
@@ -491,29 +515,38 @@ def independent(rounds, ports=1):
 
 
 for k in range(1, 9):
-    for name, (rounds, _) in schedules(k).items():
-        assert independent(rounds), f"{name} on {k} devices"
-print("all are independent on 1 to 8 devices")
+    for name, (rounds, num_chunks) in schedules(k).items():
+        all_reduce = partial(run, rounds, num_chunks=num_chunks)
+        assert wrong_devices(all_reduce, k) == [], f"{name} is wrong on {k} devices"
+        assert independent(rounds), f"{name} on {k} devices: not at the same time"
+    for rounds, num_chunks in [(at_once(star(k)), 1), (at_once(direct(k)), k)]:
+        assert wrong_devices(partial(run, rounds, num_chunks=num_chunks), k) == [], f"at once, {k}"
+        assert independent(rounds, ports=k - 1), f"at once on {k} devices"
+print("all six are right on 1 to 8 devices, halving on powers of two; their rounds keep the rule")
 
 # %% tags=["fold"]
-# check: `independent` finds a chunk read and written, one overwritten twice, and a second message
+# check: `independent` finds a chunk read and written, one overwritten twice, and a second partner
 assert independent([[Message(0, 1, 0, ADD)], [Message(1, 2, 0, ADD)]])
+assert independent([[Message(0, 1, 0, ADD), Message(0, 1, 1, ADD)]]), "two chunks to one device"
 assert not independent([[Message(0, 1, 0, ADD), Message(1, 2, 0, ADD)]]), "read and written"
 assert not independent([[Message(0, 2, 0, COPY), Message(1, 2, 0, COPY)]], ports=2), "twice"
 assert not independent([[Message(0, 2, 0, ADD), Message(1, 2, 0, COPY)]], ports=2), "and added"
 assert independent([[Message(0, 2, 0, ADD), Message(1, 2, 0, ADD)]], ports=2), "added twice"
 assert not independent([[Message(0, 2, 0, ADD), Message(1, 2, 1, ADD)]]), "two arrive"
 assert not independent([[Message(0, 1, 0, ADD), Message(0, 2, 1, ADD)]]), "two leave"
+print("it does")
 
 # %% [markdown]
 # ## Rounds and bytes
 #
-# **Predict:** which of the six sends the fewest bytes from its busiest device, and which takes the
-# fewest rounds?
+# **Predict:** which of the six takes the fewest rounds on 8 devices, and in which is the least sent
+# one after the other? (Of each round we take what its busiest device sends, and add up. Where all
+# messages have one size, that is chapter 03's *rounds × size*.)
 
-# %%
+# %% tags=["fold"]
+# measure: rounds, what is sent one after the other, and what the busiest device sends
 def busiest(rounds, num_chunks):
-    """What the busiest device sends, in units of the whole array."""
+    """What the busiest device sends in all, in whole arrays."""
     sent = Counter()
     for messages in rounds:
         for message in messages:
@@ -521,158 +554,153 @@ def busiest(rounds, num_chunks):
     return max(sent.values()) / num_chunks
 
 
+def in_turn(rounds, num_chunks):
+    """What is sent one after the other, in whole arrays."""
+    total = 0
+    for messages in rounds:
+        total += busiest([messages], num_chunks)
+    return total
+
+
 for name, (rounds, num_chunks) in schedules(8).items():
-    print(f"{name:12} {len(rounds):2} rounds, the busiest of 8 devices sends "
-          f"{busiest(rounds, num_chunks):.2f} S")
+    after_another = in_turn(rounds, num_chunks)
+    print(f"{name:12} {len(rounds):2} rounds; one after the other {after_another:5.2f} S; "
+          f"the busiest device sends {busiest(rounds, num_chunks):.2f} S")
 
 # %% [markdown]
-# Here a device has one partner at a time. The bounds of the double tree are not derived: they held
-# in all cases that we tried (4 to 8 devices with 8 chunks; 4, 16 and 64 devices with 2, 16 and
-# 32).
+# **Halving takes as few rounds as the tree, and sends as little as the ring.** That answers our
+# first question. For $k$ devices:
 #
-# | | rounds | busiest device sends |
-# | --- | --- | --- |
-# | star | $2(k-1)$ | $(k-1)\,S$ |
-# | tree | $2\lceil\log_2 k\rceil$ | $\lceil\log_2 k\rceil\,S$ |
-# | ring, direct | $2(k-1)$ | $2\frac{k-1}{k}\,S$ |
-# | halving and doubling, $k$ a power of two | $2\log_2 k$ | $2\frac{k-1}{k}\,S$ |
-# | double tree, $m$ (even) chunks, $k \ge 4$ | $2m$ to $3m + 4\lceil\log_2 k\rceil$ | $2\,S$ |
+# | | rounds | one after the other | the busiest sends |
+# | --- | --- | --- | --- |
+# | star | $2(k-1)$ | $2(k-1)\,S$ | $(k-1)\,S$ |
+# | tree | $2\lceil\log_2 k\rceil$ | $2\lceil\log_2 k\rceil\,S$ | $\lceil\log_2 k\rceil\,S$ |
+# | ring, direct | $2(k-1)$ | $2\frac{k-1}{k}\,S$ | $2\frac{k-1}{k}\,S$ |
+# | halving, $k$ a power of two | $2\log_2 k$ | $2\frac{k-1}{k}\,S$ | $2\frac{k-1}{k}\,S$ |
+# | two trees, $m$ chunks, $k \ge 4$ | up to $3m + 4\lceil\log_2 k\rceil$ | rounds × $S/m$ | $2S$ |
 #
-# All together send $2(k-1)S$ in each. In the double tree a device sends up to three messages for a
-# chunk where it is inside, one up and two down, and one where it is a leaf; with half of the
-# chunks in each tree that makes $2S$. As long as the devices do all the adding, the busiest one
-# must send at least $2\frac{k-1}{k}S$ (Patarasuk and Yuan, 2009). Ring, direct, and halving and
-# doubling reach it. (The benchmark nccl-tests divides these bytes by the time and calls the result
-# *bus bandwidth*.)
+# (The double tree's bound isn't derived: it held in all cases that we tried, up to 64 devices.)
+# As long as the devices do all the adding, the busiest one must send at least $2\frac{k-1}{k}S$
+# (Patarasuk and Yuan, chapter 03).
 
 # %% tags=["fold"]
 # check: rounds and bytes follow the table on 2 to 8 devices, and on 4, 16, 64 for the double tree
 for k in range(2, 9):
-    doublings = (k - 1).bit_length()
-    formula = {  # rounds, what the busiest sends
-        "star": (2 * (k - 1), k - 1),
-        "tree": (2 * doublings, doublings),
-        "ring": (2 * (k - 1), 2 * (k - 1) / k),
-        "direct": (2 * (k - 1), 2 * (k - 1) / k),
-        "halving": (2 * doublings, 2 * (k - 1) / k),
+    doublings = (k - 1).bit_length()  # log2 of k, rounded up
+    formula = {  # rounds, one after the other, what the busiest sends
+        "star": (2 * (k - 1), 2 * (k - 1), k - 1),
+        "tree": (2 * doublings, 2 * doublings, doublings),
+        "ring": (2 * (k - 1), 2 * (k - 1) / k, 2 * (k - 1) / k),
+        "direct": (2 * (k - 1), 2 * (k - 1) / k, 2 * (k - 1) / k),
+        "halving": (2 * doublings, 2 * (k - 1) / k, 2 * (k - 1) / k),
     }
     for name, (rounds, num_chunks) in schedules(k).items():
         total = sum(len(messages) for messages in rounds) / num_chunks
         assert np.isclose(total, 2 * (k - 1)), f"{name}: all together send 2(k - 1) S"
         if name in formula:
-            found = len(rounds), busiest(rounds, num_chunks)
+            found = len(rounds), in_turn(rounds, num_chunks), busiest(rounds, num_chunks)
             assert np.allclose(found, formula[name]), f"{name} on {k} devices: {found}"
-        elif k >= 4:
-            assert 16 <= len(rounds) <= 24 + 4 * doublings, f"double tree on {k} devices"
-            assert busiest(rounds, 8) == 2, f"double tree on {k} devices"
-for k in [4, 16, 64]:
-    for m in [2, 16, 32]:
+for k in [4, 5, 6, 7, 8, 16, 64]:
+    for m in [2, 8, 16, 32]:
         rounds = double_tree(k, m)
         assert 2 * m <= len(rounds) <= 3 * m + 4 * (k - 1).bit_length(), f"{m} chunks, {k} devices"
         assert busiest(rounds, m) == 2, f"{m} chunks on {k} devices"
+        assert np.isclose(in_turn(rounds, m), len(rounds) / m), f"{m} chunks on {k} devices"
+print("the table holds")
 
 # %% tags=["fold"]
-# check: `run` sends each message once, with the bytes of its chunk; a star as `allreduce` does
-from unittest import mock
-
+# check: `run` sends each message once, with its chunk's entries; a star's are those of `allreduce`
 from helpers import allreduce
-
-copyto = nd.NDArray.copyto
-
-
-def copied(all_reduce, k):
-    """(sender, receiver, entries) of each copy to another device."""
-    messages = []
-
-    def noted(array, other):
-        device = getattr(other, "context", other)  # of an array, or a device itself
-        messages.append((array.context.device_id, device.device_id, array.size))
-        return copyto(array, other)
-
-    arrays = [nd.ones(840, ctx=device) for device in eight[:k]]
-    with mock.patch.object(nd.NDArray, "copyto", noted):
-        all_reduce(arrays)
-    return messages
-
+from helpers.schedules import messages_sent
 
 for k in range(2, 9):
     for name, (rounds, num_chunks) in schedules(k).items():
         expected = Counter()
         for messages in rounds:
             for message in messages:
-                expected[message.sender] += 4 * 840 / num_chunks
-        copies = copied(partial(run, rounds, num_chunks=num_chunks), k)
-        sent = Counter()
-        for sender, _, size in copies:
-            sent[sender] += 4 * size
-        assert sent == expected, f"{name} on {k} devices"
+                expected[message.sender, message.receiver, 840 // num_chunks] += 1
+        sent = messages_sent(partial(run, rounds, num_chunks=num_chunks), k, entries=840)
+        assert Counter(sent) == expected, f"{name} on {k} devices"
         if name == "star":
-            assert copies == copied(allreduce, k), f"other messages on {k} devices"
+            assert sent == messages_sent(allreduce, k, entries=840), f"other messages on {k}"
+print("it does")
 
 # %% [markdown]
 # ## Three networks
 #
-# From a schedule we can compute a time. In the usual model a round takes a *latency* $\alpha$, plus
-# its bytes over the bandwidth of the busiest link. We write a network as a function: which links
-# does a message from one rank to another pass, and how many bytes a second does each carry?
+# How long does a schedule take? That depends on the network. We write one as a function: which
+# links does a message from one rank to another pass?
 #
-# - **One switch**: each device has a link to it in each direction, PCIe 4.0 ×16 with 31.5 GB/s
-#   (deeper: Three ways to divide a network). An A100 server with NVSwitch is like this, with
-#   about ten times the bandwidth.
+# - **One switch**: each device has a link to it in each direction.
+# - **Two switches**: half of the devices on each, and a link in each direction between the two.
+# - **All-to-all**: a link in each direction between every two devices, which can all be used at
+#   once.
 
 # %%
 def one_switch(sender, receiver, k):
-    return {
-        ("up", sender): 31.5e9,
-        ("down", receiver): 31.5e9,
-    }
+    return [("up", sender), ("down", receiver)]
 
-# %% [markdown]
-# - **Two switches**: half of the devices on each, and one such link between the two.
 
-# %%
 def two_switches(sender, receiver, k):
-    links = one_switch(sender, receiver, k)
+    links = [("up", sender), ("down", receiver)]
     sender_is_left = sender < k / 2  # on the first switch
     receiver_is_left = receiver < k / 2
-    if sender_is_left != receiver_is_left:
-        links["from the left" if sender_is_left else "from the right"] = 31.5e9
+    if sender_is_left and not receiver_is_left:
+        links.append("from left to right")
+    if receiver_is_left and not sender_is_left:
+        links.append("from right to left")
     return links
 
-# %% [markdown]
-# - **All-to-all**, an assumption for any $k$: a link between every two devices. A device's 300 GB/s
-#   in each direction, as the A100's NVLink has, are shared by its $k - 1$ links, and it can use all
-#   of them at once.
 
-# %%
 def all_to_all(sender, receiver, k):
-    return {(sender, receiver): 300e9 / (k - 1)}
+    return [(sender, receiver)]
+
+
+print("from 0 to 3, of 4 devices:", two_switches(0, 3, k=4))
 
 # %% [markdown]
-# The latencies, 5.7 and 3.4 µs, are NCCL's for a step of a ring over PCIe and NVLink
-# (`src/graph/tuning.cc` at 2.30.7, "Simple" protocol). We charge them to every scheme. A schedule's
-# time is the sum over its rounds:
+# How fast is a link? Behind switches we take PCIe 4.0 ×16, 31.5 GB/s (deeper: Three ways to divide
+# a network). For all-to-all we assume that a device's 300 GB/s in each direction, the A100's
+# NVLink, are shared by its $k - 1$ links. The latencies are NCCL's for a step of a ring over PCIe
+# and NVLink (`src/graph/tuning.cc` at 2.30.7). We charge them to every scheme.
 
 # %%
-ALPHA = {one_switch: 5.7e-6, two_switches: 5.7e-6, all_to_all: 3.4e-6}  # seconds a round
+def bandwidth(network, k):  # of each link, in bytes a second
+    if network is all_to_all:
+        return 300e9 / (k - 1)
+    return 31.5e9
 
 
+def latency(network):  # seconds a round
+    if network is all_to_all:
+        return 3.4e-6
+    return 5.7e-6
+
+# %% [markdown]
+# As in chapter 03, a round takes the latency, plus bytes over bandwidth. Which bytes? Those on the
+# link that carries the most:
+
+# %%
 def predicted_time(rounds, chunk_bytes, network, k):
     total = 0
     for messages in rounds:
-        seconds_of = Counter()  # link: how long this round keeps it busy
+        chunks_on = Counter()  # link: how many chunks it carries in this round
         for message in messages:
-            for link, bandwidth in network(message.sender, message.receiver, k).items():
-                seconds_of[link] += chunk_bytes / bandwidth
-        total += ALPHA[network] + max(seconds_of.values())
+            for link in network(message.sender, message.receiver, k):
+                chunks_on[link] += 1
+        most = max(chunks_on.values())
+        total += latency(network) + most * chunk_bytes / bandwidth(network, k)
     return total
 
+# %% [markdown]
+# **Predict:** on one switch with 64 devices, which is faster for 4 KB, the tree or the ring? And
+# for 16 MB?
 
+# %%
 for size in [4e3, 16e6]:  # bytes of the whole array
-    by_tree = predicted_time(tree(8), size, one_switch, 8)
-    by_ring = predicted_time(ring(8), size / 8, one_switch, 8)
-    print(f"{size / 1e3:6,.0f} KB on 8 devices and one switch: "
-          f"tree {1e3 * by_tree:.3f} ms, ring {1e3 * by_ring:.3f} ms")
+    by_tree = predicted_time(tree(64), size, one_switch, 64)
+    by_ring = predicted_time(ring(64), size / 64, one_switch, 64)
+    print(f"{size / 1e3:6,.0f} KB: tree {1e3 * by_tree:.2f} ms, ring {1e3 * by_ring:.2f} ms")
 
 # %% tags=["fold"]
 # check: ring and direct by formula; two messages to one device, or from one, take twice as long
@@ -680,55 +708,99 @@ for k in [2, 8, 64]:
     formula = 2 * (k - 1) * (5.7e-6 + 1e6 / k / 31.5e9)
     assert np.isclose(predicted_time(ring(k), 1e6 / k, one_switch, k), formula), k
     formula = 2 * (3.4e-6 + 1e6 / k * (k - 1) / 300e9)
-    assert np.isclose(predicted_time(direct(k, k - 1), 1e6 / k, all_to_all, k), formula), k
+    assert np.isclose(predicted_time(at_once(direct(k)), 1e6 / k, all_to_all, k), formula), k
 to_one = [[Message(0, 2, 0, ADD), Message(1, 2, 1, ADD)]]
 from_one = [[Message(0, 1, 0, COPY), Message(0, 2, 0, COPY)]]
 for rounds in [to_one, from_one]:
     assert np.isclose(predicted_time(rounds, 31.5e9, one_switch, 3), 2 + 5.7e-6), "twice as long"
+through_the_middle = [[Message(0, 2, 0, ADD), Message(1, 3, 0, ADD)]]
+assert np.isclose(predicted_time(through_the_middle, 31.5e9, two_switches, 4), 2 + 5.7e-6)
+assert np.isclose(predicted_time(through_the_middle, 31.5e9, one_switch, 4), 1 + 5.7e-6)
+print("all as it should be")
 
 # %% [markdown]
-# ### Up to 64 devices
-#
-# We let all six schemes meet on 2 to 64 devices. On all-to-all, star, direct and the double tree
-# may use all links of a device at once. For the double tree we try five numbers of chunks and take
-# the best.
+# **Small arrays pay for rounds, large ones for bytes.** Now all six meet. On all-to-all, star and
+# direct use all links of a device at once:
 
-# %% tags=["fold"]
-# measure: all six schedules for k devices, and the time that the model predicts for each
-@cache
-def candidates(k, ports):
-    """(name, rounds, into how many chunks an array is cut) of all schemes."""
-    star_messages = []
-    for messages in star(k):
-        star_messages += messages
-    found = [
-        ("star", in_rounds(star_messages, ports), 1),
-        ("tree", tree(k), 1),
-        ("ring", ring(k), k),
-        ("direct", direct(k, ports), k),
-        ("halving", halving_doubling(k), k),
-    ]
-    for num_chunks in [2, 4, 8, 16, 32]:
-        for used in {1, ports}:
-            found.append(("double tree", double_tree(k, num_chunks, used), num_chunks))
-    return found
-
-
+# %%
 def predict_all(size, network, k):
-    """{name: seconds} for arrays of `size` bytes."""
-    ports = 1
-    if network is all_to_all:
-        ports = k - 1
+    """{name: seconds} for an array of `size` bytes."""
     seconds = {}
-    for name, rounds, num_chunks in candidates(k, ports):
-        found = predicted_time(rounds, size / num_chunks, network, k)
-        if name not in seconds or found < seconds[name]:
-            seconds[name] = found
+    for name, (rounds, num_chunks) in schedules(k).items():
+        if network is all_to_all and name in ["star", "direct"]:
+            rounds = at_once(rounds)
+        seconds[name] = predicted_time(rounds, size / num_chunks, network, k)
     return seconds
 
+
+# %% [markdown]
+# **Predict:** what does the link in the middle of two switches change for *direct*, and which
+# scheme leads on all-to-all?
+
 # %% tags=["fold"]
-# check: for up to 64 devices, each sum has each device's part once, and rounds are independent
+# draw: predicted times of tree, ring, halving and direct for 16 MB on 16 devices, three networks
+import matplotlib.pyplot as plt
+from helpers.plotting import BLUE, GREY, show
+
+NAMES = ["tree", "ring", "halving", "direct"]
+fig, axes = plt.subplots(1, 3, figsize=(7, 2.4), sharey=True, layout="constrained")
+for ax, network in zip(axes, [one_switch, two_switches, all_to_all]):
+    seconds = predict_all(16e6, network, 16)
+    fastest = min(NAMES, key=seconds.get)
+    for row, name in enumerate(NAMES):
+        color = BLUE if name == fastest else GREY
+        weight = "bold" if name == fastest else "normal"
+        ax.barh(row, 1e3 * seconds[name], color=color)
+        ax.text(1e3 * seconds[name], row, f" {1e3 * seconds[name]:.2f}", va="center",
+                weight=weight)
+    ax.set(title=network.__name__.replace("_", " "), xlabel="predicted ms", xlim=(0, 9))
+    ax.spines[["top", "right"]].set_visible(False)
+axes[0].set_yticks(range(len(NAMES)), NAMES)
+axes[0].invert_yaxis()
+fig.suptitle("16 MB on 16 devices: another scheme leads on each network", weight="bold")
+show(fig, alt="Bars of predicted times. On one switch halving is the fastest, just before ring and "
+              "direct; on two switches the ring; on all-to-all direct, by far.")
+
+# %% [markdown]
+# (Star and double tree lead nowhere here.) And for other sizes and numbers of devices?
+
+# %%
+for network in [one_switch, two_switches, all_to_all]:
+    for size in [4e3, 16e6]:
+        for k in [8, 64]:
+            seconds = predict_all(size, network, k)
+            fastest = min(seconds, key=seconds.get)  # the name with the fewest seconds
+            print(f"{network.__name__:12} {size / 1e3:6,.0f} KB, {k:2} devices: {fastest}")
+
+# %% [markdown]
+# Why is that so?
+#
+# - *One switch.* Ring, direct and halving send equally many bytes, and halving has the fewest
+#   rounds.
+# - *Two switches.* In each round of the ring one message goes each way through the middle, so it
+#   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for
+#   each other. For 16 MB the ring leads on 4 to 32 devices; on 64 the few rounds of halving weigh
+#   more.
+# - *All-to-all.* A ring uses one of a device's links, *direct* all of them, in two rounds.
+#
+# And the double tree? On 48 devices, which halving refuses, it takes 0.6 of the ring's time for 2
+# MB on one switch.
+#
+# The model leaves out the time to add, and any overlap with computation. We have compared it with
+# no measured time.
+
+# %% tags=["fold"]
+# check: the figure's title, and each sentence of the text above, for 2 to 64 devices
+from functools import cache
+
+MANY = [2, 4, 8, 16, 32, 64]
+NETWORKS = [one_switch, two_switches, all_to_all]
+predict_all = cache(predict_all)  # each once
+double_trees = cache(double_tree)
+
+
 def complete(rounds, num_chunks, k):
+    """Does every sum have each device's part once?"""
     contains = np.zeros((k, num_chunks, k), dtype=int)  # [device, chunk, whose part], how often
     contains[range(k), :, range(k)] = 1
     for messages in rounds:
@@ -740,190 +812,130 @@ def complete(rounds, num_chunks, k):
 
 assert not complete(ring(4)[:-1], 4, 4), "a round is missing"
 assert not complete([*tree(4), *tree(4)], 1, 4), "twice"
-for k in [2, 4, 8, 16, 32, 64]:
-    for ports in {1, k - 1}:
-        for name, rounds, num_chunks in candidates(k, ports):
-            assert complete(rounds, num_chunks, k), f"{name} on {k} devices: not the sum"
-            assert independent(rounds, ports), f"{name} on {k} devices: not at the same time"
-
-# %% [markdown]
-# **Predict:** on one switch, which is faster for 4 KB on 64 devices, the tree or the ring? And for
-# 16 MB? What does the link between two switches change for *direct*?
-
-# %%
-MANY = [2, 4, 8, 16, 32, 64]
-table = {}  # by bytes, network and number of devices
-for size in [4e3, 16e6]:
-    for network in [one_switch, two_switches, all_to_all]:
-        for k in MANY:
-            table[size, network, k] = predict_all(size, network, k)
-
-
-def best(size, network, k):
-    """The name of the fastest scheme, or names where several take the same time."""
-    seconds = table[size, network, k]
-    names = [name for name in seconds if seconds[name] < 1.0001 * min(seconds.values())]
-    return " = ".join(sorted(names))
-
-
-for size in [4e3, 16e6]:
-    for network in [one_switch, two_switches, all_to_all]:
-        print(f"{size / 1e3:6,.0f} KB, {network.__name__:12} "
-              f"best for k = 8: {best(size, network, 8)}; for k = 64: {best(size, network, 64)}")
-
-# %%
-for size in [4e3, 16e6]:
-    seconds = table[size, one_switch, 64]
-    print(f"{size / 1e3:6,.0f} KB, 64 devices, one switch: the tree takes "
-          f"{seconds['tree'] / seconds['ring']:.2f} times as long as the ring")
-
-# %% tags=["fold"]
-# draw: predicted times of six schemes for 16 MB on three networks
-import matplotlib.pyplot as plt
-from helpers.plotting import BLUE, GREEN, GREY, ORANGE, show
-
-fig, axes = plt.subplots(1, 3, figsize=(7, 3.4), sharey=True, layout="constrained")
-looks = {"star": (GREY, "s-"), "tree": (ORANGE, "^--"), "double tree": (ORANGE, "v-"),
-         "ring": (BLUE, "o-"), "halving": (BLUE, "d:"), "direct": (GREEN, "x-.")}
-for ax, network in zip(axes, [one_switch, two_switches, all_to_all]):
-    for name, (color, style) in looks.items():
-        milliseconds = [1e3 * table[16e6, network, k][name] for k in MANY]
-        wide = {"lw": 4, "alpha": 0.5} if name == "ring" else {"lw": 1.5}
-        ax.loglog(MANY, milliseconds, style, color=color, label=name, markersize=5, **wide)
-    ax.set(title=network.__name__.replace("_", " "), xlabel="devices")
-    ax.set_xticks(MANY, MANY)
-    ax.minorticks_off()
-axes[0].set_ylabel("predicted time (ms)")
-fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
-fig.suptitle("16 MB: halving leads on one switch, a ring on two (up to 32), direct on all-to-all")
-show(fig, alt="Predicted time against the number of devices for six schemes on three networks, on "
-              "logarithmic axes.")
-
-# %% [markdown]
-# **Small arrays pay for rounds.** At 4 KB behind switches, the tree and halving take a tenth of the
-# ring's time on 64 devices.
-#
-# **Large arrays pay for bytes first.** On one switch the tree takes 2.6 to 5.8 times as long as
-# halving from 4 devices on. Ring, direct and halving send equally many bytes; there the one with
-# the fewest rounds leads, halving.
-#
-# **The network decides, too:**
-#
-# - *Two switches*: star, tree and ring take as long as on one. From 4 devices on the others wait
-#   for the link in the middle. More than half of *direct*'s messages cross it (17 ms on 64
-#   devices, not 1.7). The ring leads from 4 to 32 devices. On 64, halving does, by its few rounds;
-#   for 160 MB the ring would.
-# - Halving has large messages between near partners, and only small ones cross the middle. Begun
-#   with the far partners, which is as right, it takes 17 ms on 64 devices.
-# - *All-to-all*: one ring uses one of a device's links; several could use more, in $2(k-1)$ rounds
-#   where *direct* takes 2. Star, ring and halving lie within 12 % from 8 devices on.
-#
-# On 4 to 64 devices, powers of two, the double tree never leads at these two sizes. On 48, which
-# halving refuses, it takes 0.6 of the ring's time for 2 MB on one switch.
-#
-# The model leaves out the time to add, and any overlap with computation, and we have compared it
-# with no measured time.
-
-# %% tags=["fold"]
-# check: the figure's title, and each number of the text above
-def leads(name, network, size=16e6, ks=MANY[1:]):
-    return all(table[size, network, k][name] < 1.0001 * min(table[size, network, k].values())
-               for k in ks)
-
-
-assert leads("halving", one_switch), "the title"
-assert leads("direct", all_to_all), "the title"
-assert leads("ring", two_switches, ks=[4, 8, 16, 32]), "the title"
-assert not leads("ring", two_switches, ks=[64]), "the title"
-ratio = [table[16e6, one_switch, k]["tree"] / table[16e6, one_switch, k]["halving"]
-         for k in MANY[1:]]
-assert round(min(ratio), 1) == 2.6 and round(max(ratio), 1) == 5.8, "the tree against halving"
-for network in [one_switch, two_switches]:
-    seconds = table[4e3, network, 64]
-    for name in ["tree", "halving"]:
-        assert 10 < seconds["ring"] / seconds[name] < 11, "a tenth"
-assert round(1e3 * table[16e6, two_switches, 64]["direct"], 1) == 17.0, "direct, two switches"
-assert round(1e3 * table[16e6, one_switch, 64]["direct"], 1) == 1.7, "direct, one switch"
-for k in MANY[2:]:
-    near = [table[16e6, all_to_all, k][name] for name in ["star", "ring", "halving"]]
-    assert max(near) < 1.12 * min(near), "within 12 %"
-for size, network, k in table:
-    assert k == 2 or not leads("double tree", network, size, [k]), "the double tree leads"
-double = min(predicted_time(double_tree(48, m), 2e6 / m, one_switch, 48) for m in [4, 8, 16])
-assert round(double / predicted_time(ring(48), 2e6 / 48, one_switch, 48), 1) == 0.6, "48 devices"
-best_double = min(predicted_time(double_tree(64, m), 16e6 / m, one_switch, 64)
-                  for m in [2, 4, 8, 16, 32])
-assert np.isclose(table[16e6, one_switch, 64]["double tree"], best_double), "not its best"
 for k in MANY:
+    for name, (rounds, num_chunks) in schedules(k).items():
+        assert complete(rounds, num_chunks, k), f"{name} on {k} devices: not the sum"
+        assert independent(rounds), f"{name} on {k} devices: not at the same time"
+        if name in ["star", "direct"]:
+            assert complete(at_once(rounds), num_chunks, k), f"{name} on {k} devices at once"
+            assert independent(at_once(rounds), k - 1), f"{name} on {k} devices at once"
+    for num_chunks in [2, 4, 8, 16, 32]:
+        for ports in {1, k - 1}:
+            rounds = double_trees(k, num_chunks, ports)
+            assert complete(rounds, num_chunks, k), f"double tree on {k} devices: not the sum"
+            assert independent(rounds, ports), f"double tree on {k} devices: not at the same time"
+
+
+def leads(name, size, network, k):
+    seconds = predict_all(size, network, k)
+    return seconds[name] < 1.0001 * min(seconds.values())
+
+
+for k in MANY[1:]:
+    assert leads("halving", 4e3, one_switch, k) and leads("halving", 16e6, one_switch, k), k
+    assert leads("ring", 16e6, two_switches, k) == (k < 64), k
+    assert leads("direct", 4e3, all_to_all, k) and leads("direct", 16e6, all_to_all, k), k
+    one, two, many = [predict_all(16e6, network, k) for network in NETWORKS]
+    assert 2.5 < one["tree"] / one["halving"] < 6, "large arrays pay for bytes"
+    for name in ["direct", "halving", "double tree"]:
+        assert two[name] > 1.01 * one[name], f"{name} on {k} devices waits for the middle"
+    if k > 4:
+        assert two["halving"] / one["halving"] < two["direct"] / one["direct"], "slowed down less"
+    for size in [4e3, 16e6]:
+        for network in NETWORKS:
+            best = min(predict_all(size, network, k).values())
+            for num_chunks in [2, 4, 8, 16, 32]:
+                for ports in {1, k - 1} if network is all_to_all else {1}:
+                    rounds = double_trees(k, num_chunks, ports)
+                    found = predicted_time(rounds, size / num_chunks, network, k)
+                    assert found > 1.0001 * best, f"the double tree leads on {k} devices"
+            assert not leads("star", size, network, k), "left out"
+for k in MANY:
+    one, two = predict_all(16e6, one_switch, k), predict_all(16e6, two_switches, k)
     for name in ["star", "tree", "ring"]:
-        times = [table[16e6, network, k][name] for network in [one_switch, two_switches]]
-        assert np.isclose(*times), f"{name} on {k} devices: as long as on one switch"
+        assert np.isclose(one[name], two[name]), f"{name} on {k} devices: as long as on one switch"
     sent = [busiest(ring(k), k), busiest(direct(k), k), busiest(halving_doubling(k), k)]
     assert np.allclose(sent, sent[0]), "equally many bytes"
     assert len(halving_doubling(k)) <= min(len(ring(k)), len(direct(k))), "the fewest rounds"
-for_160_mb = predict_all(160e6, two_switches, 64)
-assert min(for_160_mb, key=for_160_mb.get) == "ring", "for 160 MB the ring"
-assert best(16e6, two_switches, 64) == "halving", "by its few rounds"
+assert leads("halving", 16e6, two_switches, 64), "on 64"
+by_many = predict_all(160e6, two_switches, 64)
+assert min(by_many, key=by_many.get) == "ring", "for 160 MB the rounds weigh less"
+for network in [one_switch, two_switches]:
+    seconds = predict_all(4e3, network, 64)
+    for name in ["tree", "halving"]:
+        assert 10 < seconds["ring"] / seconds[name] < 11, "small arrays pay for rounds"
+double = min(predicted_time(double_tree(48, m), 2e6 / m, one_switch, 48) for m in [4, 8, 16])
+assert round(double / predicted_time(ring(48), 2e6 / 48, one_switch, 48), 1) == 0.6, "48 devices"
+
+
+def crosses(message, k):
+    return (message.sender < k / 2) != (message.receiver < k / 2)
+
+
 for k in MANY[1:]:
-    for name in ["direct", "halving", "double tree"]:
-        one, two = (table[16e6, network, k][name] for network in [one_switch, two_switches])
-        assert two > 1.01 * one, f"{name} on {k} devices waits for the link in the middle"
+    for messages in ring(k):
+        ways = [message.sender < k / 2 for message in messages if crosses(message, k)]
+        assert sorted(ways) == [False, True], "one message each way"
+    through = [crosses(message, k) for messages in direct(k) for message in messages]
+    assert np.mean(through) > 0.5, "more than half of direct's"
+    across = []
+    for messages in halving_doubling(k):
+        across.append({crosses(message, k) for message in messages})
+    middle = len(across) // 2
+    assert across[middle - 1] == across[middle] == {True}, "all of two rounds"
+    assert all(found == {False} for found in across[: middle - 1] + across[middle + 1 :]), "only"
+    sizes = [len(messages) for messages in halving_doubling(k)]
+    assert sizes[middle] == sizes[middle - 1] == min(sizes), "its smallest messages"
+print("they hold")
 
-
+# %% tags=["fold"]
+# check: halving begun with the far partners is as right, but on two switches ten times as slow
 def far_partners_first(k):
-    rounds, gap = [], k // 2
+    halving = []
+    gap = k // 2
     while gap >= 1:
-        rounds.append([Message(rank, partner_of(rank, gap), chunk, ADD)
-                       for rank in range(k) for chunk in range(k)
-                       if chunk // gap == partner_of(rank, gap) // gap])
+        messages = []
+        for rank in range(k):
+            partner = partner_of(rank, gap)
+            for chunk in range(k):
+                if chunk // gap == partner // gap:
+                    messages.append(Message(rank, partner, chunk, ADD))
+        halving.append(messages)
         gap = gap // 2
-    return rounds + [[answer(message) for message in messages] for messages in reversed(rounds)]
+    doubling = []
+    for messages in reversed(halving):
+        doubling.append([answer(message) for message in messages])
+    return halving + doubling
 
 
 assert complete(far_partners_first(64), 64, 64) and independent(far_partners_first(64))
-far = predicted_time(far_partners_first(64), 16e6 / 64, two_switches, 64)
-assert round(1e3 * far) == 17, f"far partners first: {far}"
-for k in MANY[2:]:  # what crosses between the two switches
-    across = [[2 * m.sender // k != 2 * m.receiver // k for m in messages]
-              for messages in halving_doubling(k)]
-    middle = len(across) // 2
-    assert all(across[middle - 1]) and all(across[middle]), "the two rounds in the middle"
-    assert not any(any(row) for row in across[: middle - 1] + across[middle + 1 :]), "others too"
-    row = [2 * m.sender // k != 2 * m.receiver // k for messages in direct(k) for m in messages]
-    assert np.mean(row) > 0.5, "more than half of direct's"
+for name, rounds in [("near", halving_doubling(64)), ("far", far_partners_first(64))]:
+    found = predicted_time(rounds, 16e6 / 64, two_switches, 64)
+    print(f"{name} partners first: 16 MB on 64 devices in {1e3 * found:.1f} ms")
+assert round(1e3 * found) == 17, f"far partners first: {found}"
 
 # %% [markdown]
-# ## What MXNet and NCCL do
+# ## What NCCL does
 #
-# MXNet's KVStore `device` is a sum-then-broadcast, with different keys on different GPUs
-# (`CommDevice` in `src/kvstore/comm.h`, MXNet 1.9.1). `MXNET_KVSTORE_USETREE=1` asks for trees
-# (`comm_tree.h`), which the CPU build lacks. The `nccl` store calls `ncclReduce` and then
-# `ncclBcast` (`kvstore_nccl.h`).
-#
-# NCCL, NVIDIA's library under PyTorch's DDP, chooses between schemes by a model like this one,
-# with corrections fitted to measurements and a latency of its own for trees
-# (`src/graph/tuning.cc`). Its all-reduce has rings, several at once on different links. Since
-# version 2.4 it has double binary trees between machines, with a chain of GPUs inside each
-# (Jeaugey, 2019; `src/graph/connect.cc`). It can also let the network add: between machines by
-# SHARP, if `NCCL_COLLNET_ENABLE=1`, and since 2.17 in NVLink switches from Hopper on. There a
-# device sends $(1 + \frac1k)S$ (NVIDIA/nccl #1083), less than the bound above from $k = 4$ on.
+# NCCL, NVIDIA's library under PyTorch's DDP, chooses between schemes by a model like this one, with
+# corrections fitted to measurements (`src/graph/tuning.cc`). It has rings, several at once on
+# different links, and since version 2.4 two trees between machines (Jeaugey, 2019). It can also let
+# the network's switches add: then a device sends $(1 + \frac1k)S$ (NVIDIA/nccl #1083), less than
+# the bound above from $k = 4$ on.
 #
 # ## Summary
 #
 # - Halving and doubling takes $2\log_2 k$ rounds and sends $2\frac{k-1}{k}S$ from each device. It
 #   needs a power of two, and says so.
-# - Two trees share the work of one: $2S$ from the busiest device, in a number of rounds that grows
-#   with the number of chunks and with $\log k$.
+# - Two trees share the work of one, on any number of devices: the busiest sends $2S$.
 # - In the model, small arrays pay for rounds and large ones for bytes. Which scheme is best depends
-#   on the network and on $k$.
-# - NCCL has several schemes and chooses by a model.
+#   on the network and on $k$, so NCCL has several.
 #
 # **Further reading.** P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full
-# bandwidth broadcast, reduction and scan", *Parallel Computing* 35 (2009); P. Patarasuk and X.
-# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", *JPDC* 69 (2009);
-# R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in
-# MPICH", *IJHPCA* 19 (2005); S. Jeaugey, "Massively Scale Your Deep Learning Training with NCCL
-# 2.4", NVIDIA (2019).
+# bandwidth broadcast, reduction and scan", *Parallel Computing* 35 (2009); R. Thakur, R.
+# Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
+# *IJHPCA* 19 (2005), with halving on any number of devices; S. Jeaugey, "Massively Scale Your Deep
+# Learning Training with NCCL 2.4", NVIDIA (2019).
 
 # %% [markdown]
 # ## Exercises

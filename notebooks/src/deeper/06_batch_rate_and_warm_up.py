@@ -23,7 +23,7 @@
 #
 # Chapters 04 and 06. No GPU. Reading takes {reading time}, running a minute or two.
 
-# %% tags=["measured"]
+# %%
 import json
 from pathlib import Path
 
@@ -37,6 +37,7 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
+# %% tags=["measured"]
 two = helpers.devices(2)
 data = helpers.load_data("mnist", limit=3840)
 print(data)
@@ -206,7 +207,7 @@ def map_network():
 # %% [markdown]
 # Each training sees 3,840 images, in batches of `size`:
 
-# %%
+# %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 test = Batches(data.test_images[:1000], data.test_labels[:1000], 500, shuffle=False)
 used = min(3840, len(data.train_labels) // 256 * 256)  # the small digits have fewer
@@ -227,7 +228,7 @@ def map_point(size, rate, seed):
             trainer.step(size)
     return 100 * accuracy(net, test, [mx.cpu(0)])
 
-# %% tags=["measured", "trains", "few:SEEDS = 5=>SEEDS = 2"]
+# %% tags=["trains", "few:SEEDS = 5=>SEEDS = 2"]
 SEEDS = 5
 sizes = [16, 32, 64, 128, 256]
 rates = [0.025, 0.05, 0.1, 0.2, 0.4, 0.8]
@@ -235,7 +236,6 @@ percent = {}  # by (size, rate): one number a seed
 for size in sizes:
     for rate in rates:
         percent[size, rate] = np.array([map_point(size, rate, seed) for seed in range(SEEDS)])
-print(percent[64, 0.2])
 
 # %% [markdown]
 # The figure's title names the rates whose mean plus standard deviation reaches the best mean of the

@@ -338,8 +338,8 @@ for rounds in spent.values():
 #
 # **ResNet-18 spends a larger share on communication than LeNet**, not a smaller one. It has 87
 # times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent, and its step
-# takes less than 87 times as long. Why compute takes longer on two devices than on one, chapter
-# 10 asks.
+# takes less than 87 times as long. Why compute takes longer on two devices than on one is asked in
+# deeper: A time budget that closes.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #

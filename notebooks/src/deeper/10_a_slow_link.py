@@ -68,7 +68,7 @@ def begin_training(net, n, **options):
     return Training(net, trainer, x_shards, y_shards, n)
 
 # %% tags=["trains"]
-def both_passes(training):
+def forward_backward(training):
     losses = []
     with autograd.record():
         for x_shard, y_shard in zip(training.x_shards, training.y_shards):
@@ -78,7 +78,7 @@ def both_passes(training):
 
 
 def plain_step(training, wait):
-    both_passes(training)
+    forward_backward(training)
     if wait:
         nd.waitall()  # no overlap
     training.trainer.step(training.n)
@@ -309,7 +309,7 @@ class SendFirstProp(mx.operator.CustomOpProp):
 
 # %% tags=["trains"]
 def step_by_priority(training, by_layer):
-    losses = both_passes(training)
+    losses = forward_backward(training)
     for place, parameter in enumerate(training.net.collect_params().values()):
         priority = 0
         if by_layer:
@@ -322,12 +322,12 @@ def step_by_priority(training, by_layer):
 # %% [markdown]
 # The link should take twice as long as the two passes, so that messages wait for one another.
 
-# %% tags=["measured", "trains"]
+# %% tags=["trains"]
 far = begin_training(lenet(), 128, **OPERATORS_APART)
 plain_step(far, wait=False)
 lengths = []
 for _ in range(5):
-    lengths.append(record(both_passes, far).length)
+    lengths.append(record(forward_backward, far).length)
 passes = sorted(lengths)[2]  # ms, the median
 
 nbytes = 0
@@ -335,8 +335,7 @@ for parameter in far.net.collect_params().values():
     for grad in parameter.list_grad():
         nbytes += 4 * grad.size
 link = PriorityLink(rate=nbytes / (2 * passes / 1e3))
-print(f"the passes take {passes:.1f} ms, the messages {2 * passes:.1f} ms "
-      f"at {link.rate / 1e6:.0f} MB/s")
+print(f"the passes take {passes:.1f} ms, the messages {2 * passes:.1f} ms")
 
 # %% tags=["fold", "trains"]
 # check: whatever the order, the weights are those of Trainer to the bit, and all messages are sent
@@ -351,15 +350,18 @@ plain = begin_training(lenet(), 128, **OPERATORS_APART)
 for _ in range(8):
     plain_step(plain, wait=False)
 P = len(plain.net.collect_params().keys())
+
+
+def eight_steps(training, by_layer):
+    for _ in range(8):
+        step_by_priority(training, by_layer)
+
+
 for by_layer in [False, True]:
     linked = begin_training(lenet(), 128, **OPERATORS_APART)
-
-    def eight_steps(linked=linked, by_layer=by_layer):
-        for _ in range(8):
-            step_by_priority(linked, by_layer)
-
-    found = sorted(event.name for event in record(eight_steps).lanes["link"])
-    priorities = [place if by_layer else 0 for place in range(P)]
+    recording = record(eight_steps, linked, by_layer)
+    found = sorted(event.name for event in recording.lanes["link"])
+    priorities = range(P) if by_layer else [0] * P
     assert found == sorted([f"message {each}" for each in priorities] * 8 * len(pair))
     for ours, whole in zip(arrays_of(linked.net), arrays_of(plain.net), strict=True):
         assert (ours == whole).all(), "a stale weight"
@@ -375,7 +377,7 @@ for by_layer in [False, True]:
 # %% tags=["trains"]
 def two_steps_in_sequence():
     for _ in range(2):
-        both_passes(far)
+        forward_backward(far)
         nd.waitall()
         for parameter in far.net.collect_params().values():
             for grad in parameter.list_grad():
@@ -538,7 +540,7 @@ usual = begin_training(lenet(), 128)
 
 
 def usual_step():
-    losses = both_passes(usual)
+    losses = forward_backward(usual)
     usual.trainer.step(usual.n)
     return losses
 

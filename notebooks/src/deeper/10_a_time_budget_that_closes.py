@@ -233,6 +233,12 @@ for name, make, n, count in [("LeNet, batch 256", lenet, 256, LENET),
               + f";  {1 - budgets[name, k].sum() / clocks[name, k]:+.1%}"
               + ("" if quiet[name] else " (disturbed: not checked)"))
     print(f"{'':20} speed-up {clocks[name, 1] / clocks[name, 2]:.2f}")
+for name, rows in lost.items():
+    missing = clocks[name, 2] - clocks[name, 1] / 2
+    print(f"\n{name}: {missing:.1f} ms longer than half of one device's time")
+    for part, column in zip(PARTS, rows.T):
+        low, median, high = spread(column)
+        print(f"    {part:13} {median:6.1f} ms  ({low:.1f} to {high:.1f})")
 
 # %% tags=["fold"]
 # check: in a quiet run the five parts add up to the clock, within 5 %
@@ -244,23 +250,15 @@ for name in quiet:
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# All times are in ms. The last number says by how much the clock of an unrecorded step differs from
-# the sum of a recorded one's parts. It is checked where the machine was quiet: other programs took
-# at most 2 % of it, and the middle half of all times is no wider than 4 %.
+# All times are in ms. In the table, the last number says by how much the clock of an unrecorded
+# step differs from the sum of a recorded one's parts. It is checked where the machine was quiet:
+# other programs took at most 2 % of it, and the middle half of all times is no wider than 4 %.
 #
 # ### Where the time is lost
 #
 # With a speed-up of 2, a step on two devices would take half of one device's time. The rest is
-# lost. For each part: its mean over both lanes, minus half of its time on one device.
-
-# %% tags=["fold", "measured"]
-# measure: ms that each part loses, medians over the rounds with the middle half
-for name, rows in lost.items():
-    missing = clocks[name, 2] - clocks[name, 1] / 2
-    print(f"{name}: {missing:.1f} ms longer than half")
-    for part, column in zip(PARTS, rows.T):
-        low, median, high = spread(column)
-        print(f"    {part:13} {median:6.1f} ms  ({low:.1f} to {high:.1f})")
+# lost. The last lines have it for each part: its mean over both lanes, minus half of its time on
+# one device; medians over the rounds, and the range of the middle half.
 
 # %% tags=["fold"]
 # draw: half of one device's step, and two devices' step, in five parts
@@ -268,7 +266,8 @@ import matplotlib.pyplot as plt
 
 LOOKS = {"compute": (BLUE, ""), "communication": (ORANGE, "//"), "update": (GREEN, "xx"),
          "Python": (GREY, ""), "waiting": ("white", "")}
-fig, ax = figure("Two devices take longer than half of one device's time",
+times_half = [f"{2 * clocks[name, 2] / clocks[name, 1]:.2f}" for name in quiet]
+fig, ax = figure(f"Two devices take {', '.join(times_half)} times half of one's time",
                  "step time / half of one device's (thick line: the clock)", size=(7.0, 3.6))
 labels = []
 for row, name in enumerate(quiet):
@@ -410,12 +409,9 @@ def programs(first, second):
             found[fields[4]] = found.get(fields[4], 0) + 1
     return found
 
-# %% tags=["measured"]
-for first, second in [(20, 50), (16, 48)]:
-    print(first, second, programs(first, second))
-
 # %% [markdown]
-# Both networks, on one device and on two. **Predict:** which has the larger speed-up?
+# We ask for both networks, then time them on one device and on two. **Predict:** which has the
+# larger speed-up?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
 ROUNDS = 6
@@ -437,6 +433,7 @@ for channels in [(20, 50), (16, 48)]:
     one = 3 * 256 / spread(times[channels, 1]).median
     two = 3 * 256 / spread(times[channels, 2]).median
     low, median, high = spread(times[channels, 1] / times[channels, 2])
+    print(channels, programs(*channels))
     print(f"{channels}: {one:,.0f} images/s on one device, {two:,.0f} on two; "
           f"speed-up {median:.2f} ({low:.2f} to {high:.2f})")
 

@@ -298,7 +298,7 @@ def both_passes(net, x_shards, y_shards):
     autograd.backward(losses)
 
 
-def train_once(name, n, k, x_shards, y_shards):
+def timed_step(name, n, k, x_shards, y_shards):
     both_passes(nets[name, k], x_shards, y_shards)
     trainers[name, k].step(n)
 
@@ -308,7 +308,7 @@ contestants = {}
 for name, n, k in PLAN:
     x_shards = split_and_load(images[:n], places[:k])
     y_shards = split_and_load(labels[:n], places[:k])
-    contestants[name, n, k] = partial(train_once, name, n, k, x_shards, y_shards)
+    contestants[name, n, k] = partial(timed_step, name, n, k, x_shards, y_shards)
 times = in_turns(contestants, ROUNDS, quiet=0.05)
 
 rounds = np.stack([times[point] for point in PLAN], axis=1)  # [round, point]

@@ -103,25 +103,25 @@ def step_of_means_or_zero(net, trainer, x, y, sizes, combine=average):
     trainer.update(1)
 
 # %% [markdown]
-# `weights_after` trains on as many devices as there are sizes. Its result is a list for each
+# `replicas_after` trains on as many devices as there are sizes. Its result is a list for each
 # device. `on_store` says who updates: the store, as Trainer has it by default on several devices,
 # or each device its own replica (chapter 07). Plain Gluon on one device says what is right.
 
-# %%
+# %% tags=["trains"]
 batches = []
 for begin, end in [(0, 64), (64, 128), (128, 160)]:  # n is a power of 2: 1/n is exact
     x = nd.array(data.train_images[begin:end], dtype="float64")
     batches.append((x, nd.array(data.train_labels[begin:end])))
 
 
-def plain_step(net, trainer, x, y, sizes):
+def step_alone(net, trainer, x, y, sizes):
     with autograd.record():
         loss = cross_entropy(net(x), y)
     loss.backward()
     trainer.step(len(x))
 
 
-def weights_after(step, cuts, on_store):
+def replicas_after(step, cuts, on_store):
     devices = four[: len(cuts[0])]
     mx.random.seed(11)
     net = lenet()
@@ -138,11 +138,11 @@ def weights_after(step, cuts, on_store):
     return replicas
 
 
-[whole] = weights_after(plain_step, [[64], [64], [32]], on_store=False)
+[whole] = replicas_after(step_alone, [[64], [64], [32]], on_store=False)
 
 
 def distance_to_one(step, cuts, on_store=False):
-    return largest_difference(weights_after(step, cuts, on_store), whole).value
+    return largest_difference(replicas_after(step, cuts, on_store), whole).value
 
 # %% [markdown]
 # Now the last step leaves the third device without images. **Predict:** are both ways still right?
@@ -177,7 +177,7 @@ for cuts in cases:
 # after the all-reduce: for instance, to get sums back, it multiplies and divides by the shard's
 # size. That changes nothing where the size isn't 0.
 
-# %%
+# %% tags=["trains"]
 def idle_left_out(net, trainer, x, y, sizes):
     losses = []
     with autograd.record():
@@ -208,10 +208,10 @@ assert distance_to_one(idle_left_out, CUTS, True) > 1e-3
 assert distance_to_one(of_means, CUTS) == np.inf
 assert distance_to_one(idle_left_out, ALL_BUSY, True) < 1e-12
 assert distance_to_one(of_means, ALL_BUSY) < 1e-12
-for found in weights_after(of_means, CUTS, False)[:2]:
+for found in replicas_after(of_means, CUTS, False)[:2]:
     assert largest_difference(found, whole) < 1e-12, "only the idle device is broken"
 try:
-    weights_after(idle_left_out, CUTS, False)
+    replicas_after(idle_left_out, CUTS, False)
 except UserWarning as error:
     assert "has not been updated by backward" in str(error), error
 else:

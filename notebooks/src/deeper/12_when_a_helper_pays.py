@@ -41,7 +41,7 @@ labels = nd.arange(256) % 10
 # The next cell has chapter 12's functions: `passes_of` gives each device its shard, repeated $h$
 # times, and `forward_backward` works through them. A training step adds the update.
 
-# %% tags=["fold"]
+# %% tags=["fold", "trains"]
 # measure: devices with a handicap, as in chapter 12
 def split_by_sizes(batch, sizes):
     shards = []
@@ -79,7 +79,7 @@ def forward_backward(net, passes):
     return sums
 
 
-def train_once(net, trainer, passes, n):
+def slowed_step(net, trainer, passes, n):
     forward_backward(net, passes)
     trainer.step(n)
 
@@ -96,15 +96,15 @@ def shares_by_speed(n, speeds):
     return sizes
 
 # %%
-def lenet_on(devices):
+def lenet_with_trainer(devices):
     net = lenet()
     net.initialize(mx.init.Xavier(), ctx=devices)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     return net, trainer
 
 
-net, trainer = lenet_on(pair)
-train_once(net, trainer, passes_of(images, labels, sizes=[192, 64], handicaps=[1, 3]), n=256)
+net, trainer = lenet_with_trainer(pair)
+slowed_step(net, trainer, passes_of(images, labels, sizes=[192, 64], handicaps=[1, 3]), n=256)
 nd.waitall()
 print("a step on two devices, the second with handicap 3: done")
 
@@ -117,7 +117,7 @@ print("a step on two devices, the second with handicap 3: done")
 # %% tags=["measured", "few:ROUNDS = 9=>ROUNDS = 3"]
 ROUNDS = 9
 contestants = {}
-net, _ = lenet_on(pair[:1])
+net, _ = lenet_with_trainer(pair[:1])
 for n in [8, 32, 128]:
     for h in [1, 2, 3, 6]:
         passes = passes_of(images[:n], labels[:n], [n], [h])
@@ -148,25 +148,24 @@ for n, h in contestants:
 # %%
 SIZES = [64, 128, 256]
 HANDICAPS = [1, 3, 7, 15, 31]
-net_alone, trainer_alone = lenet_on(pair[:1])
-net, trainer = lenet_on(pair)
+net_alone, trainer_alone = lenet_with_trainer(pair[:1])
+net, trainer = lenet_with_trainer(pair)
 steps = {}
 for n in SIZES:
     x = images[:n]
     y = labels[:n]
     passes = passes_of(x, y, [n], [1])
-    steps[n, "alone"] = partial(train_once, net_alone, trainer_alone, passes, n)
+    steps[n, "alone"] = partial(slowed_step, net_alone, trainer_alone, passes, n)
     for h in HANDICAPS:
         fast, slow = shares_by_speed(n, [h, 1])
         assert fast == h * slow, "both should take the same time"
         passes = passes_of(x, y, [fast, slow], [1, h])
-        steps[n, h] = partial(train_once, net, trainer, passes, n)
+        steps[n, h] = partial(slowed_step, net, trainer, passes, n)
 
-# %% tags=["measured", "few:ROUNDS = 16=>ROUNDS = 4"]
+# %% tags=["few:ROUNDS = 16=>ROUNDS = 4"]
 ROUNDS = 16
 with Others() as others:
     times = in_turns(steps, ROUNDS)
-print(f"other programs took {others.share:.0%} of the machine")
 for n in SIZES:
     print(f"batch {n:3}: alone {1000 * np.median(times[n, 'alone']):5.1f} ms, "
           f"with an equal helper {1000 * np.median(times[n, 1]):5.1f} ms, "
@@ -177,16 +176,14 @@ for n in SIZES:
 # 1, two *equal* devices: it is what their step takes longer than $a + \frac{b\,n}{2}$, the median
 # of three.
 
-# %% tags=["measured"]
+# %%
 alone = [np.median(times[n, "alone"]) for n in SIZES]
 b, a = np.polyfit(SIZES, alone, 1)  # slope and height at 0
 costs = []
 for n in SIZES:
     costs.append(np.median(times[n, 1]) - (a + b * n / 2))
 c = max(np.median(costs), 1e-6)  # noise could make it negative
-print(f"a = {1000 * a:.1f} ms, b = {1e6 * b:.0f} µs an image, c = {1000 * c:.1f} ms, from")
-for n, cost in zip(SIZES, costs):
-    print(f"  batch {n:3}: {1000 * cost:.1f} ms")
+print(f"b = {1e6 * b:.0f} µs an image, c = {1000 * c:.1f} ms")
 
 # %% [markdown]
 # ## The test
@@ -222,6 +219,9 @@ for (n, h), gain in gains.items():
         side["paid"] += int(gain.low > 1)
 print(f"of {within['helpers']} slower helpers within the limit {within['paid']} paid")
 print(f"of {beyond['helpers']} slower helpers beyond the limit {beyond['paid']} paid")
+for n, cost in zip(SIZES, costs):
+    print(f"batch {n:3} by itself says that c = {1000 * cost:.1f} ms")
+print(f"other programs took {others.share:.0%} of the machine")
 
 # %% [markdown]
 # How large should the gains be? We count whole images: of 128, a helper of handicap 16 is due 7.5.
@@ -234,7 +234,7 @@ def law(n, h):
     slower = max(fast, h * slow)  # images' times until both are done
     return (a + b * n) / (a + c + b * slower)
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold"]
 # draw: gains against the handicap, by the law and by the clock
 from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 

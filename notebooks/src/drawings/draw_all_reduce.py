@@ -1,6 +1,6 @@
 """The drawings of chapters 02 and 03 and of the deeper notebook on all-reduces.
 
-Run it to write seven SVG files beside it, the same bytes each time. Only the standard library is
+Run it to write eight SVG files beside it, the same bytes each time. Only the standard library is
 needed: a drawing is a list of SVG elements, each made by one of the small functions below.
 """
 
@@ -68,14 +68,37 @@ def ring_rounds():
     return rounds
 
 
+def halving_rounds():
+    """Partners one apart, then two apart, send what the other keeps; then the same way back."""
+    halving = []
+    for gap in (1, 2):
+        messages = []
+        for rank in range(DEVICES):
+            partner = rank ^ gap
+            for chunk in range(DEVICES):
+                if chunk % (2 * gap) == partner % (2 * gap):
+                    messages.append(Message(rank, partner, chunk, ADD))
+        halving.append(messages)
+    doubling = []
+    for messages in reversed(halving):
+        doubling.append([Message(sent.receiver, sent.sender, sent.chunk, COPY)
+                         for sent in messages])
+    return halving + doubling
+
+
 def ring_states():
+    """The states of a ring."""
+    return states_of(ring_rounds())
+
+
+def states_of(rounds):
     """For the start and after each round: `{(device, chunk): parts in its sum}`."""
     now = {}
     for device in range(DEVICES):
         for chunk in range(DEVICES):
             now[device, chunk] = {device}
     states = [now]
-    for messages in ring_rounds():
+    for messages in rounds:
         before, now = now, dict(now)  # all messages of a round leave at once
         for message in messages:
             sent = before[message.sender, message.chunk]
@@ -396,6 +419,61 @@ def draw_ring_rounds():
                 "on the diagonal are 1111.", drawn)
 
 
+def draw_halving_state(x, y, number, state):
+    """The grid of sums after a round of halving and doubling; what a device gave away is grey."""
+    wide, high = 44, 36
+    received, kept = set(), set(state)
+    if number > 0:
+        messages = halving_rounds()[number - 1]
+        received = {(message.receiver, message.chunk) for message in messages}
+    if number in (1, 2):
+        kept = received
+    elif number == 3:
+        kept = received | {(device, device) for device in range(DEVICES)}
+    drawn = [words(x + 2 * wide, y - 36, "start" if number == 0 else f"after round {number}", 20,
+                   bold=True)]
+    for chunk in range(DEVICES):
+        drawn.append(words(x + wide * (chunk + 0.5), y - 9, str(chunk), 17))
+    for device in range(DEVICES):
+        for chunk in range(DEVICES):
+            left, top = x + wide * chunk, y + high * device
+            place = (device, chunk)
+            fill, ink = PALE_BLUE if place in received else "white", "black"
+            if place not in kept:
+                fill, ink = PALE_GREY, "#999999"
+            total = str(sum(10**part for part in state[place]))
+            drawn.append(group([
+                box(left, top, wide, high, fill, FRAME),
+                words(left + wide / 2, top + 25, total, 17, bold=place in received, fill=ink),
+            ], class_="cell", data_device=device, data_chunk=chunk,
+                data_received="yes" if place in received else "no",
+                data_kept="yes" if place in kept else "no"))
+    return group(drawn, class_="state", data_round=number)
+
+
+def draw_halving():
+    """Deeper: four devices halve what they keep, twice, and then double it."""
+    states = states_of(halving_rounds())
+    lefts, tops = (82, 270, 458), (112, 356)
+    drawn = [words(320, 32, "Two rounds halve what a device keeps, two double it", 22, bold=True)]
+    for number, column, row in ((0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 0, 1), (4, 1, 1)):
+        drawn.append(draw_halving_state(lefts[column], tops[row], number, states[number]))
+    for top in tops:
+        drawn.append(words(74, top - 9, "chunk", 17, "end"))
+        for device in range(DEVICES):
+            drawn.append(words(74, top + 36 * device + 25, f"device {device}", 17, "end"))
+    for row, (fill, text) in enumerate(((PALE_BLUE, "just received"), (PALE_GREY, "given away"))):
+        y = tops[1] + 46 + 40 * row
+        drawn.append(box(474, y, 28, 22, fill, FRAME))
+        drawn.append(words(512, y + 17, text, 18, "start"))
+    return page(640, 520, "Halving and doubling on four devices, round by round",
+                "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
+                "chunk. In round 1 devices 0 and 1, and 2 and 3, swap halves: 0 and 2 keep chunks "
+                "0 and 2, 1 and 3 keep chunks 1 and 3. In round 2 devices 0 and 2, and 1 and 3, "
+                "swap half of that, and the diagonal is 1111. In rounds 3 and 4 the sums go back "
+                "the same way, to two chunks and then to all four.", drawn)
+
+
 # The film of the ring: a start, six rounds and an end, in seconds.
 START, ROUND, END = 2.5, 2.0, 4.5
 WHOLE = START + 6 * ROUND + END
@@ -603,60 +681,60 @@ def draw_collectives():
 
 
 def first_tree():
-    """`{place: its parent}` for the places 1 to 7; the root, 4, has None."""
-    return {4: None, 2: 4, 6: 4, 1: 2, 3: 2, 5: 6, 7: 6}
+    """`{rank: its parent}` for the ranks 0 to 6; the root, 3, has None."""
+    return {3: None, 1: 3, 5: 3, 0: 1, 2: 1, 4: 5, 6: 5}
 
 
 def second_tree():
-    """The same tree, moved by one place; place 8 is place 1."""
+    """The same tree, moved by one; what would be rank 7 is rank 0."""
     moved = {}
-    for place, parent in first_tree().items():
-        moved[place % 7 + 1] = None if parent is None else parent % 7 + 1
+    for rank, parent in first_tree().items():
+        moved[(rank + 1) % 7] = None if parent is None else (parent + 1) % 7
     return moved
 
 
-def depth(tree, place):
-    """How many edges lie between a place and the root."""
+def depth(tree, rank):
+    """How many edges lie between a rank and the root."""
     edges = 0
-    while tree[place] is not None:
-        place = tree[place]
+    while tree[rank] is not None:
+        rank = tree[rank]
         edges += 1
     return edges
 
 
 def draw_tree(top, tree):
-    """Edges, then nodes; a node stands above or below its place in the row."""
+    """Edges, then nodes; a node stands above or below its rank in the row."""
     inner_of_first = set(first_tree().values())
     inner_of_second = set(second_tree().values())
     drawn = []
-    for place, parent in tree.items():
+    for rank, parent in tree.items():
         if parent is None:
             continue
-        x, y = 100 + 74 * (place - 1), top + 72 * depth(tree, place)
-        parent_x, parent_y = 100 + 74 * (parent - 1), top + 72 * depth(tree, parent)
-        if abs(place - parent) > 4:  # the edge to the place that moved from the end to the start
+        x, y = 100 + 74 * rank, top + 72 * depth(tree, rank)
+        parent_x, parent_y = 100 + 74 * parent, top + 72 * depth(tree, parent)
+        if abs(rank - parent) > 4:  # the edge to the rank that moved from the end to the start
             below = y + 40
             drawn.append(element("path", d=f"M {parent_x} {parent_y} V {below} H {x} V {y}",
                                  fill="none", stroke="black", stroke_width=3,
                                  stroke_linejoin="round", class_="edge"))
         else:
             drawn.append(line(x, y, parent_x, parent_y, width=3, class_="edge"))
-    for place in sorted(tree):
-        x, y = 100 + 74 * (place - 1), top + 72 * depth(tree, place)
+    for rank in sorted(tree):
+        x, y = 100 + 74 * rank, top + 72 * depth(tree, rank)
         fill, ink = "white", "black"
-        if place in inner_of_first:
+        if rank in inner_of_first:
             fill, ink = BLUE, "white"
-        elif place in inner_of_second:
+        elif rank in inner_of_second:
             fill = ORANGE
         drawn.append(group([
             element("circle", cx=x, cy=y, r=22, fill=fill, stroke="black", stroke_width=2),
-            words(x, y + 8, str(place), 22, bold=True, fill=ink)], class_="node", data_place=place))
+            words(x, y + 8, str(rank), 22, bold=True, fill=ink)], class_="node", data_rank=rank))
     return drawn
 
 
 def draw_two_trees():
     """Deeper: the leaves of one tree are the inner nodes of the other."""
-    drawn = [words(312, 32, "Every place but 1 is a leaf in one tree only", 22, bold=True)]
+    drawn = [words(312, 32, "Every device but 0 is a leaf in one tree only", 22, bold=True)]
     for name, top, tree in (("tree 1", 90, first_tree()),
                             ("tree 2: moved by one", 318, second_tree())):
         drawn.append(words(14, top + 8, name, 20, anchor="start", bold=True))
@@ -669,16 +747,17 @@ def draw_two_trees():
         drawn.append(element("circle", cx=150, cy=y, r=11, fill=fill, stroke="black",
                              stroke_width=2))
         drawn.append(words(174, y + 6, text, anchor="start"))
-    return page(624, 624, "Two binary trees over seven places",
-                "Tree 1: root 4, below it 2 and 6, and the leaves 1, 3, 5 and 7. Tree 2 is moved "
-                "by one place: root 5, below it 3 and 7, and the leaves 2, 4, 6 and 1. Only place "
-                "1 is a leaf in both.", drawn)
+    return page(624, 624, "Two binary trees over seven devices",
+                "Tree 1: root 3, below it 1 and 5, and the leaves 0, 2, 4 and 6. Tree 2 is moved "
+                "by one: root 4, below it 2 and 6, and the leaves 1, 3, 5 and 0. Only device 0 is "
+                "a leaf in both.", drawn)
 
 
 DRAWINGS = {
     "batch_to_shards": draw_batch_to_shards, "rebinding": draw_rebinding,
     "star_tree_ring": draw_star_tree_ring, "ring_rounds": draw_ring_rounds,
-    "ring_moving": draw_ring_moving, "collectives": draw_collectives, "two_trees": draw_two_trees}
+    "ring_moving": draw_ring_moving, "collectives": draw_collectives,
+    "halving_doubling": draw_halving, "two_trees": draw_two_trees}
 
 
 def main(folder=Path(__file__).parent):
