@@ -616,7 +616,8 @@ for h in [3, 7, 15, 31]:
 print(f"other programs took {others.share:.0%} of the machine")
 
 # %% [markdown]
-# A minus means that the helper did harm. If both quartiles have one sign, the clock has decided; if
+# A minus means that the helper did harm. (If other programs keep a core to themselves, all do: both
+# devices share the core that is left.) If both quartiles have one sign, the clock has decided; if
 # not, it is too close to call. The law is tested further in deeper: When a helper pays, on three
 # batch sizes.
 #

@@ -260,8 +260,8 @@ ax.set(xscale="log", xticks=HANDICAPS, xticklabels=HANDICAPS)
 ax.minorticks_off()
 fig.legend(loc="outside lower center", ncols=5, fontsize=8)
 show(fig, alt="Gain by a helper for five handicaps and three batch sizes, measured, with the "
-              "middle half of the rounds. Solid, jagged lines show the law, and a dotted one below 1 what "
-              "two devices on one core would reach.")
+              "middle half of the rounds. Solid, jagged lines show the law, and a dotted one below "
+              "1 what two devices on one core would reach.")
 
 # %% [markdown]
 # At each jump of a line, rounding takes one image from the helper. In our quiet runs most helpers
