@@ -130,9 +130,9 @@ for n, h in contestants:
           f"{1e6 * seconds / (h * n):4.0f} µs for each of {h * n:3} images in the pass")
 
 # %% [markdown]
-# For 32 images and more it nearly is: within a tenth, on a quiet machine. For eight it is well
-# below. The last column shows why: a pass of 8 images takes longest *per image*, so it is a slow
-# one to compare with. **In passes that are long enough a handicap is what its name says.**
+# For 128 images it is, within a tenth on a quiet machine. For eight it is well below, and for 32
+# in between. The last column shows why: a pass of 8 images takes longest *per image*, so it is a
+# slow one to compare with. **In passes that are long enough a handicap is what its name says.**
 #
 # ## The law and its constants
 #
