@@ -416,7 +416,8 @@ try:
     trainer.step(2)
 except UserWarning:
     print("the same error in step 2")
-print_replicas(net.weight)
+for value in net.weight.list_data():
+    print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1. (`Trainer._update` in
@@ -645,9 +646,9 @@ assert changed == [False, False, True, True, True, True, True, True]
 # ### Answer 2
 #
 # In the first step, yes: the replica that both shards use holds 2 + 20, the other one 0. In the
-# second step the gradients of the first are still there, so 44 is subtracted where 22 is right.
-# They would have to be set to zero after each step. And there is still one device to do all the
-# work.
+# second step the gradients of the first are still there, so 44 / 2 is subtracted where 22 / 2 is
+# right. They would have to be set to zero after each step. And there is still one device to do all
+# the work.
 
 # %% tags=["solution", "trains"]
 net = one_weight_net(twice)
