@@ -259,9 +259,9 @@ ax.axhline(1, color="black", lw=1)
 ax.set(xscale="log", xticks=HANDICAPS, xticklabels=HANDICAPS)
 ax.minorticks_off()
 fig.legend(loc="outside lower center", ncols=5, fontsize=8)
-show(fig, alt="Gain by a helper for five handicaps and three batch sizes, measured, with the middle "
-              "half of the rounds. Solid, jagged lines show the law, and a dotted one below 1 what "
-              "two devices on one core would reach.")
+show(fig, alt="Gain by a helper for five handicaps and three batch sizes, measured, with the "
+              "middle half of the rounds. Solid, jagged lines show the law, and a dotted one below "
+              "1 what two devices on one core would reach.")
 
 # %% [markdown]
 # At each jump of a line, rounding takes one image from the helper. In our quiet runs most helpers
@@ -309,7 +309,7 @@ assert all(2 * h / (h + 1) >= 1 for h in HANDICAPS), "on one core no helper pays
 for h in [10, 30, 100]:
     largest_cost = 1 / (h + 1)  # as a share of b n: then the limit, b n / c - 1, is h
     print(f"GPU {h:3} times as fast: at most {1 / h:.0%} more; pays if c is below "
-          f"{largest_cost:.1%} of b n; of 256 images the CPU gets {shares_by_speed(256, [h, 1])[1]}")
+          f"{largest_cost:.1%} of b n; it gets {shares_by_speed(256, [h, 1])[1]} of 256 images")
 
 # %% tags=["fold"]
 # check: without cost the gain is 1 / h; at the largest cost none; rounding down is better at 100
