@@ -107,8 +107,8 @@ print_replicas(net.weight)
 # 100 − (2 + 20) / 2 = 89, on both devices. The gradients are as they were: by default, the sum is
 # made elsewhere, in a *store* (chapter 07).
 #
-# **Keep this:** values are equal on all devices, gradients are those of the shards, and `step`
-# divides their sum by the number that you tell it.
+# **Keep this:** values are equal on all devices, gradients are those of the shards after
+# `backward`, and `step` divides their sum by the number that you tell it.
 #
 # We need these lines again, as two functions:
 
@@ -400,9 +400,9 @@ print_replicas(net.weight)
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
 # Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error where
-# the mark is missing. But by default nobody takes the mark away. So `step` finds only a gradient
-# that was *never* written. With `update_on_kvstore=False` each device updates its own replica, and
-# takes the mark away:
+# the mark is missing. But on several devices, by default, nobody takes the mark away. So `step`
+# finds only a gradient that was *never* written. With `update_on_kvstore=False` each device
+# updates its own replica, and takes the mark away:
 
 # %% tags=["trains"]
 net = one_weight_net(pair)

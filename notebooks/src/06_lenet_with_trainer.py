@@ -278,7 +278,8 @@ print("means, step(2):", weights_after_step(four_images, 2, mean=True))
 #
 # 60,000 images in batches of 128 leave a last batch of 96. MXNet's tutorial tells `step` its
 # *actual* size, 96. *Dive into Deep Learning*'s "Concise Implementation for Multiple GPUs" tells it
-# the *nominal* one, 128. The same in small: batches of four, and a last one of two.
+# the *nominal* size, that of a full batch. The same in small: batches of four, and a last one of
+# two.
 
 # %% tags=["trains"]
 last_two = [[[2, 0]], [[0, 8]]]  # one for each device
@@ -329,6 +330,17 @@ print("after reset:  ", len(list(ten_rows)), "batches")
 # %% [markdown]
 # A loop that ignores `pad` counts rows 0 and 1 twice. One that forgets `reset` trains for one
 # epoch, then runs through empty ones.
+
+# %% tags=["fold"]
+# check: the rows and pads of trap 3, and what is left after a loop
+ten_rows.reset()
+found = [(batch.data[0].asnumpy().tolist(), batch.pad) for batch in ten_rows]
+assert found == [([0, 1, 2, 3], 0), ([4, 5, 6, 7], 0), ([8, 9, 0, 1], 2)]
+assert len(list(ten_rows)) == 0, "it needs a reset"
+ten_rows.reset()
+assert len(list(ten_rows)) == 3
+
+# %% [markdown]
 #
 # ## The whole script
 #
@@ -417,7 +429,7 @@ for x, y in tries:
     x_shards = split_and_load(x, pair, even_split=False)
     y_shards = split_and_load(y, pair, even_split=False)
     metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-assert metric.get()[1] == share, "the script counts the same"
+assert metric.get()[1] == share, "this way of counting is right"
 
 again, trainer = prepared(pair)
 counted = []
@@ -624,7 +636,7 @@ assert np.array_equal(parts, first), "up to 64 numbers are the first generator's
 # Two devices repeat themselves, to the bit. Without Dropout they are one device but for rounding.
 # **With Dropout they are not, and nothing is wrong.** So what can be compared?
 #
-# | question | compare | they agree |
+# | question | compare | they agree (float64, simulated devices) |
 # | --- | --- | --- |
 # | is the loop right? | k devices and one, with `Dropout(0)` | to $10^{-12}$ |
 # | are masks used rightly? | k devices, and one that gets their masks, joined | to $10^{-12}$ |
@@ -729,8 +741,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # 1. **The tutorial's LeNet.** It has 6 and 16 channels in convolutions of 5×5 and 3×3, each with
 #    relu and max pooling, and dense layers of 120, 84 and 10. Count its parameters. Train it from
 #    three seeds, two epochs of 3,200 images, batch 128, at the tutorial's rate 0.04 and at 0.3.
-# 2. **The mean of three shards.** Five images on two devices, the loss taken as the mean over each
-#    shard, and `step(2)`. Which images count too much?
+# 2. **The mean of unequal shards.** Five images on two devices, the loss taken as the mean over
+#    each shard, and `step(2)`. Which images count too much?
 # 3. **One mask for all.** Before each forward pass, each device gets the same seed. Is the gradient
 #    right on average? What is lost? (Look at the mean of two masks.)
 
