@@ -16,6 +16,9 @@ DEVICES = "k = 2  # how many devices\n"
 SEEDS = "import numpy\nnumpy.random.seed(0)\nmx.random.seed(0)\n"
 NETWORK = "net = lenet()\n"
 STEP = "        trainer.step(len(x))\n"
+TEST_OUTPUTS = """        outputs = [net(x_shard) for x_shard in x_shards]
+        metric.update(y_shards, outputs)
+"""
 # The last test accuracy once more, by NumPy.
 BY_NUMPY = """
 scores = net(mx.nd.array(data.test_images, ctx=devices[0])).asnumpy()
@@ -56,12 +59,10 @@ def test_a_copy_trains_on_k_devices(tmp_path, k):
 
 
 @pytest.mark.parametrize("old, new", [
-    ("    metric.reset()\n", ""),
-    ("ArrayDataset(data.test_images, data.test_labels), 500",
-     "ArrayDataset(data.train_images, data.train_labels), 500"),
-    ("metric.update(y_shards, [net(x_shard) for x_shard in x_shards])",
-     "metric.update(y_shards[:1], [net(x_shards[0])])"),
-], ids=["no reset", "training images", "the first shard"])
+    ("    metric = mx.metric.Accuracy()  # NEW: test images\n", ""),
+    ("test_dataset = ArrayDataset(data.test_images, data.test_labels)", "test_dataset = dataset"),
+    (TEST_OUTPUTS, TEST_OUTPUTS.replace("y_shards, outputs", "y_shards[:1], outputs[:1]")),
+], ids=["the same metric", "training images", "the first shard"])
 def test_one_that_counts_wrongly_is_noticed(tmp_path, old, new):
     shares = run(changed(SCRIPT, old, new), tmp_path)
     assert shares[2, 2, "test"] != shares["by NumPy"]
