@@ -272,7 +272,7 @@ EQUAL = [[32, 32], [32, 32], [16, 16]]
 for combine in [average, mean_of_means, one_left_out, into_new_arrays]:
     unequal = distance(step_of_means, UNEQUAL, combine=combine)
     equal = distance(step_of_means, EQUAL, combine=combine)
-    print(f"{combine.__name__:15} is off by {unequal:.0e} on unequal shards, by {equal:.0e} on equal")
+    print(f"{combine.__name__:15} is off by {unequal:.0e} on unequal shards, {equal:.0e} on equal")
 
 # %% tags=["fold"]
 # check: all are noticed on unequal shards; on equal ones a mean of means passes, no other
