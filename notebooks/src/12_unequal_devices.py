@@ -97,8 +97,9 @@ assert (first.sum() * k / n + second.sum() * k / n) / k == 4
 # one device and on two, and compare all weights. The last batch has only 32 images. float64 keeps
 # rounding errors small.
 
-# %%
+# %% tags=["measured"]
 data = load_data("mnist", limit=10_240)
+print(data)
 images = data.train_images
 labels = data.train_labels
 batches = []
@@ -362,7 +363,7 @@ print("counts:", counts.asnumpy())
 # what one device works through in a step: images, labels and counts.
 
 # %%
-def forward_backward(net, passes):
+def run_passes(net, passes):
     sums = []
     with autograd.record():
         for x, y, counts in passes:
@@ -388,7 +389,7 @@ def step_with_handicaps(net, trainer, x, y, sizes, all_count=False):
         counts = counts.astype("float64")
         passes.append((shard_x, shard_y, nd.ones_like(counts) if all_count else counts))
     assert [len(x) for x, _, _ in passes] == [sizes[0], 3 * sizes[1]], "other passes"
-    forward_backward(net, passes)
+    run_passes(net, passes)
     trainer.step(sum(sizes))
 
 
@@ -408,8 +409,8 @@ net, _ = same_lenet(pair)
 x = nd.array(images[:256])
 y = nd.array(labels[:256])
 fast, slow = passes_of(x, y, sizes=[128, 128], handicaps=[1, 3])
-times = in_turns({"fast": partial(forward_backward, net, [fast]),
-                  "slow": partial(forward_backward, net, [slow])}, ROUNDS)
+times = in_turns({"fast": partial(run_passes, net, [fast]),
+                  "slow": partial(run_passes, net, [slow])}, ROUNDS)
 fast_speed = 128 / np.median(times["fast"])
 slow_speed = 128 / np.median(times["slow"])
 print(f"fast: {fast_speed:,.0f} images/s, slow: {slow_speed:,.0f} images/s")
@@ -470,7 +471,7 @@ for h in [1, 1.5, 2, 3, 6, 30]:
 # ## Three trainings
 #
 # What does the clock say? We train 40 steps in three ways, with the same batches of 256 images and
-# the same start. A step is `forward_backward`, then `trainer.step(256)`.
+# the same start. A step is `run_passes`, then `trainer.step(256)`.
 
 # %% tags=["fold", "measured", "trains", "few:STEPS = 40=>STEPS = 12"]
 # measure: the loss of each step, and when it was done, in three ways
@@ -488,7 +489,7 @@ def train_by_the_clock(sizes, handicaps, steps):
         passes = passes_of(nd.array(images[rows]), nd.array(labels[rows]), sizes, handicaps)
         nd.waitall()  # the shards are on their devices
         begin = time.perf_counter()
-        sums = forward_backward(net, passes)
+        sums = run_passes(net, passes)
         trainer.step(256)
         nd.waitall()
         seconds.append(time.perf_counter() - begin)
@@ -589,7 +590,7 @@ ROUNDS = 15
 
 
 def slowed_step(net, trainer, passes, n):
-    forward_backward(net, passes)
+    run_passes(net, passes)
     trainer.step(n)
 
 

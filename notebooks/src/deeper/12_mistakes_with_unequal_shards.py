@@ -19,7 +19,7 @@
 #
 # Chapters 05 and 12. No GPU. Reading takes {reading time}, running a few seconds.
 
-# %%
+# %% tags=["measured"]
 from functools import partial
 
 from helpers import allreduce, load_data
@@ -33,6 +33,7 @@ from mxnet import autograd, gluon, nd
 four = [mx.cpu(rank) for rank in range(4)]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 data = load_data("mnist", limit=160)
+print(data)
 
 # %% [markdown]
 # ## A device without images

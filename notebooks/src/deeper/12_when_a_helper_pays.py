@@ -39,7 +39,7 @@ labels = nd.arange(256) % 10
 
 # %% [markdown]
 # The next cell has chapter 12's functions: `passes_of` gives each device its shard, repeated $h$
-# times, and `forward_backward` works through them. A training step adds the update.
+# times, and `run_passes` works through them. A training step adds the update.
 
 # %% tags=["fold", "trains"]
 # measure: devices with a handicap, as in chapter 12
@@ -69,7 +69,7 @@ def passes_of(x, y, sizes, handicaps):
     return passes
 
 
-def forward_backward(net, passes):
+def run_passes(net, passes):
     sums = []
     with autograd.record():
         for x, y, counts in passes:
@@ -80,7 +80,7 @@ def forward_backward(net, passes):
 
 
 def slowed_step(net, trainer, passes, n):
-    forward_backward(net, passes)
+    run_passes(net, passes)
     trainer.step(n)
 
 
@@ -121,7 +121,7 @@ net, _ = lenet_with_trainer(pair[:1])
 for n in [8, 32, 128]:
     for h in [1, 2, 3, 6]:
         passes = passes_of(images[:n], labels[:n], [n], [h])
-        contestants[n, h] = partial(forward_backward, net, passes)
+        contestants[n, h] = partial(run_passes, net, passes)
 times = in_turns(contestants, ROUNDS)
 
 for n, h in contestants:
@@ -167,9 +167,9 @@ ROUNDS = 16
 with Others() as others:
     times = in_turns(steps, ROUNDS)
 for n in SIZES:
-    print(f"batch {n:3}: alone {1000 * np.median(times[n, 'alone']):5.1f} ms, "
-          f"with an equal helper {1000 * np.median(times[n, 1]):5.1f} ms, "
-          f"with handicap 31 {1000 * np.median(times[n, 31]):5.1f} ms")
+    print(f"batch {n:3}: alone {1000 * np.median(times[n, 'alone']):.1f} ms, "
+          f"with an equal helper {1000 * np.median(times[n, 1]):.1f} ms, "
+          f"with handicap 31 {1000 * np.median(times[n, 31]):.1f} ms")
 
 # %% [markdown]
 # $a$ and $b$ are those of a line through the three times alone. $c$ comes from helpers of handicap
