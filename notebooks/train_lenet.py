@@ -30,7 +30,7 @@ for epoch in [1, 2]:
         metric.update(y_shards, outputs)
     print(f"k = {k}, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
     metric.reset()
-    for x, y in test_loader:
+    for x, y in test_loader:  # NEW: test images
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
         metric.update(y_shards, [net(x_shard) for x_shard in x_shards])

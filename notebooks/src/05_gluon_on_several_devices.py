@@ -107,8 +107,8 @@ print_replicas(net.weight)
 # 100 − (2 + 20) / 2 = 89, on both devices. The gradients are as they were: by default, the sum is
 # made elsewhere, in a *store* (chapter 07).
 #
-# **Keep this:** values are equal on all devices, gradients are those of the shards, and `step`
-# divides their sum by the number that you tell it.
+# **Keep this:** values are equal on all devices, gradients are those of the shards after
+# `backward`, and `step` divides their sum by the number that you tell it.
 #
 # We need these lines again, as two functions:
 
@@ -400,9 +400,9 @@ print_replicas(net.weight)
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
 # Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error where
-# the mark is missing. But by default nobody takes the mark away. So `step` finds only a gradient
-# that was *never* written. With `update_on_kvstore=False` each device updates its own replica, and
-# takes the mark away:
+# the mark is missing. But on several devices, by default, nobody takes the mark away. So `step`
+# finds only a gradient that was *never* written. With `update_on_kvstore=False` each device
+# updates its own replica, and takes the mark away:
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -416,7 +416,8 @@ try:
     trainer.step(2)
 except UserWarning:
     print("the same error in step 2")
-print_replicas(net.weight)
+for value in net.weight.list_data():
+    print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1. (`Trainer._update` in
@@ -645,9 +646,9 @@ assert changed == [False, False, True, True, True, True, True, True]
 # ### Answer 2
 #
 # In the first step, yes: the replica that both shards use holds 2 + 20, the other one 0. In the
-# second step the gradients of the first are still there, so 44 is subtracted where 22 is right.
-# They would have to be set to zero after each step. And there is still one device to do all the
-# work.
+# second step the gradients of the first are still there, so 44 / 2 is subtracted where 22 / 2 is
+# right. They would have to be set to zero after each step. And there is still one device to do all
+# the work.
 
 # %% tags=["solution", "trains"]
 net = one_weight_net(twice)

@@ -18,7 +18,7 @@
 # - `DataLoader`, transforms, `metric.Accuracy` and `Trainer.step` in one loop;
 # - three traps: a loss averaged twice, the last batch's two sizes, rows counted twice;
 # - how to see whether the input pipeline keeps up;
-# - what can be compared when random numbers take part, and what a seed holds.
+# - what can be compared when random numbers take part, and what a seed fixes.
 #
 # ## What you need
 #
@@ -104,7 +104,7 @@ def lenet():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(20, kernel_size=3, activation="relu"), nn.MaxPool2D(2, 2),
             nn.Conv2D(50, kernel_size=5, activation="relu"), nn.MaxPool2D(2, 2),
-            nn.Dense(128, activation="relu"), nn.Dense(10))
+            nn.Dense(128, activation="relu"), nn.Dense(10))  # the first Dense flattens its input
     return net
 
 # %% [markdown]
@@ -128,9 +128,11 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 # %%
 metric = mx.metric.Accuracy()
-some_labels = [nd.array([0, 1], ctx=two[0]), nd.array([1], ctx=two[1])]
-some_scores = [nd.array([[9, 2], [8, 3]], ctx=two[0]), nd.array([[1, 7]], ctx=two[1])]
-metric.update(some_labels, some_scores)
+first_labels = nd.array([0, 1], ctx=two[0])
+second_labels = nd.array([1], ctx=two[1])
+first_scores = nd.array([[9, 2], [8, 3]], ctx=two[0])  # the answers are 0 and 0
+second_scores = nd.array([[1, 7]], ctx=two[1])  # the answer is 1
+metric.update([first_labels, second_labels], [first_scores, second_scores])
 print(metric.get())
 
 # %% [markdown]
@@ -162,7 +164,7 @@ for epoch in [1, 2]:
 # without Trainer and split. 640 images make batches of 130 and a last one of 120.
 
 # %% tags=["fold", "trains"]
-# check: ten steps in float64 are plain gradient descent, and the same on 1, 2, 3 and 4 devices
+# check: ten steps in float64 on 1, 2, 3 and 4 devices, and by a plain loop without Trainer
 from helpers.compare import largest_difference
 
 four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
@@ -222,7 +224,8 @@ for k in [1, 2, 3, 4]:
     # The Trainer passes 1/130 to the update in float32, rounded alike on every device.
     assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
     assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
-print("weights on 1 to 4 devices agree with the plain loop's to 1e-6, and with each other to 1e-12")
+print("weights on 1 to 4 devices agree with each other to 1e-12, and with the plain loop's to 1e-6")
+print("(Trainer hands 1/130 to the update in float32, which rounds it)")
 
 # %% [markdown]
 # ## Three traps that raise no error
@@ -251,7 +254,8 @@ def weights_after_step(shards, n, mean=False):
             losses.append(loss)
     autograd.backward(losses)
     trainer.step(n)
-    return layer.weight.data(pair[0]).asnumpy()[0]
+    weights = layer.weight.data(pair[0])
+    return weights.asnumpy().ravel()
 
 
 first_shard = [[2, 0], [4, 0]]
@@ -261,7 +265,7 @@ print("step(4):", weights_after_step(four_images, 4))
 
 # %% [markdown]
 # Right: minus the mean of the four. **Predict** the weights if each device takes the mean of its
-# two losses, and we still call `step(4)`. Which number would be right?
+# two losses, and we still call `step(4)`. Which `step` would be right?
 
 # %% tags=["trains"]
 print("means, step(4):", weights_after_step(four_images, 4, mean=True))
@@ -269,7 +273,7 @@ print("means, step(2):", weights_after_step(four_images, 2, mean=True))
 
 # %% [markdown]
 # `step(4)` is half as long as it should be: the sum was divided by the size of a shard, and by the
-# size of the batch again. With 64 images on each device it is 64 times too short, and training
+# size of the batch again. With 32 images on each device it is 32 times too short, and training
 # looks slow. So leave the loss alone, and tell `step` the batch size. (Means and `step(2)` are
 # right too, as long as shards are equal: exercise 2.) In PyTorch a loss is a mean by default, and
 # DDP averages gradients (chapter 14): the habit doesn't carry over.
@@ -278,21 +282,25 @@ print("means, step(2):", weights_after_step(four_images, 2, mean=True))
 #
 # 60,000 images in batches of 128 leave a last batch of 96. MXNet's tutorial tells `step` its
 # *actual* size, 96. *Dive into Deep Learning*'s "Concise Implementation for Multiple GPUs" tells it
-# the *nominal* one, 128. The same in small: batches of four, and a last one of two.
+# the *nominal* size, that of a full batch. The same in small: batches of four, and a last one of
+# two.
 
 # %% tags=["trains"]
-last_two = [[[2, 0]], [[0, 8]]]  # one for each device
-print("actual size:", weights_after_step(last_two, 2))
+first_shard = [[2, 0]]
+second_shard = [[0, 8]]
+last_two = [first_shard, second_shard]
+print("actual size: ", weights_after_step(last_two, 2))
 print("nominal size:", weights_after_step(last_two, 4))
 
 # %% [markdown]
-# The nominal size halves this step. Neither is wrong. With the actual size each step is a mean;
-# with the nominal one all images count the same. But programs that differ in this end with
-# different weights. Suppose that we meant the actual size, and our loop used the nominal one.
-# **Predict:** which comparison would notice: one device with two, or our loop with the plain one?
+# The nominal size halves this step. Neither is wrong. With the actual size each step is a mean.
+# With the nominal size each image counts a quarter, in full batches and in the last one. But
+# programs that differ in this end with different weights. Suppose that we meant the actual size,
+# and our loop used the nominal one. Above we made two comparisons: of devices with each other, and
+# with a plain loop that has no Trainer. **Predict:** which of the two would notice?
 
 # %% tags=["fold", "trains"]
-# check: the nominal size 130 in our loop: one device with two, and our loop with the plain one
+# check: our loop with the nominal size 130: one device against two, and against the plain loop
 assert weights_after_step(four_images, 4).tolist() == [-1.5, -2.5], "minus the mean of four"
 assert weights_after_step(four_images, 4, mean=True).tolist() == [-0.75, -1.25], "half of it"
 assert weights_after_step(four_images, 2, mean=True).tolist() == [-1.5, -2.5], "right again"
@@ -302,8 +310,8 @@ assert weights_after_step(last_two, 4).tolist() == [-0.5, -2], "half of it"
 nominal = by_device(with_trainer(1, divisor=130))
 between_devices = largest_difference(by_device(with_trainer(2, divisor=130)), nominal[0])
 from_plain = largest_difference(nominal, by_device(plain)[0])
-print("one device and two agree to 1e-12:   ", between_devices < 1e-12)
-print("our loop and the plain one, to 1e-6: ", from_plain < 1e-6)
+print("nominal size: one device and two agree to 1e-12:        ", between_devices < 1e-12)
+print("nominal size: our loop and the plain one agree to 1e-6: ", from_plain < 1e-6)
 assert between_devices < 1e-12 and from_plain > 1e-4
 assert 60_000 % 128 == 96
 
@@ -320,7 +328,7 @@ assert 60_000 % 128 == 96
 # %%
 ten_rows = mx.io.NDArrayIter(np.arange(10), batch_size=4)
 for batch in ten_rows:
-    (rows,) = batch.data  # a list, since a batch may have several arrays
+    rows = batch.data[0]  # `data` is a list, since a batch may have several arrays
     print(rows.asnumpy(), "pad", batch.pad)
 print("a second loop:", len(list(ten_rows)), "batches")
 ten_rows.reset()
@@ -329,6 +337,17 @@ print("after reset:  ", len(list(ten_rows)), "batches")
 # %% [markdown]
 # A loop that ignores `pad` counts rows 0 and 1 twice. One that forgets `reset` trains for one
 # epoch, then runs through empty ones.
+
+# %% tags=["fold"]
+# check: the rows and pads of trap 3, and what is left after a loop
+ten_rows.reset()
+found = [(batch.data[0].asnumpy().tolist(), batch.pad) for batch in ten_rows]
+assert found == [([0, 1, 2, 3], 0), ([4, 5, 6, 7], 0), ([8, 9, 0, 1], 2)]
+assert len(list(ten_rows)) == 0, "it needs a reset"
+ten_rows.reset()
+assert len(list(ten_rows)) == 3
+
+# %% [markdown]
 #
 # ## The whole script
 #
@@ -349,8 +368,10 @@ from mxnet.gluon.utils import split_and_load
 
 k = 2  # how many devices
 data = helpers.load_data("mnist", limit=12_800)
-loader = DataLoader(ArrayDataset(data.train_images, data.train_labels), 64, shuffle=True)
-test_loader = DataLoader(ArrayDataset(data.test_images, data.test_labels), 500)
+dataset = ArrayDataset(data.train_images, data.train_labels)
+loader = DataLoader(dataset, batch_size=64, shuffle=True)
+test_dataset = ArrayDataset(data.test_images, data.test_labels)
+test_loader = DataLoader(test_dataset, batch_size=500)
 
 devices = helpers.devices(k)
 net = lenet()
@@ -369,17 +390,22 @@ for epoch in [1, 2]:
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
-    print(f"k = {k}, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
-    metric.reset()
-    for x, y in test_loader:  # NEW: test images
+    name, share_right = metric.get()
+    print(f"k = {k}, epoch {epoch}: training accuracy {share_right:.3f}")
+
+    metric = mx.metric.Accuracy()  # NEW: test images
+    for x, y in test_loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
-        metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-    print(f"k = {k}, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
+        outputs = [net(x_shard) for x_shard in x_shards]
+        metric.update(y_shards, outputs)
+    name, share_right = metric.get()
+    print(f"k = {k}, epoch {epoch}: test accuracy {share_right:.3f}")
 
 # %% [markdown]
 # Test accuracy may well be higher: training accuracy is counted while the weights still change.
-# (It isn't that of the run above, since the order of the batches is another.) A batch needs an
+# (Numbers differ from the run above, and from run to run: weights start from other random numbers,
+# and batches come in another order.) A batch needs an
 # image for each device, or `split_and_load` raises an error.
 #
 # ## fit: the same loop, safe to stop
@@ -417,7 +443,7 @@ for x, y in tries:
     x_shards = split_and_load(x, pair, even_split=False)
     y_shards = split_and_load(y, pair, even_split=False)
     metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-assert metric.get()[1] == share, "the script counts the same"
+assert metric.get()[1] == share, "this way of counting is right"
 
 again, trainer = prepared(pair)
 counted = []
@@ -434,8 +460,8 @@ assert largest_difference(by_device(together), by_device(alone)[0]) < 1e-12, "an
 print("fit ends with our loop's weights, losses and accuracies")
 
 # %% [markdown]
-# JupyterLab's square button raises `KeyboardInterrupt` wherever Python is, perhaps with four of
-# eight parameters updated. `fit` waits until the step has ended, so training can go on.
+# If you press JupyterLab's square button, `fit` ends the step that it is in, so that training can
+# go on from there:
 
 # %% tags=["fold", "trains"]
 # check: stopped within step 6, fit ends that step; after four more it has the weights of ten steps
@@ -480,11 +506,10 @@ print("stopped after six whole steps; after four more it has the weights of ten 
 # ## Does the pipeline keep up?
 #
 # Images that come too late leave devices idle. So measure three things: training on batches that
-# are ready, the loader alone, and an epoch with both. `num_workers=2` adds two processes that load,
-# or two threads. *Sum* is what an epoch would take if loading and training took turns.
+# are ready, the loader alone, and an epoch with both. `num_workers=2` adds two processes that load:
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 3=>ROUNDS = 1"]
-# measure: the loader alone, and an epoch with it, for four loaders; medians of three rounds
+# measure: loaders alone, and epochs with them; medians of three rounds
 from functools import partial
 
 from helpers.timing import in_turns, spread
@@ -495,8 +520,6 @@ bytes_set = ArrayDataset(pictures[:n], labels[:n]).transform_first(transforms.To
 loaders = {
     "DataLoader": DataLoader(bytes_set, 128, shuffle=True),
     "DataLoader, 2 processes": DataLoader(bytes_set, 128, shuffle=True, num_workers=2),
-    "DataLoader, 2 threads": DataLoader(bytes_set, 128, shuffle=True, num_workers=2,
-                                        thread_pool=True),
     "Batches": Batches(data.train_images[:n], labels[:n], 128),
 }
 ready = list(loaders["Batches"])
@@ -520,19 +543,15 @@ for name in loaders:
     alone = spread(times[f"{name} alone"]).median
     low, median, high = spread(times[f"{name}, epoch"])
     print(f"{name:23}  alone {n / alone:9,.0f} images/s; epoch {median:.2f} s "
-          f"({low:.2f} to {high:.2f}), sum {alone + training:.2f} s")
+          f"({low:.2f} to {high:.2f})")
 alone = n / spread(times["DataLoader alone"]).median
 print(f"the DataLoader alone gives {alone * training / n:.1f} times what training takes here")
-for gpus, seconds in [(1, 4.7), (2, 2.8)]:  # an epoch in 2017
-    print(f"{gpus} GPU{'s' if gpus > 1 else ''} took {60_000 / seconds:,.0f} images/s in 2017: it "
-          f"gives {alone * seconds / 60_000:.1f} times those")
-
 # %% [markdown]
-# The loader alone gives far more images than training takes: it keeps up. But it works
-# on the cores that train, so an epoch can take longer than with arrays in memory (`Batches`). **On
-# GPUs** training takes more: the last two lines compare with *The Straight Dope*'s figures (2017,
-# commit 72a83ca). Where such a number is below 1, devices wait: take more processes, or prepare
-# arrays once.
+# The loader alone gives far more images than training takes: it keeps up. Which epoch is the
+# fastest depends on how many cores there are besides those that train. **On GPUs** training takes
+# more: in *The Straight Dope* one GPU took 12,766 images/s in 2017 (an epoch in 4.7 s, commit
+# 72a83ca). Where the loader alone gives less than training takes, devices wait: use more
+# processes, or prepare arrays once.
 #
 # ## Dropout: random numbers on k devices
 #
@@ -558,25 +577,10 @@ for attempt in [1, 2]:
 
 # %% [markdown]
 # The same seed gives the same masks again. The two devices have different ones, as they should:
-# each image gets its own.
-#
-# Now one device draws 128 at once, from the same seed. Are they the first mask, then the second?
-
-# %%
-mx.random.seed(7)
-first = draw_mask(64, pair[0])
-second = draw_mask(64, pair[1])
-mx.random.seed(7)
-at_once = draw_mask(128, pair[0])
-print("the first 64 are the first mask:  ", np.array_equal(at_once[:64], first))
-print("the others are the second mask:   ", np.array_equal(at_once[64:], second))
-
-# %% [markdown]
-# They aren't. MXNet has many random generators, and takes 64 numbers of a draw from each
-# (`include/mxnet/random_generator.h` at 1.9.1). The second mask comes from the first generator,
-# which goes on; but the second half of 128 comes from the second generator. So an image of the
-# second shard gets another mask than on one device. We put Dropout before LeNet's last layer and
-# take ten steps:
+# each image gets its own. But *one* device, which draws the mask of the whole batch at once, gets
+# other numbers for the second half of the batch than the second device does. **Predict:** with
+# Dropout before LeNet's last layer, how far are two devices from one after ten steps? And from two
+# devices again?
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -607,7 +611,11 @@ print(f"one device and two, no Dropout:     "
 assert largest_difference(again, two_devices[0]) == 0
 assert largest_difference(two_devices, one_device[0]) > 1e-2
 assert largest_difference(two_without, one_without[0]) < 1e-12
-assert np.array_equal(at_once[:64], first) and set(first) == {0, 2}
+# MXNet has many random generators, and takes 64 numbers of a draw from each in turn
+# (kMinNumRandomPerThread in include/mxnet/random_generator.h at 1.9.1).
+mx.random.seed(7)
+first, second = draw_mask(64, pair[0]), draw_mask(64, pair[1])
+assert set(first) == {0, 2}
 for n in [64, 4096]:  # numbers by two calls, and at once: which generator makes them
     mx.random.seed(7)
     first_half, second_half = draw_mask(n, pair[0]), draw_mask(n, pair[1])
@@ -621,13 +629,13 @@ parts = np.concatenate([draw_mask(32, pair[0]), draw_mask(32, pair[1])])
 assert np.array_equal(parts, first), "up to 64 numbers are the first generator's, in turn"
 
 # %% [markdown]
-# Two devices repeat themselves, to the bit. Without Dropout they are one device but for rounding.
-# **With Dropout they are not, and nothing is wrong.** So what can be compared?
+# Two devices repeat themselves, to the bit. Without Dropout they agree with one device but for
+# rounding. **With Dropout they don't, and nothing is wrong.** So what can be compared?
 #
-# | question | compare | they agree |
+# | question | compare | they agree (float64, simulated devices) |
 # | --- | --- | --- |
 # | is the loop right? | k devices and one, with `Dropout(0)` | to $10^{-12}$ |
-# | are masks used rightly? | k devices, and one that gets their masks, joined | to $10^{-12}$ |
+# | is each mask its image's? | k devices, and one that gets their masks, joined | to $10^{-12}$ |
 # | does the run repeat itself? | two runs, same seed, same k | to the bit |
 # | does k change the accuracy? | several seeds for each k | within their spread, or not |
 
@@ -667,11 +675,11 @@ with autograd.train_mode():
 assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout is x times mask"
 
 # %% [markdown]
-# What does a seed hold? `mx.random.seed` holds the first weights and the masks, as long as k and
+# What does a seed fix? `mx.random.seed` fixes the first weights and the masks, as long as k and
 # the order of all calls stay the same. A `DataLoader` takes its order from NumPy:
 # `np.random.seed`.
 #
-# Simulated devices share these generators: a mask depends on who draws first. **On GPUs** each
+# Simulated devices share their generators: a mask depends on who draws first. **On GPUs** each
 # device has its own. `mx.random.seed(7)` starts them differently; `mx.random.seed(7, ctx=device)`
 # for each starts them alike, and all draw the same masks (documentation of `mx.random.seed`, MXNet
 # 1.9.1).
@@ -729,8 +737,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # 1. **The tutorial's LeNet.** It has 6 and 16 channels in convolutions of 5×5 and 3×3, each with
 #    relu and max pooling, and dense layers of 120, 84 and 10. Count its parameters. Train it from
 #    three seeds, two epochs of 3,200 images, batch 128, at the tutorial's rate 0.04 and at 0.3.
-# 2. **The mean of three shards.** Five images on two devices, the loss taken as the mean over each
-#    shard, and `step(2)`. Which images count too much?
+# 2. **The mean of unequal shards.** Five images on two devices, the loss taken as the mean over
+#    each shard, and `step(2)`. Which images count too much?
 # 3. **One mask for all.** Before each forward pass, each device gets the same seed. Is the gradient
 #    right on average? What is lost? (Look at the mean of two masks.)
 

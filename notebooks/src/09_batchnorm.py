@@ -47,6 +47,12 @@ one = [mx.cpu(0)]
 data = load_data("mnist", limit=4000)
 print(data)
 
+
+def batch_of(n, begin=0):  # n images and their labels
+    x = data.train_images[begin : begin + n] - data.train_images.mean()
+    y = data.train_labels[begin : begin + n]
+    return np.array(x, dtype="float64"), np.array(y)
+
 # %% [markdown]
 # ## A batch of four, by hand
 #
@@ -118,15 +124,9 @@ def thin_resnet(devices, norm=nn.BatchNorm):
     mx.random.seed(8)
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=norm)
     net.initialize(init.Xavier(), ctx=devices)
-    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # from now on all shapes are known
+    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # now all weights are drawn, in float32
     net.cast("float64")
     return net
-
-
-def images(n, begin=0):
-    x = data.train_images[begin : begin + n] - data.train_images.mean()
-    y = data.train_labels[begin : begin + n]
-    return np.array(x, dtype="float64"), np.array(y)
 
 # %% [markdown]
 # `fit` is chapter 06's loop, which takes one step for each batch:
@@ -139,36 +139,34 @@ def trained_on(devices, batches, norm=nn.BatchNorm):
     return net
 
 # %% [markdown]
-# To compare networks, we join all weights that are trained to one long array, for each device. Then
-# `largest_difference` is a share of the largest weight.
+# To compare networks, we join all trained weights of a device to one long array:
 
 # %%
-def long_arrays(net):
-    trained = []
+def long_array(net, device):
+    weights = []
     for parameter in net.collect_params().values():
         if parameter.grad_req != "null":  # not the norms' running mean and variance
-            trained.append(parameter)
-    arrays = []
-    for device in trained[0].list_ctx():  # the network's devices
-        weights = [p.data(device).asnumpy().ravel() for p in trained]
-        arrays.append(onp.concatenate(weights))
-    return arrays
+            weights.append(parameter.data(device).asnumpy().ravel())
+    return onp.concatenate(weights)
 
 # %% [markdown]
 # In chapter 04 the weights of two devices and of one agreed to $10^{-12}$. Here is the same test,
-# one step on eight images. **Predict** the difference: none, rounding, or more?
+# one step on eight images. The difference is a share of the largest weight. **Predict:** is it
+# rounding, or more?
 
 # %% tags=["measured", "trains"]
-alone = long_arrays(trained_on(one, [images(8)]))
-both = long_arrays(trained_on(pair, [images(8)]))
-print("both devices against the first of them:", float(largest_difference(both, both[0])))
-print(f"both devices against one alone:         {float(largest_difference(both, alone[0])):.2f}")
+one_device = long_array(trained_on(one, [batch_of(8)]), one[0])
+trained = trained_on(pair, [batch_of(8)])
+device_0 = long_array(trained, pair[0])
+device_1 = long_array(trained, pair[1])
+print("device 1 against device 0:  ", float(largest_difference(device_1, device_0)))
+print(f"device 0 against one device: {float(largest_difference(device_0, one_device)):.2f}")
 
 # %% [markdown]
-# The replicas are equal, but a weight differs from one device's by a good part of the largest
-# weight. If BatchNorm's shards are the whole cause, then *one* device that normalises the halves
-# of its batch apart must get what two devices get. `InHalves` does that, in place of every
-# BatchNorm of the network:
+# The replicas are equal, but they are far from what one device has. (This network is tiny, and a
+# shard of four images estimates a variance badly.) If BatchNorm's shards are the whole cause, then
+# *one* device that normalises the halves of its batch apart must get what two devices get.
+# `InHalves` does that, in place of every BatchNorm of the network:
 
 # %% tags=["trains"]
 class InHalves(nn.HybridBlock):
@@ -181,19 +179,25 @@ class InHalves(nn.HybridBlock):
         return F.np.concatenate([self.norm(first), self.norm(second)])
 
 
-halved = long_arrays(trained_on(one, [images(8)], norm=InHalves))
-print("two devices equal one that halves:", largest_difference(both, halved[0]) < 1e-12)
+halved = long_array(trained_on(one, [batch_of(8)], norm=InHalves), one[0])
+print("two devices equal one that halves:", largest_difference(device_0, halved) < 1e-12)
 
 # %% tags=["fold"]
-# check: both start from the same weights and move; two devices differ from one, and not from halves
+# check: equal starts; weights move; two devices differ from one, and equal one that halves
+def long_arrays(net):
+    """Of all the network's devices."""
+    devices = next(iter(net.collect_params().values())).list_ctx()
+    return [long_array(net, device) for device in devices]
+
+
 begin = long_arrays(thin_resnet(pair))
 for norm_kind in [nn.BatchNorm, InHalves]:
     same = long_arrays(thin_resnet(one, norm_kind))
     assert largest_difference(begin, same[0]) == 0, "another start"
-assert largest_difference(alone, begin[0]) > 1e-3, "a step that moves nothing shows nothing"
-assert largest_difference(both[1], both[0]) == 0, "replicas have drifted apart"
-assert largest_difference(both, alone[0]) > 1e-3, "two devices should differ from one"
-assert largest_difference(both, halved[0]) < 1e-12, "the halves should be the whole cause"
+assert largest_difference(one_device, begin[0]) > 1e-3, "a step that moves nothing shows nothing"
+assert largest_difference(device_1, device_0) == 0, "replicas have drifted apart"
+assert largest_difference(device_0, one_device) > 1e-3, "two devices should differ from one"
+assert largest_difference(device_0, halved) < 1e-12, "the halves should be the whole cause"
 
 # %% [markdown]
 # To $10^{-12}$ they are equal: **the shards' statistics are the whole cause.** A norm that looks at
@@ -208,7 +212,8 @@ assert largest_difference(both, halved[0]) < 1e-12, "the halves should be the wh
 # He, 2018).
 #
 # We stored runs of chapter 08's narrow network on MNIST: 20,480 images, two epochs, batch 64, five
-# seeds. Only the number of devices changes, and so the shard. **Predict** which fall behind.
+# seeds. Only the number of devices changes, and so the images that each of them has. **Predict**
+# which fall behind.
 
 # %% tags=["fold"]
 # measure: accuracy on 10,000 test images and training loss, after two epochs; five seeds each
@@ -250,10 +255,10 @@ assert min(*with_4, *with_2) > max(*with_64, *with_32), "the loss of small shard
 assert min(right.min() for right in percent.values()) > 94, "a point is outside the figure"
 
 # %% [markdown]
-# In accuracy none falls behind; a difference of less than a point, five seeds may well not show.
+# In accuracy none falls behind. (Five seeds may well not show a difference of less than a point.)
 # The *training* loss, which is computed with the shard's statistics, is higher with 4 and 2 images
 # in every run. So **in these runs we saw no harm to accuracy.** MNIST is easy; the result on
-# ImageNet says: don't rely on it.
+# ImageNet says: with few images a device, don't rely on it.
 #
 # ## The running statistics
 #
@@ -309,7 +314,7 @@ def one_backward(net, batch, devices):
 # In ResNet-18, the first norm. MXNet stores 0.9 as a float32, so the new share isn't quite 0.1.
 def first_norm(devices):
     net = thin_resnet(devices)
-    one_backward(net, images(8), devices)
+    one_backward(net, batch_of(8), devices)
     means = onp.stack([a.asnumpy() for a in net[1].running_mean.list_data()])
     variances = onp.stack([a.asnumpy() for a in net[1].running_var.list_data()])
     return means, variances
@@ -326,9 +331,8 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # %% [markdown]
 # ### What that does to answers
 #
-# After two steps on two devices, both replicas have equal weights. (Not after one: Trainer's first
-# step copies *everything* of the first device to the others.) **Predict:** do they give the same
-# scores to the same image?
+# After two steps on two devices, both replicas have equal weights. **Predict:** do they give the
+# same scores to the same image?
 
 # %% tags=["trains"]
 def score_difference(net, x):
@@ -337,17 +341,19 @@ def score_difference(net, x):
     return largest_difference(second, first)
 
 
-trained = trained_on(pair, [images(8), images(8, begin=8)])
-weights = long_arrays(trained)
-x, y = images(8)
-print("weights are equal:               ", largest_difference(weights, weights[0]) == 0)
+trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
+first = long_array(trained, pair[0])
+second = long_array(trained, pair[1])
+x, y = batch_of(8)
+print("weights are equal:               ", largest_difference(second, first) == 0)
 print("scores differ by more than 0.001:", score_difference(trained, x) > 1e-3)
 
 # %% [markdown]
 # They don't: each replica has its own running statistics. An accuracy would depend on which device
-# gets which image. The usual remedy, for equal shards, is that every device gets the average. That
-# is not what one device would have, since it lacks the variance between the shards. But then all
-# devices answer alike, and by statistics such as those that the network was trained with.
+# gets which image. (After one step they would agree: Trainer's first step copies *everything* of
+# the first device.) The usual remedy, for shards of equal size, is that every device gets the
+# average. One device would have another variance, with the part between the shards. But in
+# training each shard was divided by its own, so the average fits, and all devices answer alike.
 
 # %%
 def share_statistics(net):
@@ -364,15 +370,15 @@ share_statistics(trained)
 print("after sharing, scores agree to 1e-12:", score_difference(trained, x) < 1e-12)
 
 # %% [markdown]
-# **Call `share_statistics` before you evaluate.** `save_parameters` writes the average over
-# devices, too, so then what you measure is what you save. In the stored runs sharing changed an
+# **Call `share_statistics` before you evaluate.** `save_parameters` writes this average, so then
+# what you measure is what you save. In the stored runs, evaluated after sharing, it changed an
 # accuracy by at most 0.21 points.
 
 # %% tags=["fold", "trains"]
 # check: sharing gives the mean, and keeps momentum, which set_data loses
 net = thin_resnet(pair)
 for begin in [0, 8]:
-    one_backward(net, images(8, begin), pair)
+    one_backward(net, batch_of(8, begin), pair)
 running = net.collect_params(".*running.*").values()
 wanted = [onp.mean([a.asnumpy() for a in p.list_data()], axis=0) for p in running]
 assert max(onp.ptp([a.asnumpy() for a in p.list_data()], axis=0).max() for p in running) > 1e-4
@@ -391,7 +397,7 @@ def two_with_momentum(share=None):
     settings = {"learning_rate": 0.1, "momentum": 0.9}
     trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
     for begin in [0, 8]:
-        one_backward(net, images(8, begin), pair)
+        one_backward(net, batch_of(8, begin), pair)
         trainer.step(8)
         if share is not None:
             share(net)
@@ -408,7 +414,7 @@ net = thin_resnet(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 differ = []
 for begin in [0, 8]:
-    one_backward(net, images(8, begin), pair)
+    one_backward(net, batch_of(8, begin), pair)
     trainer.step(8)
     first, second = (a.asnumpy() for a in net[1].running_mean.list_data())
     differ.append(onp.abs(first - second).max())
@@ -420,7 +426,7 @@ import os
 import tempfile
 
 four = [mx.cpu(rank) for rank in range(4)]
-one_backward(trained, images(8, 16), pair)  # from here on each device has statistics of its own
+one_backward(trained, batch_of(8, 16), pair)  # from here on each device has statistics of its own
 with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "resnet.params")
     trained.save_parameters(path)
@@ -437,7 +443,7 @@ for name, parameter in trained._collect_params_with_prefix().items():
     assert (saved[name].asnumpy() == values.mean(axis=0)).all(), f"{name}: not the mean"
     apart_most = max(apart_most, onp.ptp(values, axis=0).max())
 assert apart_most > 1e-6, "the devices must differ, or this shows nothing"
-x, y = images(8)
+x, y = batch_of(8)
 wanted = loaded[1](x).asnumpy()
 for device in pair:
     own = trained(x.as_in_ctx(device)).asnumpy()
@@ -487,7 +493,8 @@ def statistics_of_all(x_shards):
     sums = []
     squares = []
     for x in x_shards:
-        n += x.size // x.shape[1]  # images × rows × columns
+        images, channels, rows, columns = x.shape
+        n += images * rows * columns
         sums.append(x.sum(axis=(0, 2, 3), keepdims=True))
         squares.append((x * x).sum(axis=(0, 2, 3), keepdims=True))
 
@@ -626,7 +633,7 @@ def three_steps(devices, forward):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
     for begin in [0, 8, 16]:
-        x, y = images(8, begin)
+        x, y = batch_of(8, begin)
         losses = []
         with autograd.record():
             outputs = forward(net, split_and_load(x, devices))
@@ -643,7 +650,7 @@ print("by shard, 2 devices equal one:     ", largest_difference(apart, whole) < 
 four = [mx.cpu(rank) for rank in range(4)]
 for k in [1, 2, 4]:
     together = three_steps(four[:k], forward_together)
-    print(f"together, {k} device(s) equal one:  ", largest_difference(together, whole) < 1e-12)
+    print(f"together, k = {k}, equal one:         ", largest_difference(together, whole) < 1e-12)
 
 # %% tags=["fold"]
 # check: three steps move the weights; all-reduced statistics give one device's, others don't
@@ -659,11 +666,9 @@ assert any(layer.collect_params(".*running.*") for layer in hidden), "these it w
 # %% [markdown]
 # **With all-reduced statistics, k devices are one device again.** Ours is for learning: it doesn't
 # reach norms inside blocks, as ResNet-18's are, and keeps no running statistics, so it can't
-# evaluate.
-#
-# What would it cost in ResNet-18? Each norm sends two sums a channel in the forward pass. In the
-# backward pass the gradient of each sum is summed over the devices in the same way, so that makes
-# two more (deeper: The law of the difference).
+# evaluate. What would it cost in ResNet-18? Each norm sends two sums a channel in the forward
+# pass. A device's sum goes into the outputs of *all* devices, so in the backward pass its gradient
+# is a sum over all devices: two more (deeper: The law of the difference).
 
 # %% tags=["fold"]
 # measure: numbers that ResNet-18's norms send in a step, and in how many all-reduces
@@ -731,8 +736,8 @@ class InFiveAndFour(InHalves):
         return F.np.concatenate([self.norm(first), self.norm(second)])
 
 
-on_two = long_arrays(trained_on(pair, [images(9)]))
-cut = long_arrays(trained_on(one, [images(9)], InFiveAndFour))
+on_two = long_arrays(trained_on(pair, [batch_of(9)]))
+cut = long_arrays(trained_on(one, [batch_of(9)], InFiveAndFour))
 print("five and four, as on two devices:", largest_difference(on_two, cut[0]) < 1e-12)
 assert largest_difference(on_two, cut[0]) < 1e-12
 
@@ -773,7 +778,7 @@ from helpers.training import assert_same_parameters
 
 astray = thin_resnet(pair)
 astray[0].weight.data(pair[1])[:] = 0  # as if an update had gone wrong on cpu(1)
-x, y = images(8)
+x, y = batch_of(8)
 healthy = thin_resnet(pair)
 assert (astray(x).asnumpy() == healthy(x).asnumpy()).all(), "cpu(0) sees nothing"
 try:

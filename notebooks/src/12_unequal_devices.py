@@ -205,17 +205,18 @@ def step_of_means(net, trainer, x, y, sizes, combine):
 # has another cut. **Predict:** does the learning rate need another value for that?
 
 # %% tags=["measured"]
-def distance(step, cuts):
+def distance(step, cuts, **more):  # what `more` holds goes to the step
     net, trainer = same_lenet(pair, "float64")
     for (x, y), sizes in zip(batches, cuts):
-        step(net, trainer, x, y, sizes)
+        step(net, trainer, x, y, sizes, **more)
     replicas = [weights_on(net, device) for device in pair]
-    return largest_difference(replicas, train_alone(batches[:len(cuts)])).value
+    expected = train_alone(batches[: len(cuts)])
+    return float(largest_difference(replicas, expected))
 
 
 UNEQUAL = [[40, 24], [8, 56], [20, 12]]  # sizes, in each of the three steps
 sums = distance(step_of_sums, UNEQUAL)
-means = distance(partial(step_of_means, combine=average), UNEQUAL)
+means = distance(step_of_means, UNEQUAL, combine=average)
 print(f"sums are off by {sums:.0e}, weighted means by {means:.0e}")
 
 # %% [markdown]
@@ -233,7 +234,7 @@ for _ in range(12):
         size = int(rng.integers(1, len(x)))
         cuts.append([size, len(x) - size])
     assert distance(step_of_sums, cuts) < 1e-12, f"sums, cut {cuts}"
-    assert distance(partial(step_of_means, combine=average), cuts) < 1e-12, f"means, cut {cuts}"
+    assert distance(step_of_means, cuts, combine=average) < 1e-12, f"means, cut {cuts}"
 untrained, _ = same_lenet(pair[:1], "float64")
 for old, new in zip(weights_on(untrained, pair[0]), whole, strict=True):
     assert largest_difference(new, old) > 1e-6, "a step that moves nothing shows nothing"
@@ -242,7 +243,8 @@ for old, new in zip(weights_on(untrained, pair[0]), whole, strict=True):
 # ## Would we notice a mistake?
 #
 # A check is worth as much as the mistakes that it finds. Here are three wrong versions of
-# `average`.
+# `average`. `gradients` is the list that `list_grad()` gave, and it is the parameter's own: what we
+# put into it, Trainer reads.
 
 # %%
 def mean_of_means(gradients, sizes):  # no weights
@@ -251,11 +253,11 @@ def mean_of_means(gradients, sizes):  # no weights
     allreduce(gradients)
 
 
-def one_left_out(gradients, sizes):  # the second device keeps its own mean
+def one_left_out(gradients, sizes):  # the first has its part only, the second its own mean
     average(gradients[:1], sizes)
 
 
-def into_new_arrays(gradients, sizes):  # the right sum, but not in place
+def into_new_arrays(gradients, sizes):  # the right sum, but in new arrays
     n = sum(sizes)
     second = gradients[1].as_in_context(pair[0])
     total = gradients[0] * (sizes[0] / n) + second * (sizes[1] / n)
@@ -269,18 +271,18 @@ def into_new_arrays(gradients, sizes):  # the right sum, but not in place
 # %% tags=["measured"]
 EQUAL = [[32, 32], [32, 32], [16, 16]]
 for combine in [average, mean_of_means, one_left_out, into_new_arrays]:
-    step = partial(step_of_means, combine=combine)
-    print(f"{combine.__name__:15} is off by {distance(step, UNEQUAL):.0e} on unequal shards, "
-          f"by {distance(step, EQUAL):.0e} on equal ones")
+    unequal = distance(step_of_means, UNEQUAL, combine=combine)
+    equal = distance(step_of_means, EQUAL, combine=combine)
+    print(f"{combine.__name__:15} is off by {unequal:.0e} on unequal shards, {equal:.0e} on equal")
 
 # %% tags=["fold"]
 # check: all are noticed on unequal shards; on equal ones a mean of means passes, no other
 for combine in [mean_of_means, one_left_out, into_new_arrays]:
-    step = partial(step_of_means, combine=combine)
-    assert distance(step, UNEQUAL) > 1e-3, f"{combine.__name__} is not noticed"
-    passes = distance(step, EQUAL) < 1e-12
+    unequal = distance(step_of_means, UNEQUAL, combine=combine)
+    assert unequal > 1e-3, f"{combine.__name__} is not noticed"
+    passes = distance(step_of_means, EQUAL, combine=combine) < 1e-12
     assert passes == (combine is mean_of_means), f"{combine.__name__} on equal shards"
-one_step = distance(partial(step_of_means, combine=into_new_arrays), UNEQUAL[:1])
+one_step = distance(step_of_means, UNEQUAL[:1], combine=into_new_arrays)
 assert one_step < 1e-12, "the first step is right"
 
 # %% [markdown]

@@ -55,7 +55,7 @@ except ModuleNotFoundError as error:
     print(error)
 
 # %% [markdown]
-# The package has another name today, with an edition for MXNet in it. (*The Straight Dope* has
+# The package has another name today, with an edition for MXNet in it. (*The Straight Dope* had
 # `import utils`, a file that lay beside its notebooks. What it did is in `helpers` here.)
 
 # %%
@@ -75,7 +75,7 @@ else:
 # %% [markdown]
 # ### `gluon.autograd`
 #
-# *The Straight Dope* reaches `autograd` through Gluon:
+# Early revisions of *The Straight Dope*, and copies of them, reach `autograd` through Gluon:
 
 # %%
 try:
@@ -93,7 +93,7 @@ with autograd.record():
 # %% [markdown]
 # ### A parameter by its name
 #
-# *The Straight Dope* fetches the first layer's weight as `"cnn_conv2d0_weight"`. `cnn_` was the
+# They fetch the first layer's weight as `"cnn_conv2d0_weight"`. `cnn_` was the
 # network's prefix.
 
 # %%
@@ -496,7 +496,7 @@ print_replicas(net.weight)
 
 # %% [markdown]
 # It is the *mean* of the replicas, on each new device. If all replicas were equal, it is what they
-# held. If they weren't, the mean hides it. So check before:
+# held, but for rounding. If they weren't, the mean hides it. So check before:
 
 # %%
 net = one_weight_net(pair)

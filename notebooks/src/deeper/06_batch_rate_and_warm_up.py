@@ -45,9 +45,10 @@ print(data)
 # %% [markdown]
 # ## Two ways to use k devices
 #
-# *Strong scaling* keeps the batch. Each device gets $\frac1k$ of it, and the training is the same,
-# only faster. *Weak scaling* keeps each device's shard. The batch grows with k, an epoch has fewer
-# steps, and it is another training.
+# *Strong scaling* keeps the batch. Each device gets $\frac1k$ of it. The training should only be
+# faster: but for rounding, Dropout (chapter 06) and BatchNorm (chapter 09), it is the same. *Weak
+# scaling* keeps each device's shard. The batch grows with k, an epoch has fewer steps, and it is
+# another training.
 #
 # Why would one want the larger batch? Here one device and two train LeNet with the same batch, of
 # 64 and of 256 images:
@@ -77,9 +78,9 @@ for size in [64, 256]:
           f"times {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
 
 # %% [markdown]
-# In quiet rounds the second device brought more with the larger batch. We guess that work which
-# doesn't depend on the batch, such as Python's, weighs less in a large one. (Chapter 10 takes a
-# step apart.)
+# Work that doesn't depend on the batch, such as Python's, should weigh less in a large one, so we
+# expect that the second device brings more there. Where the ranges overlap, the run doesn't show
+# it. (Chapter 10 takes a step apart.)
 #
 # So the batch grows. But *devices*, *batch* and *rate* are three things. *The Straight Dope* first
 # changed all three together, from `run(1, 64, .3)` to `run(2, 128, .6)`. We change one at a time.
@@ -494,7 +495,7 @@ for seed in range(SEEDS):
 # are the same for all. The best of these give each class its frequency. ReLU passes a gradient only
 # where its output is above zero, so little can reach the first convolution.
 #
-# ## A start from which the first epoch teaches nothing
+# ## A start from which one epoch shows nothing
 #
 # A copy of *The Straight Dope*'s page, titled in Chinese, still says batch size 64 and MNIST, but
 # trains with batch size 256 on Fashion-MNIST (`train(1, 256, 0.3)`, `load_data_fashion_mnist`). Its
@@ -518,11 +519,10 @@ assert 95.5 < last.min() and last.max() < 98.5, "it should have learned"
 #
 # ## Summary
 #
-# - Strong scaling keeps the batch, and so the training. Weak scaling keeps the shard and changes
-#   the batch.
+# - Strong scaling keeps the batch, weak scaling keeps the shard and changes the batch.
 # - Twice the batch at the same rate was behind after an epoch, for each of five seeds. At twice the
-#   rate as well, four of the five were about even. After three epochs all five were behind, three
-#   of them by 0.5 points or more.
+#   rate as well, four of the five were about even. After three epochs three of the five were behind
+#   by 0.5 points or more, two by less than rounding alone can make.
 # - On our map the best rate doesn't grow in proportion to the batch.
 # - Batch 128 at rate 0.6 left four of nine runs guessing (three of nine from Xavier's start), and
 #   none with warm-up from Gluon's start.

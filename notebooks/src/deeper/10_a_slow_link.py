@@ -68,7 +68,7 @@ def begin_training(net, n, **options):
     return Training(net, trainer, x_shards, y_shards, n)
 
 # %% tags=["trains"]
-def forward_backward(training):
+def forward_and_backward(training):
     losses = []
     with autograd.record():
         for x_shard, y_shard in zip(training.x_shards, training.y_shards):
@@ -78,7 +78,7 @@ def forward_backward(training):
 
 
 def plain_step(training, wait):
-    forward_backward(training)
+    forward_and_backward(training)
     if wait:
         nd.waitall()  # no overlap
     training.trainer.step(training.n)
@@ -309,7 +309,7 @@ class SendFirstProp(mx.operator.CustomOpProp):
 
 # %% tags=["trains"]
 def step_by_priority(training, by_layer):
-    losses = forward_backward(training)
+    losses = forward_and_backward(training)
     for place, parameter in enumerate(training.net.collect_params().values()):
         priority = 0
         if by_layer:
@@ -327,7 +327,7 @@ far = begin_training(lenet(), 128, **OPERATORS_APART)
 plain_step(far, wait=False)
 lengths = []
 for _ in range(5):
-    lengths.append(record(forward_backward, far).length)
+    lengths.append(record(forward_and_backward, far).length)
 passes = sorted(lengths)[2]  # ms, the median
 
 nbytes = 0
@@ -377,7 +377,7 @@ for by_layer in [False, True]:
 # %% tags=["trains"]
 def two_steps_in_sequence():
     for _ in range(2):
-        forward_backward(far)
+        forward_and_backward(far)
         nd.waitall()
         for parameter in far.net.collect_params().values():
             for grad in parameter.list_grad():
@@ -540,7 +540,7 @@ usual = begin_training(lenet(), 128)
 
 
 def usual_step():
-    losses = forward_backward(usual)
+    losses = forward_and_backward(usual)
     usual.trainer.step(usual.n)
     return losses
 
