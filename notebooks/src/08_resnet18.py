@@ -806,7 +806,6 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 # - A residual block adds a change to its input. Three quarters of ResNet-18's parameters are in its
 #   last stage.
 # - One graph needs `HybridBlock`s from top to bottom, and saves time where operators are short.
-#
 # - In one run each, two devices did 1.8 times as many images a second. With their larger batch and
 #   rate they yet reached 90, 95 and 98 % later than one.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU, and gradients are lost.
