@@ -8,8 +8,10 @@ from mxnet.gluon.utils import split_and_load
 
 k = 2  # how many devices
 data = helpers.load_data("mnist", limit=12_800)
-loader = DataLoader(ArrayDataset(data.train_images, data.train_labels), 64, shuffle=True)
-test_loader = DataLoader(ArrayDataset(data.test_images, data.test_labels), 500)
+dataset = ArrayDataset(data.train_images, data.train_labels)
+loader = DataLoader(dataset, batch_size=64, shuffle=True)
+test_dataset = ArrayDataset(data.test_images, data.test_labels)
+test_loader = DataLoader(test_dataset, batch_size=500)
 
 devices = helpers.devices(k)
 net = lenet()
@@ -28,10 +30,14 @@ for epoch in [1, 2]:
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
-    print(f"k = {k}, epoch {epoch}: training accuracy {metric.get()[1]:.3f}")
-    metric.reset()
-    for x, y in test_loader:  # NEW: test images
+    name, share_right = metric.get()
+    print(f"k = {k}, epoch {epoch}: training accuracy {share_right:.3f}")
+
+    metric = mx.metric.Accuracy()  # NEW: test images
+    for x, y in test_loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
-        metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
-    print(f"k = {k}, epoch {epoch}: test accuracy {metric.get()[1]:.3f}")
+        outputs = [net(x_shard) for x_shard in x_shards]
+        metric.update(y_shards, outputs)
+    name, share_right = metric.get()
+    print(f"k = {k}, epoch {epoch}: test accuracy {share_right:.3f}")

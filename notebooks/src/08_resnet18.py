@@ -119,8 +119,7 @@ by_hand = npx.activation(projected + change, act_type="relu")
 # %% [markdown]
 # A `HybridBlock` puts the same steps into a class. Gluon calls its `hybrid_forward` with a module
 # `F`, and we write `F.npx` for `npx`. So Gluon can choose: with one `F` the operators compute at
-# once, with another they are written down as a graph (section *One graph*). `project` says whether
-# this block has a 1×1 convolution.
+# once, with another they are written down as a graph (section *One graph*).
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -180,8 +179,9 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
     return net
 
 # %% [markdown]
-# Which shapes pass through it, and where are its parameters? BatchNorm's running mean and variance
-# aren't trained: their `grad_req` is `"null"`. **Predict:** in which stage are most parameters?
+# Which shapes pass through it, and in which layers are its parameters? BatchNorm's running mean
+# and variance aren't trained: their `grad_req` is `"null"`. **Predict:** in which stage are most
+# parameters?
 
 # %%
 def count_trained(layer):
@@ -368,7 +368,7 @@ assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 #
 # The step is chapter 06's, with two changes. The last batch of 33 images can't be halved, so one
 # device gets 17 and the other 16. And for this batch, too, `step` divides by 64, the size of a full
-# batch: the last section says why. (The loss that we return is the mean over the 33.)
+# batch: the last section says why.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -723,8 +723,7 @@ print("weights:", [weight.item() for weight in layer.weight.list_data()])
 # %% [markdown]
 # But too late: here KVStore updates the weights (chapter 07), and `Trainer` looks at the gradients
 # only after that. The weights have moved by $(0 + 2)/2 = 1$. With `ignore_stale_grad=True`, as in
-# d2l's function `train_batch_ch13`, nobody complains. So this course takes `devices(2)`, whose
-# devices always differ.
+# d2l's function `train_batch_ch13`, nobody complains.
 
 # %% tags=["fold"]
 # check: the step is refused, but done; d2l switches the complaint off; `try_all_gpus` may give []
@@ -797,9 +796,9 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 
 # %% [markdown]
 # With the actual size, eight of nine runs lost more than 14 points by that one step. They
-# recovered, but two lost as much again by the very last step. With the nominal size no run changed
-# by 6 points in epoch 1. Nominal and dropped overlap in the end: no winner. So **divide by the
-# nominal size, or drop the rest**.
+# recovered, but two lost 16 and 10 points again by the very last step. With the nominal size no
+# run changed by 6 points in epoch 1. Nominal and dropped overlap in the end: no winner. So
+# **divide by the nominal size, or drop the rest**.
 
 # %% [markdown]
 # ## Summary
@@ -807,7 +806,6 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 # - A residual block adds a change to its input. Three quarters of ResNet-18's parameters are in its
 #   last stage.
 # - One graph needs `HybridBlock`s from top to bottom, and saves time where operators are short.
-#   Autograd's record shows whether it is one.
 # - In one run each, two devices did 1.8 times as many images a second. With their larger batch and
 #   rate they yet reached 90, 95 and 98 % later than one.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU, and gradients are lost.

@@ -289,7 +289,7 @@ print("missed because of", amdahl_reasons)
 # - *device*: one device's part in the all-reduce: its gradients are copied into the store, and sums
 #   come back (chapter 07).
 #
-# These three constants shall hold for *all* batches. A row has what each is multiplied by:
+# These three constants should hold for *all* batches. A row has what each is multiplied by:
 
 # %%
 def terms(n, k):
