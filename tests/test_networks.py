@@ -81,6 +81,7 @@ def layers(net):
     for part in net:
         inner = [part]
         if hasattr(part, "conv1"):
-            inner = [part.conv1, part.norm1, part.conv2, part.norm2, part.projection]
+            beside = part.projection if hasattr(part, "projection") else part.project
+            inner = [part.conv1, part.norm1, part.conv2, part.norm2, beside]
         found += [layer for layer in inner if hasattr(layer, "weight") or hasattr(layer, "gamma")]
     return found

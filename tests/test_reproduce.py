@@ -210,8 +210,9 @@ def test_resnets_runs_are_the_same_in_store_chapter_and_readme():
         row, least = ROWS[name], [epoch["seconds"] / 60 for epoch in run]
         what = f"{row.k} device{'s' * (row.k > 1)}, batch {row.batch}"
         for number, epoch in enumerate(run, 1):
-            assert (f"{what}, epoch {number}: {epoch['accuracy']:.2%} after "
-                    f"{epoch['seconds'] / 60:.1f} min, other programs {epoch['others']:.1%}\n"
+            assert (f"{what}, epoch {number}: {epoch['accuracy']:.2%} right; it took "
+                    f"{epoch['seconds'] / 60:.1f} min, other programs {epoch['others']:.1%} of "
+                    "the time\n"
                     ) in printed
         (line,) = [line for line in readme.splitlines() if f"{what}, rate {row.rate} (†)" in line]
         assert f"| {reproduce.digits(epoch['accuracy'] for epoch in run)} |" in line

@@ -193,10 +193,10 @@ def profiled(step, steps):
     return milliseconds, operators
 
 # %% [markdown]
-# We sort operators by their names into three kinds of work. What is in a step of LeNet on two
-# devices?
+# We sort operators by their names into three kinds of work. Which of a step of LeNet on two devices
+# are no compute?
 
-# %% tags=["measured", "trains"]
+# %% tags=["trains"]
 def lenet_hybridised():
     net = lenet()
     net.hybridize(static_alloc=True, static_shape=True)
@@ -214,11 +214,13 @@ def kind_of_work(operator):
 step = ready_step(lenet_hybridised(), two, 32)
 run_steps(step, 2)  # warms up
 milliseconds, operators = profiled(step, steps=1)
-for operator in sorted(operators, key=kind_of_work):
-    print(f"{kind_of_work(operator):14}", operator)
+for operator in sorted(operators):
+    if kind_of_work(operator) != "compute":
+        print(f"{operator:17}", kind_of_work(operator))
 
 # %% [markdown]
-# (`DeleteVariable` is the engine tidying up; we leave it out.) A step of $t$ seconds on $k$ devices
+# The rest, such as `Convolution`, is compute. (`DeleteVariable` is the engine tidying up; we leave
+# it out.) A step of $t$ seconds on $k$ devices
 # offers $k\,t$ seconds of device time. We call the rest, in which no operator ran, *waiting*:
 
 # %% tags=["trains"]
@@ -249,7 +251,7 @@ for name, make, n, steps in [("LeNet, 32", lenet_hybridised, 32, 40),
         run_steps(step, 2)  # warms up
         workloads[name, len(used)] = step, steps
 
-# %% tags=["measured", "trains", "few:ROUNDS = 7=>ROUNDS = 1"]
+# %% tags=["trains", "few:ROUNDS = 7=>ROUNDS = 1"]
 ROUNDS = 7
 spent = {}  # (name, number of devices): what device_time returned, one a round
 for workload in workloads:
@@ -258,7 +260,6 @@ with Others() as others:
     for _ in range(ROUNDS):
         for (name, num_devices), (step, steps) in workloads.items():
             spent[name, num_devices].append(device_time(step, num_devices, steps))
-print(f"other programs took {others.share:.0%} of the machine")
 
 # %% tags=["fold", "measured"]
 # measure: shares of device time, speed-ups by the same clock, and what keeps them below 2
@@ -275,6 +276,7 @@ def whole_step(rounds):
 
 
 NAMES = ["LeNet, 32", "LeNet, 256", "ResNet-18, 32"]
+print(f"other programs took {others.share:.0%} of the machine")
 print("shares of device time")
 for (name, num_devices), rounds in spent.items():
     devices_used = "1 device " if num_devices == 1 else "2 devices"
@@ -313,10 +315,10 @@ show(fig, alt="Six stacked bars of device time: compute, communication, update a
      "LeNet with 32 and 256 images and ResNet-18 with 32, on one device and on two.")
 
 # %% tags=["fold"]
-# check: at batch 32 on two devices ResNet-18 spends a larger share on communication than LeNet
-of_lenet = share_of("communication", spent["LeNet, 32", 2])
-of_resnet = share_of("communication", spent["ResNet-18, 32", 2])
-assert onp.median(of_resnet) > onp.median(of_lenet), "not the larger share"
+# check: ResNet-18 communicates far longer than LeNet; its parameters and its step beside LeNet's
+of_lenet = median_of("communication", spent["LeNet, 32", 2])
+of_resnet = median_of("communication", spent["ResNet-18, 32", 2])
+assert of_resnet > 10 * of_lenet, "87 times the bytes should take longer"
 
 
 def count_parameters(net):
@@ -336,10 +338,11 @@ for rounds in spent.values():
 # above say to what. (The profiler itself costs time, most where operators are short: the speed-ups
 # here are those of recorded steps.)
 #
-# **ResNet-18 spends a larger share on communication than LeNet**, not a smaller one. It has 87
-# times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent, and its step
-# takes less than 87 times as long. Why compute takes longer on two devices than on one is asked in
-# deeper: A time budget that closes.
+# **ResNet-18's communication isn't the smaller part.** It has 87 times LeNet's parameters
+# (11,175,818 to 129,068), so 87 times the bytes are sent, and its step takes less than 87 times as
+# long. At batch 32 its share was above LeNet's in the run above and in most others, but not in
+# all. Why compute takes longer on two devices than on one is asked in deeper: A time budget that
+# closes.
 #
 # **On GPUs** the shares may be quite different; we measured none.
 #
@@ -595,7 +598,7 @@ assert (small[10:12] < 0.1).all() and (small[:10] > 0.1).all(), "by then the oth
 # - Strong scaling divides one batch, weak scaling doubles it. Weak scaling looked better by images
 #   a second for our network, and is a different training.
 # - A speed-up below 2 is device time spent otherwise: on communication, update and waiting, and on
-#   compute that takes longer. At batch 32 ResNet-18 spends a larger share on communication than
+#   compute that takes longer. In most runs ResNet-18 spent a larger share on communication than
 #   LeNet.
 # - Hybridising saves Python's time. It pays where Python is what the step waits for.
 # - Memory on $k$ devices, with plain SGD: $2k$ times the weights for weights and gradients, $k + 1$
