@@ -23,7 +23,7 @@
 #
 # ## What you need
 #
-# Chapter 08 and no GPU. Reading takes {reading time}, running half a minute on two cores.
+# Chapter 08 and no GPU. Reading takes {reading time}, running ten seconds on two cores.
 
 # %%
 from helpers import load_data, split_and_load

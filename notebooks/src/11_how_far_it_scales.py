@@ -24,7 +24,7 @@
 # ## What you need
 #
 # Chapters 03, 06 and 07, and lines fitted by least squares. No GPU. Reading takes {reading time},
-# running about a minute on two cores that have nothing else to do.
+# running half a minute on two cores that have nothing else to do.
 
 # %%
 import time

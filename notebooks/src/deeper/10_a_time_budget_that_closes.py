@@ -20,7 +20,7 @@
 # ## What you need
 #
 # Chapters 08 and 10, two cores, and 4 GB of free memory. No GPU and no data.
-# Reading takes {reading time}, running about a minute and a half.
+# Reading takes {reading time}, running about a minute.
 
 # %%
 import json
