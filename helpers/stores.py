@@ -20,14 +20,14 @@ def kilobytes(sizes, kind="device", arrays_a_key=2, prepare=None):
     it can't tell `cpu(1)` from the host. `prepare` is called with the store before its keys are
     made.
 
-    Arrays of others that the engine frees meanwhile would be subtracted: then we count once more.
-    Raises RuntimeError where that happens, or the store's memory isn't freed, ten times.
+    Arrays of others that are made or freed meanwhile would be counted: then we count once more.
+    Raises RuntimeError where that happens, or the store's memory isn't freed, three times.
     """
-    for _ in range(10):
+    for _ in range(3):
         most = _count_once(sizes, kind, arrays_a_key, prepare)
         if most is not None:
             return most
-    raise RuntimeError("arrays of others were freed, or the store's weren't, in each of ten counts")
+    raise RuntimeError("in each of three counts others made or freed arrays, or the store kept some")
 
 
 def _count_once(sizes, kind, arrays_a_key, prepare):
@@ -38,47 +38,63 @@ def _count_once(sizes, kind, arrays_a_key, prepare):
     for size in sizes:
         grads.append([nd.ones(size, ctx=device) for device in places])
     gc.collect()  # what others leave to be freed should go before we count
-    nd.waitall()
     gc.disable()
     try:
         with tempfile.TemporaryDirectory() as folder:
             mx.profiler.set_config(profile_memory=True, aggregate_stats=True,
                                    filename=str(Path(folder) / "profile.json"))
             mx.profiler.set_state("run")
+            # MXNet's counters keep their values from one count to the next, stop at zero, and are
+            # told only when they change. So these arrays are the ground that we count from.
+            first = _one_on_each()
+            _counters(reset=True)
+            second = _one_on_each()
+            ground = _counters(reset=True)  # one change on each device, so least and most are one
             store = mx.kvstore.create(kind)
             if prepare is not None:
                 prepare(store)
             store.init(keys, [arrays[0] for arrays in grads])
             store.push(keys, grads)
             nd.waitall()
-            del store  # freed while the profiler counts, so that the next count begins at zero
-            undisturbed = _is_freed()
+            del store  # freed while the profiler counts: does the count return to its ground?
+            counted = _after_freeing(ground)
+            del first, second
     finally:
         mx.profiler.set_state("stop")
-        most = [device["Max"] for device in _counters(reset=True)]
+        _counters(reset=True)
         gc.enable()
-    return most if undisturbed else None
+    if counted is None:
+        return None
+    return [most - before for (_, most), (_, before) in zip(counted, ground)]
 
 
-def _is_freed():
-    """Wait until each device's count is back at zero. False if it isn't after 3 s, or below."""
+def _one_on_each():
+    """An array of 1 kB on each device, made by now."""
+    arrays = [nd.ones(250, ctx=device) for device in PAIR]
+    nd.waitall()
+    return arrays
+
+
+def _after_freeing(ground):
+    """The counters, once each is back at its ground; None if one isn't after 3 s, or is below."""
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
-        least = [device["Min"] for device in _counters()]
-        if min(least) < 0:
-            return False
-        if max(least) == 0:
-            return True
+        counted = _counters(unchanged=ground)
+        above = [least - before for (least, _), (before, _) in zip(counted, ground)]
+        if min(above) < 0:  # others freed something
+            return None
+        if max(above) == 0:
+            return counted
         time.sleep(0.01)  # the engine frees arrays a little later
-    return False
+    return None
 
 
-def _counters(reset=False):
-    """The least and the most kB that have been counted on each device of the pair."""
+def _counters(reset=False, unchanged=((0, 0), (0, 0))):
+    """The least and the most kB counted on each device since the last reset."""
     counted = json.loads(mx.profiler.dumps(reset, "json")).get("Memory", {})
     memory = counted.get("Device Storage", {})
     found = []
-    for device in PAIR:
-        name = f"Memory: {device.device_type}/{device.device_id}"
-        found.append(memory.get(name, {"Min": 0, "Max": 0}))
+    for device, before in zip(PAIR, unchanged):
+        counter = memory.get(f"Memory: {device.device_type}/{device.device_id}")
+        found.append(before if counter is None else (counter["Min"], counter["Max"]))
     return found

@@ -60,6 +60,34 @@ def test_garbage_of_others_is_not_subtracted():
 
 
 @needs_two_cores
+@pytest.mark.parametrize("size", [500, 100_000])
+def test_arrays_that_others_drop_while_we_count_are_not_subtracted(size):
+    others = [nd.ones(size, ctx=device) for device in (mx.cpu(0), mx.cpu(1))]
+    nd.waitall()
+    calls = []
+
+    def drop(store):
+        calls.append(len(others))
+        others.clear()
+        nd.waitall()
+
+    assert sorted(kilobytes([1000, 2000, 5000], prepare=drop)) == [24, 40]
+    assert calls == [2, 0], "the first count should be given up, the second kept"
+
+
+@needs_two_cores
+def test_a_count_that_never_comes_out_even_raises():
+    others = []
+
+    def keep(store):
+        others.append(nd.ones(250, ctx=mx.cpu(0)))
+        others.append(nd.ones(250, ctx=mx.cpu(1)))
+
+    with pytest.raises(RuntimeError, match="in each of three counts"):
+        kilobytes([1000], prepare=keep)
+
+
+@needs_two_cores
 def test_after_an_error_the_next_count_is_right():
     def fail(store):
         raise ValueError(store.type)
