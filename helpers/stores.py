@@ -27,7 +27,7 @@ def kilobytes(sizes, kind="device", arrays_a_key=2, prepare=None):
         most = _count_once(sizes, kind, arrays_a_key, prepare)
         if most is not None:
             return most
-    raise RuntimeError("in each of three counts others made or freed arrays, or the store kept some")
+    raise RuntimeError("in each of three counts others made or freed arrays, or the store did")
 
 
 def _count_once(sizes, kind, arrays_a_key, prepare):

@@ -24,9 +24,13 @@ for epoch in [1, 2]:
     for x, y in loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
+        outputs = []
+        losses = []
         with autograd.record():
-            outputs = [net(x_shard) for x_shard in x_shards]
-            losses = [cross_entropy(output, y_shard) for output, y_shard in zip(outputs, y_shards)]
+            for x_shard, y_shard in zip(x_shards, y_shards):
+                output = net(x_shard)
+                outputs.append(output)
+                losses.append(cross_entropy(output, y_shard))
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)

@@ -16,7 +16,7 @@
 # ## What you'll learn
 #
 # - `DataLoader`, transforms, `metric.Accuracy` and `Trainer.step` in one loop;
-# - three traps: a loss averaged twice, the last batch's two sizes, rows counted twice;
+# - three traps: a loss averaged twice, a last batch that is smaller, rows counted twice;
 # - how to see whether the input pipeline keeps up;
 # - what can be compared when random numbers take part, and what a seed fixes.
 #
@@ -52,12 +52,13 @@ print(data)
 # part of each example, not to its label.
 
 # %%
-pixels = (data.train_images * 255).round()  # [n, 1, 28, 28]
-pictures = nd.array(pixels.transpose(0, 2, 3, 1), dtype="uint8")  # [n, 28, 28, 1]
+pixels = data.train_images * 255  # [n, 1, 28, 28]
+pixels = pixels.transpose(0, 2, 3, 1)  # [n, 28, 28, 1]: the channel goes last
+pictures = nd.array(pixels.round(), dtype="uint8")
 labels = data.train_labels.astype("int32")
 
-dataset = ArrayDataset(pictures, labels)
-dataset = dataset.transform_first(transforms.ToTensor())
+examples = ArrayDataset(pictures, labels)
+dataset = examples.transform_first(transforms.ToTensor())
 image, label = dataset[0]
 print("a picture:", pictures[0].shape)
 print("an image: ", image.shape)
@@ -112,7 +113,7 @@ def lenet():
 # outputs a layer has (Glorot and Bengio, 2010).
 
 # %%
-mx.random.seed(0)
+mx.random.seed(0)  # the same first weights in each run; the order of the batches changes
 net = lenet()
 net.initialize(mx.init.Xavier(), ctx=two)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
@@ -122,9 +123,9 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # ## Train it
 #
 # A step is chapter 05's: split, forward and loss under `record`, backward, `step`. New is the
-# `metric`. It counts right answers, and takes lists with an entry for each device. Here are three
-# labels, two on the first device and one on the second, and scores for two classes. The highest
-# score is the answer:
+# `metric`. It counts right answers, and takes lists with an entry for each device, labels first.
+# Here are three labels, two on the first device and one on the second, and scores for two classes.
+# The highest score is the answer:
 
 # %%
 metric = mx.metric.Accuracy()
@@ -138,6 +139,9 @@ print(metric.get())
 # %% [markdown]
 # Two of three are right. `metric` goes on counting until `reset()`; a loop that forgets it reports
 # the mean over all epochs. We make a new one in each.
+#
+# In the loop, `even_split=False` lets shards differ by one image, so that any batch can be cut. The
+# loss is defined above; each of its numbers belongs to one image.
 
 # %% tags=["trains"]
 def train_one_epoch(net, trainer, batches, devices):
@@ -145,9 +149,13 @@ def train_one_epoch(net, trainer, batches, devices):
     for x, y in batches:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
+        outputs = []
+        losses = []
         with autograd.record():
-            outputs = [net(x_shard) for x_shard in x_shards]
-            losses = [cross_entropy(output, y_shard) for output, y_shard in zip(outputs, y_shards)]
+            for x_shard, y_shard in zip(x_shards, y_shards):
+                output = net(x_shard)
+                outputs.append(output)
+                losses.append(cross_entropy(output, y_shard))
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
@@ -160,11 +168,13 @@ for epoch in [1, 2]:
     print(f"epoch {epoch}: {right:.3f} of the answers were right")
 
 # %% [markdown]
-# It learns. Does it compute what it should? The check compares it with a plain loop on one device,
-# without Trainer and split. 640 images make batches of 130 and a last one of 120.
+# It learns. Does it compute what it should? The check runs it on 1, 2, 3 and 4 devices, in float64,
+# and compares the weights with each other and with those of a plain loop on one device, without
+# Trainer and split. Two epochs of 640 images, in batches of 130 and a last one of 120, are ten
+# steps.
 
 # %% tags=["fold", "trains"]
-# check: ten steps in float64 on 1, 2, 3 and 4 devices, and by a plain loop without Trainer
+# check: the weights after ten steps on 1, 2, 3 and 4 devices, and by a plain loop
 from helpers.compare import largest_difference
 
 four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
@@ -224,8 +234,8 @@ for k in [1, 2, 3, 4]:
     # The Trainer passes 1/130 to the update in float32, rounded alike on every device.
     assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
     assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
-print("weights on 1 to 4 devices agree with each other to 1e-12, and with the plain loop's to 1e-6")
-print("(Trainer hands 1/130 to the update in float32, which rounds it)")
+print("weights on 1, 2, 3 and 4 devices agree to 1e-12")
+print("weights of our loop and of the plain one agree to 1e-6")
 
 # %% [markdown]
 # ## Three traps that raise no error
@@ -233,79 +243,83 @@ print("(Trainer hands 1/130 to the update in float32, which rounds it)")
 # ### 1. A loss averaged twice
 #
 # What if the loss is already a mean? We take numbers to check by hand. An "image" $x$ is two
-# numbers, and the network has two weights $w$, both 0. Its output $w \cdot x$ is the loss, so the
-# gradient of an image is the image itself. At rate 1, `step(n)` subtracts the sum of the images,
-# divided by n. Of four images each device gets two.
+# numbers, and the network has two weights $w$, both 0. Its output $w \cdot x$ serves as the loss,
+# so the gradient of an image's loss is the image itself. At rate 1, `step(divisor)` subtracts the
+# sum of the images, divided by the divisor. There are six images, three on each of two devices.
 
 # %% tags=["trains"]
 pair = [mx.cpu(0), mx.cpu(1)]
 
 
-def weights_after_step(shards, n, mean=False):
+def weights_after_step(shards, divisor, mean=False):
     layer = nn.Dense(1, use_bias=False, in_units=2)
     layer.initialize(mx.init.Zero(), ctx=pair)
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1})
     losses = []
     with autograd.record():
         for shard, device in zip(shards, pair):
-            loss = layer(nd.array(shard, ctx=device))  # w x, for each image of the shard
+            x = nd.array(shard, ctx=device)
+            loss = layer(x)  # w x, a number for each image
             if mean:
                 loss = loss.mean()  # one number for the shard
             losses.append(loss)
     autograd.backward(losses)
-    trainer.step(n)
+    trainer.step(divisor)
     weights = layer.weight.data(pair[0])
     return weights.asnumpy().ravel()
 
 
-first_shard = [[2, 0], [4, 0]]
-second_shard = [[0, 2], [0, 8]]
-four_images = [first_shard, second_shard]
-print("step(4):", weights_after_step(four_images, 4))
+first_shard = [[2, 0], [4, 0], [6, 0]]
+second_shard = [[0, 6], [0, 12], [0, 18]]
+six_images = [first_shard, second_shard]
+print("step(6):", weights_after_step(six_images, 6))
 
 # %% [markdown]
-# Right: minus the mean of the four. **Predict** the weights if each device takes the mean of its
-# two losses, and we still call `step(4)`. Which `step` would be right?
+# Right: minus the sum of the six, $(12, 36)$, divided by 6. **Predict** the weights if each device
+# takes the mean of its three losses, and we still call `step(6)`. Which `step` would be right?
 
 # %% tags=["trains"]
-print("means, step(4):", weights_after_step(four_images, 4, mean=True))
-print("means, step(2):", weights_after_step(four_images, 2, mean=True))
+print("means, step(6):", weights_after_step(six_images, 6, mean=True))
+print("means, step(2):", weights_after_step(six_images, 2, mean=True))
 
 # %% [markdown]
-# `step(4)` is half as long as it should be: the sum was divided by the size of a shard, and by the
-# size of the batch again. With 32 images on each device it is 32 times too short, and training
-# looks slow. So leave the loss alone, and tell `step` the batch size. (Means and `step(2)` are
-# right too, as long as shards are equal: exercise 2.) In PyTorch a loss is a mean by default, and
-# DDP averages gradients (chapter 14): the habit doesn't carry over.
+# With `step(6)` the weights change by a third of what they should: the sum was divided by 3, the
+# size of a shard, and then by 6 again. With 32 images on each device the step is 32 times too
+# short, and training looks slow. So leave the loss alone, and tell `step` the batch size. (Means
+# need `step(2)`, the number of devices, and are right only while shards are equal: exercise 2.) In
+# PyTorch a loss is a mean by default, and its way to several devices, DDP, averages gradients
+# (chapter 14): the habit doesn't carry over.
 #
 # ### 2. Two meanings of the last batch's size
 #
 # 60,000 images in batches of 128 leave a last batch of 96. MXNet's tutorial tells `step` its
 # *actual* size, 96. *Dive into Deep Learning*'s "Concise Implementation for Multiple GPUs" tells it
-# the *nominal* size, that of a full batch. The same in small: batches of four, and a last one of
+# the *nominal* size, that of a full batch. The same in small: batches of six, and a last one of
 # two.
 
 # %% tags=["trains"]
-first_shard = [[2, 0]]
-second_shard = [[0, 8]]
-last_two = [first_shard, second_shard]
+last_two = [[[3, 0]], [[0, 12]]]  # one image on each device
 print("actual size: ", weights_after_step(last_two, 2))
-print("nominal size:", weights_after_step(last_two, 4))
+print("nominal size:", weights_after_step(last_two, 6))
 
 # %% [markdown]
-# The nominal size halves this step. Neither is wrong. With the actual size each step is a mean.
-# With the nominal size each image counts a quarter, in full batches and in the last one. But
-# programs that differ in this end with different weights. Suppose that we meant the actual size,
-# and our loop used the nominal one. Above we made two comparisons: of devices with each other, and
-# with a plain loop that has no Trainer. **Predict:** which of the two would notice?
+# With the nominal size this step is a third as long. Neither is wrong. With the actual size each
+# step is a mean. With the nominal size each image counts a sixth, in full batches and in the last
+# one. But two programs that choose differently end with different weights. Suppose that we meant
+# the actual size, and our loop used the nominal one. The check above compared devices with each
+# other, and our loop with a plain one. **Predict:** which of the two comparisons would notice?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop
-assert weights_after_step(four_images, 4).tolist() == [-1.5, -2.5], "minus the mean of four"
-assert weights_after_step(four_images, 4, mean=True).tolist() == [-0.75, -1.25], "half of it"
-assert weights_after_step(four_images, 2, mean=True).tolist() == [-1.5, -2.5], "right again"
-assert weights_after_step(last_two, 2).tolist() == [-1, -4], "minus the mean of two"
-assert weights_after_step(last_two, 4).tolist() == [-0.5, -2], "half of it"
+def assert_weights(found, expected):
+    assert np.allclose(found, expected, rtol=1e-6, atol=0), found
+
+
+assert_weights(weights_after_step(six_images, 6), [-2, -6])
+assert_weights(weights_after_step(six_images, 6, mean=True), [-2 / 3, -2])
+assert_weights(weights_after_step(six_images, 2, mean=True), [-2, -6])
+assert_weights(weights_after_step(last_two, 2), [-1.5, -6])
+assert_weights(weights_after_step(last_two, 6), [-0.5, -2])
 
 nominal = by_device(with_trainer(1, divisor=130))
 between_devices = largest_difference(by_device(with_trainer(2, divisor=130)), nominal[0])
@@ -316,8 +330,9 @@ assert between_devices < 1e-12 and from_plain > 1e-4
 assert 60_000 % 128 == 96
 
 # %% [markdown]
-# Only the plain loop notices. **That devices agree doesn't show that a loop does what you meant.**
-# Compare with something written independently.
+# Only the plain loop notices: all devices were divided by the same wrong number. **That devices
+# agree doesn't show that a loop does what you meant.** Compare with something written
+# independently.
 #
 # ### 3. Rows counted twice
 #
@@ -384,9 +399,13 @@ for epoch in [1, 2]:
     for x, y in loader:
         x_shards = split_and_load(x, devices, even_split=False)
         y_shards = split_and_load(y, devices, even_split=False)
+        outputs = []
+        losses = []
         with autograd.record():
-            outputs = [net(x_shard) for x_shard in x_shards]
-            losses = [cross_entropy(output, y_shard) for output, y_shard in zip(outputs, y_shards)]
+            for x_shard, y_shard in zip(x_shards, y_shards):
+                output = net(x_shard)
+                outputs.append(output)
+                losses.append(cross_entropy(output, y_shard))
         autograd.backward(losses)
         trainer.step(len(x))
         metric.update(y_shards, outputs)
@@ -406,14 +425,14 @@ for epoch in [1, 2]:
 # Test accuracy may well be higher: training accuracy is counted while the weights still change.
 # (Numbers differ from the run above, and from run to run: weights start from other random numbers,
 # and batches come in another order.) A batch needs an
-# image for each device, or `split_and_load` raises an error.
+# image for each device, or `split_and_load` raises an error; the next section's `fit` does without.
 #
 # ## fit: the same loop, safe to stop
 #
 # Later chapters train with `helpers.training.fit`. It is this loop with a progress bar, a record
-# of losses and accuracies, and checks; a device without an image gets gradients of zero. Its loss
-# is `SoftmaxCrossEntropyLoss`, unless you pass another. `Batches` gives batches of arrays in
-# memory. We train the script's network further:
+# of losses and accuracies, and errors that name what was wrong. A device without an image gets
+# gradients of zero. The loss is `SoftmaxCrossEntropyLoss`, unless you pass another. `Batches` cuts
+# arrays in memory into batches. We train the script's network further:
 
 # %% tags=["measured", "trains"]
 from helpers.training import Batches, fit
@@ -506,7 +525,8 @@ print("stopped after six whole steps; after four more it has the weights of ten 
 # ## Does the pipeline keep up?
 #
 # Images that come too late leave devices idle. So measure three things: training on batches that
-# are ready, the loader alone, and an epoch with both. `num_workers=2` adds two processes that load:
+# are ready, the loader alone, and an epoch with both. We do it for three loaders: a `DataLoader`,
+# one that has two processes load (`num_workers=2`), and `Batches`:
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 3=>ROUNDS = 1"]
 # measure: loaders alone, and epochs with them; medians of three rounds
@@ -538,49 +558,57 @@ for name, each in loaders.items():
     contestants[f"{name}, epoch"] = partial(train_on, each)
 times = in_turns(contestants, ROUNDS, warm_up=1)
 training = spread(times["training alone"]).median
-print(f"training alone: {n / training:,.0f} images/s, an epoch of {n:,} images {training:.2f} s")
+print(f"{n:,} images; training on batches that are ready takes {training:.2f} s")
 for name in loaders:
     alone = spread(times[f"{name} alone"]).median
-    low, median, high = spread(times[f"{name}, epoch"])
-    print(f"{name:23}  alone {n / alone:9,.0f} images/s; epoch {median:.2f} s "
-          f"({low:.2f} to {high:.2f})")
-alone = n / spread(times["DataLoader alone"]).median
-print(f"the DataLoader alone gives {alone * training / n:.1f} times what training takes here")
+    together = spread(times[f"{name}, epoch"]).median
+    print(f"{name:23}  alone {alone:.2f} s, training with it {together:.2f} s")
+
 # %% [markdown]
-# The loader alone gives far more images than training takes: it keeps up. Which epoch is the
-# fastest depends on how many cores there are besides those that train. **On GPUs** training takes
-# more: in *The Straight Dope* one GPU took 12,766 images/s in 2017 (an epoch in 4.7 s, commit
-# 72a83ca). Where the loader alone gives less than training takes, devices wait: use more
-# processes, or prepare arrays once.
+# How do you read this? A loader keeps up if training with it takes no longer than training alone.
+# In our quiet runs only `Batches` did: it has only to cut arrays. The `DataLoader` makes each batch
+# when the loop asks for it, so its time is added. Processes of its own can hide that time, if there
+# are cores besides those that train; our two cores had none to spare. **On GPUs** training takes
+# less, so loading matters more: in 2017 one GPU took 12,766 images/s (*The Straight Dope*).
 #
 # ## Dropout: random numbers on k devices
 #
-# So far k devices compute what one does. Also with random numbers? In training, `nn.Dropout(0.5)`
-# sets each number to 0 with probability one half, and doubles the rest. What it makes of ones is
-# its *mask*, zeros and twos. (`train_mode` has it work as under `record`.) `mx.random.seed` tells
-# MXNet where its random numbers begin. Two devices draw a mask of 64 each, and do it again; here
-# are the first twelve:
+# So far k devices compute what one does. Does that hold with random numbers, too? In training,
+# `nn.Dropout(0.5)` sets each number to 0 with probability one half, and doubles the rest. Given
+# ones, it returns its *mask*: zeros and twos. (Dropout works only under `record` or, as here, in
+# `train_mode`.) `mx.random.seed` sets where MXNet's random numbers begin. Each of two devices draws
+# a mask of 64; here are the first eight numbers:
 
 # %%
 dropout = nn.Dropout(0.5)
 
 
 def draw_mask(n, device):
+    ones = nd.ones(n, ctx=device)
     with autograd.train_mode():
-        return dropout(nd.ones(n, ctx=device)).asnumpy()
+        return dropout(ones).asnumpy()
 
 
-for attempt in [1, 2]:
-    mx.random.seed(7)
-    for device in pair:
-        print(attempt, device, draw_mask(64, device)[:12])
+mx.random.seed(7)
+first_mask = draw_mask(64, pair[0])
+second_mask = draw_mask(64, pair[1])
+print("first device: ", first_mask[:8])
+print("second device:", second_mask[:8])
 
 # %% [markdown]
-# The same seed gives the same masks again. The two devices have different ones, as they should:
-# each image gets its own. But *one* device, which draws the mask of the whole batch at once, gets
-# other numbers for the second half of the batch than the second device does. **Predict:** with
-# Dropout before LeNet's last layer, how far are two devices from one after ten steps? And from two
-# devices again?
+# The devices have different masks, as they should: each image gets its own. Now *one* device draws
+# the mask for the whole batch, 128 numbers at once, from the same seed:
+
+# %%
+mx.random.seed(7)
+whole_mask = draw_mask(128, pair[0])
+print("its first half: ", whole_mask[:8])
+print("its second half:", whole_mask[64:72])
+
+# %% [markdown]
+# The first half is what the first device had. The second half is not what the second device had.
+# **Predict:** with Dropout before LeNet's last layer, how far are two devices from one after ten
+# steps? And how far are two runs on two devices?
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -600,22 +628,25 @@ def train_with_dropout(k, rate):
 one_device = train_with_dropout(1, rate=0.5)
 two_devices = train_with_dropout(2, rate=0.5)
 again = train_with_dropout(2, rate=0.5)
-print("largest difference of the weights:")
-print(f"two devices and two again, Dropout: {float(largest_difference(again, two_devices[0])):.0e}")
-print(f"one device and two, Dropout:        "
-      f"{float(largest_difference(two_devices, one_device[0])):.0e}")
 one_without = train_with_dropout(1, rate=0)
 two_without = train_with_dropout(2, rate=0)
-print(f"one device and two, no Dropout:     "
-      f"{float(largest_difference(two_without, one_without[0])):.0e}")
+differences = {
+    "Dropout, two runs on two devices": largest_difference(again, two_devices[0]),
+    "Dropout, one device and two": largest_difference(two_devices, one_device[0]),
+    "no Dropout, one device and two": largest_difference(two_without, one_without[0]),
+}
+print("largest difference of the weights")
+for name, difference in differences.items():
+    print(f"{name:33} {float(difference):.0e}")
 assert largest_difference(again, two_devices[0]) == 0
 assert largest_difference(two_devices, one_device[0]) > 1e-2
 assert largest_difference(two_without, one_without[0]) < 1e-12
 # MXNet has many random generators, and takes 64 numbers of a draw from each in turn
 # (kMinNumRandomPerThread in include/mxnet/random_generator.h at 1.9.1).
 mx.random.seed(7)
-first, second = draw_mask(64, pair[0]), draw_mask(64, pair[1])
-assert set(first) == {0, 2}
+first_again, second_again = draw_mask(64, pair[0]), draw_mask(64, pair[1])
+assert np.array_equal(first_again, first_mask) and np.array_equal(second_again, second_mask)
+assert set(first_mask) == {0, 2}
 for n in [64, 4096]:  # numbers by two calls, and at once: which generator makes them
     mx.random.seed(7)
     first_half, second_half = draw_mask(n, pair[0]), draw_mask(n, pair[1])
@@ -626,21 +657,24 @@ for n in [64, 4096]:  # numbers by two calls, and at once: which generator makes
     assert 0.3 < np.mean(first_half == second_half) < 0.7, "the devices' masks differ"
 mx.random.seed(7)
 parts = np.concatenate([draw_mask(32, pair[0]), draw_mask(32, pair[1])])
-assert np.array_equal(parts, first), "up to 64 numbers are the first generator's, in turn"
+assert np.array_equal(parts, first_mask), "up to 64 numbers are the first generator's, in turn"
 
 # %% [markdown]
-# Two devices repeat themselves, to the bit. Without Dropout they agree with one device but for
+# A run on two devices repeats itself, to the bit. Without Dropout two devices equal one up to
 # rounding. **With Dropout they don't, and nothing is wrong.** So what can be compared?
 #
-# | question | compare | they agree (float64, simulated devices) |
+# | question | compare | in float64, on simulated devices |
 # | --- | --- | --- |
-# | is the loop right? | k devices and one, with `Dropout(0)` | to $10^{-12}$ |
-# | is each mask its image's? | k devices, and one that gets their masks, joined | to $10^{-12}$ |
-# | does the run repeat itself? | two runs, same seed, same k | to the bit |
-# | does k change the accuracy? | several seeds for each k | within their spread, or not |
+# | is the loop right? | k devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
+# | does each image get its own mask? | k devices and one, with the same masks | equal to $10^{-12}$ |
+# | does the run repeat itself? | two runs, same seed, same k | equal to the bit |
+# | does k change the accuracy? | several seeds for each k | their spreads overlap |
+#
+# For the second row, leave the Dropout layer out, and multiply by masks that were drawn before: two
+# devices get a mask each, and one device gets both, joined.
 
 # %% tags=["fold", "trains"]
-# check: one device that gets the masks of two, joined, finds the sum of their gradients
+# check: gradients of two devices with a mask each, and of one with both masks joined
 def sums_of_gradients(devices, masks):
     """The gradients of 130 images with these masks before the last layer, added over devices."""
     net = start_in_float64(devices)
@@ -663,7 +697,7 @@ mx.random.seed(7)
 masks = [draw_mask((65, 128), pair[0]), draw_mask((65, 128), pair[1])]
 joined = sums_of_gradients(pair[:1], [np.concatenate(masks)])
 split = sums_of_gradients(pair, masks)
-print("masks joined, one device and two agree to 1e-12:",
+print("the gradients of one device and of two agree to 1e-12:",
       largest_difference(split, joined) < 1e-12)
 assert largest_difference(split, joined) < 1e-12
 swapped = sums_of_gradients(pair, masks[::-1])
@@ -677,7 +711,7 @@ assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout 
 # %% [markdown]
 # What does a seed fix? `mx.random.seed` fixes the first weights and the masks, as long as k and
 # the order of all calls stay the same. A `DataLoader` takes its order from NumPy:
-# `np.random.seed`.
+# `np.random.seed`. `Batches` takes a `seed` of its own.
 #
 # Simulated devices share their generators: a mask depends on who draws first. **On GPUs** each
 # device has its own. `mx.random.seed(7)` starts them differently; `mx.random.seed(7, ctx=device)`
@@ -685,7 +719,7 @@ assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout 
 # 1.9.1).
 
 # %% tags=["fold"]
-# check: which seed repeats the loader's order, and that of Batches; CPUs share their generators
+# check: which seed repeats the loader's order
 def first_labels(batches):
     for x, y in batches:
         return y.asnumpy()
@@ -707,8 +741,8 @@ assert (mine == first_labels(Batches(np.arange(1000), np.arange(1000), 100, seed
 assert (mine != first_labels(Batches(np.arange(1000), np.arange(1000), 100, seed=6))).any()
 
 mx.random.seed(7)
-assert np.array_equal(draw_mask(64, pair[1]), first), "cpu(1), drawing first, gets cpu(0)'s mask"
-assert np.array_equal(draw_mask(64, pair[0]), second)
+assert np.array_equal(draw_mask(64, pair[1]), first_mask), "cpu(1), drawing first, gets cpu(0)'s mask"
+assert np.array_equal(draw_mask(64, pair[0]), second_mask)
 mx.random.seed(8)
 mx.random.seed(7, ctx=pair[1])
 seven = draw_mask(64, pair[0])
@@ -723,7 +757,7 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 #   decide: its own size, or the nominal one.
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
 # - Reset metrics and iterators in each epoch, and don't count padding.
-# - With Dropout, k devices are not one. Compare without it, or with the masks joined.
+# - With Dropout, k devices are not one. Compare without it, or with the same masks.
 #
 # What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what
 # `step` does between gradients and weights.
@@ -797,14 +831,14 @@ assert [longer, shorter] == [3, 2]
 unequal = [[[60, 0]] * longer, [[0, 60]] * shorter]
 step = weights_after_step(unequal, 2, mean=True)
 print("three images of (60, 0) and two of (0, 60):", step, "in place of [-36. -24.]")
-assert step.tolist() == [-30, -30], "half for each shard, whoever is in it"
-assert weights_after_step(unequal, 5).tolist() == [-36, -24], "right: the mean of five"
+assert_weights(step, [-30, -30])  # half for each shard, whoever is in it
+assert_weights(weights_after_step(unequal, 5), [-36, -24])  # right: the mean of five
 
 # %% [markdown]
 # ### Answer 3
 #
 # On average it is right: each entry of a mask is 0 or 2, mean 1, whoever shares it. But the noise
-# of the devices no longer averages out. With k masks that are drawn apart, the variance of their
+# of the masks averages out less. With k masks that are drawn apart, the variance of their
 # mean is a k-th of one mask's. With k equal ones it stays that of one.
 
 # %% tags=["solution"]
