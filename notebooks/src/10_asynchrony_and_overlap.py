@@ -25,12 +25,12 @@
 #
 # ## What you need
 #
-# Chapters 01, 06 and 07, and two cores. No GPU and no data: random images will do, if the
-# operators' time doesn't depend on the pictures, as we assume. Reading takes {reading time},
-# running less than a minute.
+# Chapters 01, 06, 07 and 08, and two cores. No GPU and no data: random images will do. Reading
+# takes {reading time}, running less than a minute.
 
 # %%
 import threading
+from functools import partial
 from time import perf_counter, sleep
 
 from helpers import split_and_load
@@ -60,7 +60,7 @@ def new_lenet():
     mx.random.seed(0)
     net = lenet()
     net.initialize(mx.init.Xavier(), ctx=pair)
-    net(x_shards[0])  # makes the weights now: the same each time
+    net(x_shards[0])  # the first call makes the weights
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     return net, trainer
 
@@ -68,7 +68,7 @@ def new_lenet():
 # The step is in two functions, since later something will happen between the two.
 
 # %% tags=["trains"]
-def backward_pass(net):
+def both_passes(net):  # forward and backward
     losses = []
     with autograd.record():
         for x_shard, y_shard in zip(x_shards, y_shards):
@@ -77,7 +77,7 @@ def backward_pass(net):
 
 
 def train_once(net, trainer):
-    backward_pass(net)
+    both_passes(net)
     trainer.step(128)  # all-reduce and update
 
 
@@ -88,13 +88,13 @@ for _ in range(3):
 # %% [markdown]
 # MXNet's profiler notes when each operator begins and ends. `record` calls a function, waits until
 # all work is done, and returns what was noted: *events*. An event is one operator on one lane, with
-# times in ms since the recording began.
+# times in ms since the recording began. Here are the first three:
 
 # %% tags=["measured", "trains"]
 recording = record(train_once, net, trainer)
 for event in recording.events[:3]:
     print(event)
-print(f"handed out after {recording.handed_out:.1f} ms, done after {recording.length:.1f} ms")
+print(f"done after {recording.length:.1f} ms")
 
 # %% tags=["fold"]
 # draw: the lanes of a step, and its end enlarged
@@ -102,18 +102,18 @@ from helpers.plotting import show, timeline
 
 rows = recording.rows
 lanes = {lane: rows[lane] for lane in ["cpu(0)", "cpu(1)"]}
-last = max(event.end for event in recording.events if event.kind == "compute")
+last = max(event.end for event in recording.events if event.name == "ImperativeBulk")
 computing = 0
 for events in recording.lanes.values():
     computing += sum(event.duration for event in events if event.kind == "compute") / len(pair)
 title = f"LeNet: a device computes for {computing:.0f} of {recording.length:.0f} ms, on average"
 fig, _ = timeline(title, {"a step": rows, "its end": lanes},
-                  {"its end": (last - 0.3, recording.length + 0.1)})
+                  {"its end": (last - 0.1, recording.length + 0.05)})
 show(fig, alt="Three rows: Python, which hands out the work at first, and two devices, which "
               "mostly compute. Below, the end enlarged: short copies, sums and updates.")
 
 # %% tags=["fold"]
-# check: compute is most of what each lane does; no lane does two things at once; where products are
+# check: compute is most of what each lane does; no lane does two things at once
 def check_lanes(recording, names=("cpu(0)", "cpu(1)")):
     assert tuple(recording.lanes) == names, "a lane for each device"
     for lane, events in recording.lanes.items():
@@ -147,16 +147,12 @@ for name in ["CopyCPU2CPU", "ElementwiseSum", "multi_sgd_update"]:
     print(f"{name:16} {names.count(name)}")
 
 # %% [markdown]
-# For each parameter, both devices copy their gradient into the store, one sum adds them up, and one
-# update makes new weights there. Three copies bring these back: one to a device, and from there one
-# to each replica. That is 5 copies, a sum and an update for each of 8 parameters. With $k$ devices
-# and $P$ parameters it is $(2k + 1)P$ copies, $P$ sums and $P$ updates.
-#
-# All updates are on `cpu(0)`, whose thread also looks after the store's weights in host memory.
-# **On GPUs** these stay on the GPU that owns the key, and it updates them (chapter 07).
+# For each parameter, both devices copy their gradient into the store. One sum adds them up, and one
+# update makes new weights. Three copies bring these back: one to a device, and from there one to
+# each replica. That is 2 + 3 copies, a sum and an update for each of 8 parameters, as counted.
 
 # %% tags=["fold"]
-# check: (2 k + 1) P copies, P sums and P updates; the owners share the sums; cpu(0) updates
+# check: (2k + 1) P copies, P sums and P updates for P parameters, and where they are
 P = len(net.collect_params().keys())
 assert P == 8
 assert names.count("CopyCPU2CPU") == (2 * len(pair) + 1) * P
@@ -182,7 +178,7 @@ done = perf_counter() - begin
 print(f"the loop took {looped / 20 * 1e3:.1f} ms a step, the work {done / 20 * 1e3:.1f} ms a step")
 
 # %% tags=["fold"]
-# check: the loop ends long before the work; a hundred additions are handed out while none can run
+# check: a hundred additions are handed out while none of them can run
 class Gate(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
         log.append("open" if gate.wait(timeout=600) else "nobody has opened it")
@@ -196,6 +192,7 @@ class GateProp(mx.operator.CustomOpProp):
 
 
 assert looped < 0.9 * done, "Python waited"
+# Nothing can run on `pair[1]` while the gate is closed, and yet Python hands out 100 additions.
 gate = threading.Event()
 log = []
 x = nd.Custom(nd.zeros(3, ctx=pair[1]), op_type="gate")
@@ -207,8 +204,7 @@ assert x.asnumpy().tolist() == [100, 100, 100] and log == ["open"], "reading wai
 
 # %% [markdown]
 # The first number is what Python took to hand out a step. A program that stops its clock there
-# reports a speed that doesn't exist. (*Dive into Deep Learning* asks what happens without
-# `npx.waitall()` before its timer stops. This.)
+# reports a speed that doesn't exist.
 #
 # Does waiting change what is learnt? We train eight steps, once without waiting, and once with
 # `waitall` after each backward pass and each step.
@@ -220,7 +216,7 @@ def train_eight(wait, **bulks):
     if bulks:
         net.hybridize(**bulks)
     for _ in range(8):
-        backward_pass(net)
+        both_passes(net)
         wait()
         trainer.step(128)
         wait()
@@ -247,12 +243,11 @@ never = train_eight(no_wait)
 assert_same(train_eight(nd.waitall), never)
 untrained, _ = new_lenet()
 assert all((ours != old).any() for ours, old in zip(never, arrays_of(untrained))), "all learned"
-print(len(never), "arrays of weights: equal to the bit")
+print(f"{P} parameters on {len(pair)} devices: equal to the bit")
 
 # %% [markdown]
 # The weights are the same. The engine knows which arrays each operator reads and writes, and starts
-# it when these are ready. So `waitall` is for clocks, for errors (chapter 01), and to bound how
-# much work is queued (deeper: A slow link).
+# it when these are ready. So waiting is for clocks, and for errors (chapter 01).
 #
 # What does it cost? Here are three steps, with `waitall` after each and without:
 
@@ -270,8 +265,14 @@ def steps_noted(net, trainer, wait):
         wait()
 
 
-waiting = record(steps_noted, net, trainer, nd.waitall)
-free = record(steps_noted, net, trainer, no_wait)
+def least_disturbed(wait):
+    """Of five recordings the shortest."""
+    recordings = [record(steps_noted, net, trainer, wait) for _ in range(5)]
+    return min(recordings, key=lambda each: each.length)
+
+
+waiting = least_disturbed(nd.waitall)
+free = least_disturbed(no_wait)
 title = "With waitall Python hands out a step only when the one before is done"
 most = max(waiting.length, free.length)
 panels = {"waitall after each step": waiting.rows, "no waitall": free.rows}
@@ -291,8 +292,8 @@ for recorded, waits in [(waiting, True), (free, False)]:
 
 # %% [markdown]
 # With `waitall`, both devices are idle between two steps, until Python hands out the next one.
-# Without it, that is already in their queues. We let eight steps of each kind take turns. (The
-# clock stops when all eight are done, in any case.)
+# Without it, the next one is already in their queues. To time it, eight steps of each kind take
+# turns. The clock stops when all eight are done, in any case.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: eight steps with waitall after each, and eight without, in turns
@@ -314,9 +315,8 @@ times = in_turns({"waitall each step": wait_each_step, "no waitall": wait_once},
 print_times(times)
 
 # %% [markdown]
-# Each line has the median time of eight steps and, in brackets, where the middle half of the
-# rounds lies. If these ranges overlap, these lines alone don't settle it. In our quiet runs
-# waiting cost up to a tenth of a step. (Why so much, we don't know. Deeper: A slow link.)
+# Each line has the median of the rounds and, in brackets, where their middle half lies. In our
+# quiet runs waiting cost up to a tenth of a step.
 #
 # **Keep:** wait before you stop a clock, and not in every step.
 #
@@ -328,11 +328,20 @@ print_times(times)
 # ![Above, the link carries three gradients after the backward pass. Below, it starts with layer 3's
 # as soon as that is ready, and ends earlier.](src/drawings/overlap.svg)
 #
-# Nobody has to program that. A parameter's sum needs only its own gradients, and the engine knows
-# it. Does it happen? Here are the events of LeNet's backward pass on `cpu(0)`. (Operators that run
-# as one, a *bulk*, are one event, named `ImperativeBulk`.)
+# Nobody has to program that: a parameter's sum needs only its own gradients, and the engine knows
+# it. Does it happen? To save work, the engine joins up to 15 operators of a backward pass into one,
+# a **bulk**. A hybridised network (chapter 08) can be told how many; 0 is for none. We make one
+# LeNet of each kind, and look at its backward pass on `cpu(0)`:
 
-# %%
+# %% tags=["trains"]
+def lenet_in_bulks(size):
+    net, trainer = new_lenet()
+    net.hybridize(forward_bulk_size=0, backward_bulk_size=size)  # NEW
+    for _ in range(3):
+        train_once(net, trainer)
+    return net, trainer
+
+
 def backward_events(recording):
     names = []
     for event in recording.lanes["cpu(0)"]:
@@ -341,82 +350,80 @@ def backward_events(recording):
     return names
 
 
-print(backward_events(recording))
+net_joined, trainer_joined = lenet_in_bulks(15)  # as is the default
+recording_joined = record(train_once, net_joined, trainer_joined)
+print(backward_events(recording_joined))
 
 # %% [markdown]
-# There is only one. To save work, the engine joins up to 15 operators of a backward pass into a
-# **bulk** (`MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD`). All gradients of a bulk are ready when it
-# ends, not before. So here no gradient can leave before its device's pass has ended. A hybridised
-# network (chapter 08) can be told how many operators its bulks may join; 0 is for none:
+# There is one event: the whole backward pass is *joined* in one bulk. All its gradients are ready
+# when it ends, not before. So here no gradient can leave before its device's pass has ended.
 
 # %% tags=["trains"]
-net_apart, trainer_apart = new_lenet()
-net_apart.hybridize(forward_bulk_size=0, backward_bulk_size=0)  # NEW
-for _ in range(3):
-    train_once(net_apart, trainer_apart)
-
+net_apart, trainer_apart = lenet_in_bulks(0)
 recording_apart = record(train_once, net_apart, trainer_apart)
 for name in backward_events(recording_apart):
     print(name)
 
 # %% [markdown]
-# The bulk that is left is the loss's. All other operators are on their own now, from the last layer
-# to the first, and gradients get ready one by one.
+# The bulk that is left is the loss's. All other operators are *apart* now, from the last layer to
+# the first, and gradients get ready one by one.
 
 # %% tags=["fold", "trains"]
-# check: one bulk without, ten events with size 0 on both devices; no weight changes
-for each, expected in [(recording, 1), (recording_apart, 10)]:
+# check: one event joined, ten apart, on both devices; the weights are the same
+for each, expected in [(recording, 1), (recording_joined, 1), (recording_apart, 10)]:
     check_lanes(each)
     for lane in each.lanes.values():
         names = [event.name for event in lane]
         backward = [name for name in names if "_backward" in name or name == "ImperativeBulk"]
         assert len(backward) == expected
-assert_same(train_eight(no_wait, forward_bulk_size=0, backward_bulk_size=0), never)
+for size in [15, 0]:
+    assert_same(train_eight(no_wait, forward_bulk_size=0, backward_bulk_size=size), never)
 
 # %% [markdown]
-# ## A slow link
+# ## A link beside the cores
 #
 # What can overlap win? Here little: LeNet's copies are short, and a copy is work for the very core
-# that computes. So let us imitate a slow link that carries data *beside* the cores, as between
+# that computes. So we imitate a slow link that carries data *beside* the cores, as between
 # machines. It carries one message at a time, and sleeps as long as that takes. We choose its rate
-# so that a step's gradients take as long as forward and backward pass:
+# so that a step's gradients take about as long as forward and backward pass:
 
 # %% tags=["measured", "trains"]
 lengths = []
 for _ in range(5):
-    lengths.append(record(backward_pass, net).length)
-passes_ms = np.median(lengths)  # forward and backward
+    lengths.append(record(both_passes, net_joined).length)
+passes_ms = np.median(lengths)
 
 nbytes = 0  # of all gradients, on both devices
-for parameter in net.collect_params().values():
+for parameter in net_joined.collect_params().values():
     for grad in parameter.list_grad():
         nbytes += 4 * grad.size  # 4 bytes a number
 rate = nbytes / (passes_ms / 1000)  # bytes a second
 print(f"{nbytes:,} bytes in {passes_ms:.1f} ms: {rate / 1e6:.0f} MB/s")
 
-# %%
-link = threading.Lock()  # one message at a time
-track = profiler.Domain("link")  # its tasks become a lane of the recording
+# %% tags=["measured"]
+one_at_a_time = threading.Lock()
+link = profiler.Domain("link")  # its tasks become a lane of the recording
 
 
 def carry(nbytes):
-    with link:
-        message = profiler.Task(track, "message")  # the profiler notes when it starts and stops
-        message.start()
+    with one_at_a_time:
+        message = profiler.Task(link, "message")
+        message.start()  # the profiler notes when it starts and stops
         sleep(nbytes / rate)
         message.stop()
 
 
+print(f"500,000 bytes should take {500_000 / rate * 1e3:.1f} ms")
 for event in record(carry, 500_000).events:
     print(event.lane, event.name, f"{event.duration:.1f} ms")
 
 # %% [markdown]
-# The engine must know that a message waits for its gradient. So sending becomes an operator.
-# MXNet's way to write one in Python takes two classes. A `CustomOp` computes the output, here the
-# input unchanged. A `CustomOpProp`, registered under a name, creates it; its other arguments play
-# no part here. The operator sleeps in a thread of its own, so no lane is busy meanwhile.
+# The engine must know that a message waits for its gradient. So sending becomes an operator,
+# `send`: it calls `carry`, and returns its input unchanged. It sleeps in a thread of its own, so no
+# lane is busy meanwhile. (How to write an operator in Python is folded here.)
 
-# %%
+# %% tags=["fold"]
+# measure: the operator `send`, by MXNet's CustomOp
 class Send(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
         carry(4 * in_data[0].size)
@@ -429,17 +436,17 @@ class SendProp(mx.operator.CustomOpProp):
         return Send()
 
 
-print(nd.Custom(nd.array([1, 2, 3]), op_type="send").asnumpy())
+assert nd.Custom(nd.array([1, 2, 3]), op_type="send").asnumpy().tolist() == [1, 2, 3]
 
 # %% [markdown]
-# In the step, each gradient crosses the link before Trainer adds it up. `out=grad` writes it back
-# to its place. Python hands the messages out from the first layer to the last, but each starts when
-# its gradient is ready, so the last layer's goes first. With `wait=True` Python waits for the whole
-# backward pass before.
+# In the step, each gradient crosses the link before Trainer adds it up. `out=grad` writes what
+# arrives over the gradient, so Trainer's sum has to wait for it. Python hands the messages out from
+# the first layer to the last, but each starts when its gradient is ready. With `wait=True` Python
+# waits for the whole backward pass before it hands them out.
 
 # %% tags=["trains"]
 def step_over_link(net, trainer, wait):
-    backward_pass(net)
+    both_passes(net)
     if wait:
         nd.waitall()
     for parameter in net.collect_params().values():
@@ -449,10 +456,9 @@ def step_over_link(net, trainer, wait):
 
 # %% tags=["fold", "trains"]
 # check: over the link the weights are the same to the bit, and every gradient is sent
-for bulks in [{}, {"forward_bulk_size": 0, "backward_bulk_size": 0}]:
+for size in [15, 0]:
     sent_net, sent_trainer = new_lenet()
-    if bulks:
-        sent_net.hybridize(**bulks)
+    sent_net.hybridize(forward_bulk_size=0, backward_bulk_size=size)
     for _ in range(8):
         sent = record(step_over_link, sent_net, sent_trainer, False)
         assert len(sent.lanes["link"]) == len(pair) * P, "a message for each gradient"
@@ -482,58 +488,55 @@ for ours, whole in zip(doubled, never, strict=True):
 # ## What overlap wins
 #
 # Is it enough to time this step with `wait=True` and `wait=False`? No: waiting takes away *two*
-# things, overlap and Python's handing out ahead. A **control** separates them. In one bulk nothing
-# can leave before a device's backward pass has ended, whether Python waits or not. So we measure
-# four ways, and beside them the two passes alone:
+# things, overlap and Python's running ahead. A **control** separates them. Where the backward pass
+# is joined, nothing can leave before it has ended, whether Python waits or not. So we measure four
+# ways, and beside them the two passes alone:
 #
-# | | Python waits | Python doesn't wait |
+# | backward pass | Python waits | Python runs ahead |
 # | --- | --- | --- |
-# | **one bulk** | no overlap | almost no overlap: the control |
-# | **each operator on its own** | no overlap | **overlap** |
+# | **joined** | no overlap | almost no overlap: the control |
+# | **apart** | no overlap | **overlap** |
 #
-# **Predict:** sending takes as long as the passes. Which ways are shorter, and by how much at most?
+# **Predict:** sending takes about as long as the passes. Which ways are shorter, and by how much at
+# most?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 3"]
-from functools import partial
-
 ROUNDS = 9
 WAYS = {
-    "one bulk, waits": partial(step_over_link, net, trainer, wait=True),
-    "one bulk": partial(step_over_link, net, trainer, wait=False),
-    "on their own, waits": partial(step_over_link, net_apart, trainer_apart, wait=True),
-    "on their own": partial(step_over_link, net_apart, trainer_apart, wait=False),
-    "the passes alone": partial(backward_pass, net),
+    "joined, waits": partial(step_over_link, net_joined, trainer_joined, wait=True),
+    "joined, ahead": partial(step_over_link, net_joined, trainer_joined, wait=False),
+    "apart, waits": partial(step_over_link, net_apart, trainer_apart, wait=True),
+    "apart, ahead": partial(step_over_link, net_apart, trainer_apart, wait=False),
+    "the passes alone": partial(both_passes, net_joined),
 }
-times = in_turns(WAYS, ROUNDS)
+times = in_turns(WAYS, ROUNDS, quiet=0.05)
 print_times(times)
 
 # %% [markdown]
-# Of the four ways only the last is clearly shorter. (The control isn't quite without overlap: the
-# device that ends first sends while the other still computes.) In ratios, round by round:
+# Only *apart, ahead* is clearly shorter. (The control isn't quite without overlap: the device that
+# ends first sends while the other still computes.) The differences of these medians:
 
 # %% tags=["fold", "measured"]
-# measure: what handing out ahead, small bulks, and overlap do to the time of a step
-for what, way, against in [
-        ("handing out ahead", "one bulk", "one bulk, waits"),
-        ("no bulks", "on their own, waits", "one bulk, waits"),
-        ("overlap", "on their own", "one bulk")]:
-    low, median, high = spread(times[way] / times[against])
-    print(f"{what:17}: {median:.2f} times the step (middle half {low:.2f} to {high:.2f})")
-saved = spread((times["one bulk"] - times["on their own"]) / times["the passes alone"]).median
-print(f"overlap saved {saved:.0%} of the passes' time")
-by_handing_out = spread(
-    (times["one bulk, waits"] - times["one bulk"]) / times["the passes alone"]).median
+# measure: what running ahead saves, and what overlap saves
+median_ms = {way: 1e3 * spread(seconds).median for way, seconds in times.items()}
+by_running_ahead = median_ms["joined, waits"] - median_ms["joined, ahead"]
+by_overlap = median_ms["joined, ahead"] - median_ms["apart, ahead"]
+passes = median_ms["the passes alone"]
+print(f"running ahead saves {by_running_ahead:5.1f} ms")
+print(f"overlap saves       {by_overlap:5.1f} ms, that is {by_overlap / passes:.0%} of the passes")
 widths = []
 for seconds in times.values():
     low, median, high = spread(seconds)
     widths.append((high - low) / median)
-assert saved > 0, "overlap saves time"
+assert by_overlap > 0, "overlap saves time"
 if max(widths) < 0.05:  # a quiet run
-    assert saved > 0.25, "a good part of the passes' time"
-    assert saved > 2 * by_handing_out, "it is the overlap"
+    assert by_overlap > 0.25 * passes, "a good part of the passes' time"
+    assert by_overlap > 2 * by_running_ahead, "it is the overlap"
+    for way in ["joined, waits", "joined, ahead", "apart, waits"]:
+        assert median_ms["apart, ahead"] < 0.95 * median_ms[way], "clearly shorter"
 
 # %% tags=["fold", "trains"]
-# draw: a step over the link, in one bulk and each operator on its own
+# draw: a step over the link, joined and apart
 def head_start(recording):
     """ms from the first message to the end of the backward pass on the device that ends first."""
     ends = []
@@ -549,45 +552,42 @@ def typical(net, trainer, count=7):
     return sorted(recordings, key=head_start)[count // 2]
 
 
-joined = typical(net, trainer)
+joined = typical(net_joined, trainer_joined)
 overlapped = typical(net_apart, trainer_apart)
-panels = {"one bulk": joined.rows, "each operator on its own": overlapped.rows}
+panels = {"joined": joined.rows, "apart": overlapped.rows}
 most = max(joined.length, overlapped.length)
-fig, _ = timeline("On their own, gradients leave while the devices still compute", panels,
+fig, _ = timeline("Apart, gradients leave while the devices still compute", panels,
                   dict.fromkeys(panels, (-1, most + 1)))
 show(fig, alt="Two panels with rows for Python, two devices and the link. Above, the link begins "
               "when a device has computed all; below, it begins while both still compute.")
 
 # %% tags=["fold"]
-# check: in one bulk the first message leaves after the pass, on their own before its end
+# check: joined, the first message leaves after a device's pass; apart, before its end
 assert head_start(joined) < 2e-3, "this would be overlap"
 assert head_start(overlapped) > 0, "no overlap"
-for each in [(net, trainer), (net_apart, trainer_apart)]:
+for each in [(net_joined, trainer_joined), (net_apart, trainer_apart)]:
     waiting = record(step_over_link, *each, True)
     assert head_start(waiting) < 2e-3, "Python waited, and yet there is overlap"
 
 # %% [markdown]
-# Overlap saved a good part of the passes' time, and the control shows that it *is* the overlap: in
-# "one bulk" Python runs ahead, too, and wins less by that. At most the passes'
-# time could be saved: then the link would work all the while. But it has nothing to send until the
-# first gradient is ready.
+# Overlap saved a good part of the passes' time. The control shows that it *is* the overlap: where
+# the pass is joined, Python runs ahead, too, and that saves less. More than the passes' time can't
+# be saved, since the link has to carry all gradients anyway. And it has nothing to carry until the
+# first one is ready.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
-# `src/engine/threaded_engine_perdevice.cc` at MXNet 1.9.1), so they can run beside computing. The
-# sums still need a GPU's cores (`ElementwiseSum` in `src/ndarray/ndarray.cc`). PyTorch's DDP joins
-# *gradients* into buckets, which limits overlap too (chapter 14).
+# `src/engine/threaded_engine_perdevice.cc` at MXNet 1.9.1), so they can run beside computing.
+# PyTorch's DDP joins *gradients* into buckets, which limits overlap too (chapter 14).
 #
 # ## Summary
 #
 # - Calls hand out work. A clock that doesn't wait measures Python.
 # - A lane is compute, communication, update, or idle: because of Python, or waiting (deeper: A
 #   time budget that closes adds them up).
-# - With Trainer's defaults, a step on $k \ge 2$ CPU devices has $(2k + 1)P$ copies, $P$ sums and
-#   $P$ updates for $P$ parameters.
 # - `waitall` changed no weight. Where it stands in each step, devices are idle until the next
 #   step's first operators come.
-# - A gradient can be sent when its bulk has ended. LeNet's backward pass is one bulk, so no
-#   gradient leaves before a device's pass has ended, unless it is told to have smaller ones.
+# - A gradient can be sent when its bulk has ended. By default LeNet's backward pass is one bulk, so
+#   no gradient leaves before a device's pass has ended.
 # - Over a slow link that works beside the cores, overlap saved time. A control, in which Python
 #   runs ahead, too, but gradients leave only after a device's pass, showed that it was the overlap.
 #
@@ -598,8 +598,9 @@ for each in [(net, trainer), (net_apart, trainer_apart)]:
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Three devices.** How many copies and sums has a step on three devices? Write the formula
-#    down, then count. (Count by name: the profiler has no more lanes than cores.)
+# 1. **Three devices.** How many copies and sums has a step on $k$ devices with $P$ parameters?
+#    Write the formula down, then count on three. (By name: the profiler has no more lanes than
+#    cores.)
 # 2. **Bulks of three.** With `backward_bulk_size=3`, how many events has the backward pass? Does
 #    the first message leave before its end?
 # 3. **Update on each device.** With `update_on_kvstore=False` the store only sums. Predict the
