@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 06 · Training LeNet with Trainer
 #
-# Chapter 05 showed that Gluon on several devices computes what one device does. Here is the way of
-# the images, from bytes to a step on two devices:
+# Here is the way of the images, from bytes to a step on two devices:
 #
 # ![Pictures of bytes, 28 by 28 by 1, become images of numbers from 0 to 1, 1 by 28 by 28. The
 # DataLoader makes a batch of 64. It is split: 32 images for each of two devices. After the backward
@@ -15,10 +14,9 @@
 #
 # ## What you'll learn
 #
-# - `DataLoader`, transforms, `metric.Accuracy` and `Trainer.step` in one loop;
+# - `DataLoader`, `metric.Accuracy` and `Trainer.step` in one loop;
 # - three traps: a loss averaged twice, a last batch that is smaller, rows counted twice;
-# - how to see whether the input pipeline keeps up;
-# - what can be compared when random numbers take part, and what a seed fixes.
+# - whether the input pipeline keeps up, and what can be compared when random numbers take part.
 #
 # ## What you need
 #
@@ -44,12 +42,10 @@ print(data)
 #
 # How does a picture get into a network? Below, a *picture* is what a decoded file holds: bytes
 # from 0 to 255, as height × width × channel. An *image* is what Gluon's layers take: small
-# floating-point numbers, as channel × height × width. `ToTensor` makes one from the other: it
-# moves the channel and divides by 255.
+# floating-point numbers, as channel × height × width. `ToTensor` makes one from the other.
 #
-# Our data are images already. To show the whole way, we first turn them back into pictures. A
-# *dataset* then gives one example at a time, and `transform_first` applies a function to the first
-# part of each example, not to its label.
+# Our data are images already, so we first turn them back into pictures. A *dataset* then gives one
+# example at a time, and `transform_first` applies a function to its picture, not to its label.
 
 # %%
 pixels = data.train_images * 255  # [n, 1, 28, 28]
@@ -80,25 +76,10 @@ x, y = next(iter(loader))  # the first batch
 print(x.shape, y.shape)
 
 # %% [markdown]
-# **Predict:** 1,000 examples in batches of 128. How many batches, and how large is the last?
-
-# %%
-numbers = DataLoader(ArrayDataset(nd.arange(1000)), batch_size=128)
-print([len(batch) for batch in numbers])
-
-# %% tags=["fold"]
-# check: the sizes above; with `last_batch="discard"` only full batches
-discarding = DataLoader(ArrayDataset(nd.arange(1000)), batch_size=128, last_batch="discard")
-assert [len(batch) for batch in discarding] == [128] * 7
-assert [len(batch) for batch in numbers] == [128] * 7 + [104]
-
-# %% [markdown]
-# The last batch is smaller. (With `last_batch="discard"` it would be left out.)
-#
 # ## The network
 #
-# *The Straight Dope*'s LeNet, with max pooling where chapter 04 had average pooling. A
-# `HybridSequential` works like a `Sequential`, and can also be compiled (chapter 08).
+# LeNet again, with max pooling where chapter 04 had average pooling. A `HybridSequential` works
+# like a `Sequential`, and can also be compiled (chapter 08).
 
 # %%
 def lenet():
@@ -109,8 +90,8 @@ def lenet():
     return net
 
 # %% [markdown]
-# Weights start by Xavier's rule: uniform numbers whose spread depends on how many inputs and
-# outputs a layer has (Glorot and Bengio, 2010).
+# Weights start by Xavier's rule: uniform numbers whose spread depends on a layer's numbers of
+# inputs and outputs.
 
 # %%
 mx.random.seed(0)  # the same first weights in each run; the order of the batches changes
@@ -124,8 +105,7 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 #
 # A step is chapter 05's: split, forward and loss under `record`, backward, `step`. New is the
 # `metric`. It counts right answers, and takes lists with an entry for each device, labels first.
-# Here are three labels, two on the first device and one on the second, and scores for two classes.
-# The highest score is the answer:
+# Here are three labels, two on one device and one on the other, and scores for two classes:
 
 # %%
 metric = mx.metric.Accuracy()
@@ -137,11 +117,8 @@ metric.update([first_labels, second_labels], [first_scores, second_scores])
 print(metric.get())
 
 # %% [markdown]
-# Two of three are right. `metric` goes on counting until `reset()`; a loop that forgets it reports
-# the mean over all epochs. We make a new one in each.
-#
-# In the loop, `even_split=False` lets shards differ by one image, so that any batch can be cut. The
-# loss is defined above; each of its numbers belongs to one image.
+# Two of three are right. A metric goes on counting, so we make a new one in each epoch. In the
+# loop, `even_split=False` lets shards differ by one image, so that any batch can be cut.
 
 # %% tags=["trains"]
 def train_one_epoch(net, trainer, batches, devices):
@@ -168,10 +145,9 @@ for epoch in [1, 2]:
     print(f"epoch {epoch}: {right:.3f} of the answers were right")
 
 # %% [markdown]
-# It learns. Does it compute what it should? The check runs it on 1, 2, 3 and 4 devices, in float64,
-# and compares the weights with each other and with those of a plain loop on one device, without
-# Trainer and split. Two epochs of 640 images, in batches of 130 and a last one of 120, are ten
-# steps.
+# It learns. Does it compute what it should? The check compares its weights on 1, 2, 3 and 4
+# devices, in float64, with each other and with those of a plain loop on one device, without
+# Trainer.
 
 # %% tags=["fold", "trains"]
 # check: the weights after ten steps on 1, 2, 3 and 4 devices, and by a plain loop
@@ -242,10 +218,10 @@ print("weights of our loop and of the plain one agree to 1e-6")
 #
 # ### 1. A loss averaged twice
 #
-# What if the loss is already a mean? We take numbers to check by hand. An "image" $x$ is two
-# numbers, and the network has two weights $w$, both 0. Its output $w \cdot x$ serves as the loss,
-# so the gradient of an image's loss is the image itself. At rate 1, `step(divisor)` subtracts the
-# sum of the images, divided by the divisor. There are six images, three on each of two devices.
+# What if the loss is already a mean? We check by hand. An "image" $x$ is two numbers, and the
+# network has two weights $w$, both 0. Its output $w \cdot x$ serves as the loss, so the gradient
+# of an image's loss is the image itself. At rate 1, `step(divisor)` subtracts the sum of the
+# images, divided by the divisor. There are six images, three on each of two devices.
 
 # %% tags=["trains"]
 pair = [mx.cpu(0), mx.cpu(1)]
@@ -287,15 +263,14 @@ print("means, step(2):", weights_after_step(six_images, 2, mean=True))
 # size of a shard, and then by 6 again. With 32 images on each device the step is 32 times too
 # short, and training looks slow. So leave the loss alone, and tell `step` the batch size. (Means
 # need `step(2)`, the number of devices, and are right only while shards are equal: exercise 2.) In
-# PyTorch a loss is a mean by default, and its way to several devices, DDP, averages gradients
-# (chapter 14): the habit doesn't carry over.
+# PyTorch a loss is a mean by default: the habit doesn't carry over.
 #
 # ### 2. Two meanings of the last batch's size
 #
-# 60,000 images in batches of 128 leave a last batch of 96. MXNet's tutorial tells `step` its
-# *actual* size, 96. *Dive into Deep Learning*'s "Concise Implementation for Multiple GPUs" tells it
-# the *nominal* size, that of a full batch. The same in small: batches of six, and a last one of
-# two.
+# 60,000 images in batches of 128 leave a last batch of 96. (`DataLoader(last_batch="discard")`
+# would leave it out.) MXNet's tutorial tells `step` the *actual* size, 96. *Dive into Deep
+# Learning*'s "Concise Implementation for Multiple GPUs" tells it the *nominal* size, that of a
+# full batch. The same in small: batches of six, and a last one of two.
 
 # %% tags=["trains"]
 last_two = [[[3, 0]], [[0, 12]]]  # one image on each device
@@ -305,9 +280,9 @@ print("nominal size:", weights_after_step(last_two, 6))
 # %% [markdown]
 # With the nominal size this step is a third as long. Neither is wrong. With the actual size each
 # step is a mean. With the nominal size each image counts a sixth, in full batches and in the last
-# one. But two programs that choose differently end with different weights. Suppose that we meant
-# the actual size, and our loop used the nominal one. The check above compared devices with each
-# other, and our loop with a plain one. **Predict:** which of the two comparisons would notice?
+# one. Suppose that we meant the actual size, and our loop used the nominal one. The check above
+# compared devices with each other, and our loop with a plain one. **Predict:** which of the two
+# comparisons would notice?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop
@@ -328,6 +303,9 @@ print("nominal size: one device and two agree to 1e-12:        ", between_device
 print("nominal size: our loop and the plain one agree to 1e-6: ", from_plain < 1e-6)
 assert between_devices < 1e-12 and from_plain > 1e-4
 assert 60_000 % 128 == 96
+for last_batch, sizes in [("keep", [128] * 7 + [104]), ("discard", [128] * 7)]:
+    thousand = DataLoader(ArrayDataset(nd.arange(1000)), batch_size=128, last_batch=last_batch)
+    assert [len(batch) for batch in thousand] == sizes
 
 # %% [markdown]
 # Only the plain loop notices: all devices were divided by the same wrong number. **That devices
@@ -336,9 +314,9 @@ assert 60_000 % 128 == 96
 #
 # ### 3. Rows counted twice
 #
-# Before Gluon, MXNet had *iterators*, and *The Straight Dope* uses one. `NDArrayIter` fills the
-# last batch up with rows from the beginning; `pad` says how many. It must be `reset` before the
-# next epoch. **Predict** the three batches of ten rows, and how many batches a second loop gets.
+# Older code uses MXNet's iterators. `NDArrayIter` fills the last batch up with rows from the
+# beginning; `pad` says how many. It must be `reset` before the next epoch. **Predict** the three
+# batches of ten rows, and how many batches a second loop gets.
 
 # %%
 ten_rows = mx.io.NDArrayIter(np.arange(10), batch_size=4)
@@ -366,10 +344,10 @@ assert len(list(ten_rows)) == 3
 #
 # ## The whole script
 #
-# Everything in one cell, for k devices. It is also the file [train_lenet.py](train_lenet.py), which
-# runs for any k. Nothing is new but the part that tests: it has no `record` and no `step`. For your
-# own pictures, replace `data`, and put `transform_first(transforms.ToTensor())` after each
-# `ArrayDataset`, as above.
+# Everything in one cell, for k devices, to copy; it is also the file
+# [train_lenet.py](train_lenet.py). Nothing is new but the part that tests: it has no `record` and
+# no `step`. For your own pictures, replace `data`, and put
+# `transform_first(transforms.ToTensor())` after each `ArrayDataset`, as above.
 
 # %% tags=["file:train_lenet.py", "measured", "trains"]
 # train_lenet.py
@@ -422,17 +400,16 @@ for epoch in [1, 2]:
     print(f"k = {k}, epoch {epoch}: test accuracy {share_right:.3f}")
 
 # %% [markdown]
-# Test accuracy may well be higher: training accuracy is counted while the weights still change.
-# (Numbers differ from the run above, and from run to run: weights start from other random numbers,
-# and batches come in another order.) A batch needs an
-# image for each device, or `split_and_load` raises an error; the next section's `fit` does without.
+# Test accuracy may well be higher: training accuracy is counted while the weights still change. A
+# batch needs an image for each device, or `split_and_load` raises an error.
 #
 # ## fit: the same loop, safe to stop
 #
 # Later chapters train with `helpers.training.fit`. It is this loop with a progress bar, a record
 # of losses and accuracies, and errors that name what was wrong. A device without an image gets
-# gradients of zero. The loss is `SoftmaxCrossEntropyLoss`, unless you pass another. `Batches` cuts
-# arrays in memory into batches. We train the script's network further:
+# gradients of zero. If you press JupyterLab's square button, `fit` ends the step that it is in, so
+# that training can go on from there. `Batches` cuts arrays in memory into batches. We train the
+# script's network further:
 
 # %% tags=["measured", "trains"]
 from helpers.training import Batches, fit
@@ -477,10 +454,6 @@ together, trainer = prepared(pair)
 fit(together, trainer, seven_images, pair, progress=False)
 assert largest_difference(by_device(together), by_device(alone)[0]) < 1e-12, "an idle device"
 print("fit ends with our loop's weights, losses and accuracies")
-
-# %% [markdown]
-# If you press JupyterLab's square button, `fit` ends the step that it is in, so that training can
-# go on from there:
 
 # %% tags=["fold", "trains"]
 # check: stopped within step 6, fit ends that step; after four more it has the weights of ten steps
@@ -565,19 +538,17 @@ for name in loaders:
     print(f"{name:23}  alone {alone:.2f} s, training with it {together:.2f} s")
 
 # %% [markdown]
-# How do you read this? A loader keeps up if training with it takes no longer than training alone.
-# In our quiet runs only `Batches` did: it has only to cut arrays. The `DataLoader` makes each batch
-# when the loop asks for it, so its time is added. Processes of its own can hide that time, if there
-# are cores besides those that train; our two cores had none to spare. **On GPUs** training takes
-# less, so loading matters more: in 2017 one GPU took 12,766 images/s (*The Straight Dope*).
+# A loader keeps up if training with it takes no longer than training alone. In our quiet runs only
+# `Batches` did: it has only to cut arrays. The `DataLoader` makes each batch when the loop asks for
+# it, so its time is added. Processes of its own can hide that time, if there are cores besides
+# those that train. Our two cores had none to spare.
 #
 # ## Dropout: random numbers on k devices
 #
 # So far k devices compute what one does. Does that hold with random numbers, too? In training,
 # `nn.Dropout(0.5)` sets each number to 0 with probability one half, and doubles the rest. Given
 # ones, it returns its *mask*: zeros and twos. (Dropout works only under `record` or, as here, in
-# `train_mode`.) `mx.random.seed` sets where MXNet's random numbers begin. Each of two devices draws
-# a mask of 64; here are the first eight numbers:
+# `train_mode`.) Two devices draw a mask of 64 each; here are the first eight numbers:
 
 # %%
 dropout = nn.Dropout(0.5)
@@ -596,8 +567,8 @@ print("first device: ", first_mask[:8])
 print("second device:", second_mask[:8])
 
 # %% [markdown]
-# The devices have different masks, as they should: each image gets its own. Now *one* device draws
-# the mask for the whole batch, 128 numbers at once, from the same seed:
+# The devices have different masks, as they should. Now *one* device draws the mask for the whole
+# batch, 128 numbers at once, from the same seed:
 
 # %%
 mx.random.seed(7)
@@ -666,9 +637,8 @@ assert np.array_equal(parts, first_mask), "up to 64 numbers are the first genera
 # | question | compare | in float64, on simulated devices |
 # | --- | --- | --- |
 # | is the loop right? | k devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
-# | does each image get its own mask? | k devices and one, with the same masks | equal to $10^{-12}$ |
+# | does each image get its mask? | k devices and one, with the same masks | equal to $10^{-12}$ |
 # | does the run repeat itself? | two runs, same seed, same k | equal to the bit |
-# | does k change the accuracy? | several seeds for each k | their spreads overlap |
 #
 # For the second row, leave the Dropout layer out, and multiply by masks that were drawn before: two
 # devices get a mask each, and one device gets both, joined.
@@ -711,12 +681,8 @@ assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout 
 # %% [markdown]
 # What does a seed fix? `mx.random.seed` fixes the first weights and the masks, as long as k and
 # the order of all calls stay the same. A `DataLoader` takes its order from NumPy:
-# `np.random.seed`. `Batches` takes a `seed` of its own.
-#
-# Simulated devices share their generators: a mask depends on who draws first. **On GPUs** each
-# device has its own. `mx.random.seed(7)` starts them differently; `mx.random.seed(7, ctx=device)`
-# for each starts them alike, and all draw the same masks (documentation of `mx.random.seed`, MXNet
-# 1.9.1).
+# `np.random.seed`. `Batches` takes a `seed` of its own. **On GPUs** each device has a generator of
+# its own; `mx.random.seed(7)` starts them differently (its documentation, MXNet 1.9.1).
 
 # %% tags=["fold"]
 # check: which seed repeats the loader's order
@@ -741,7 +707,7 @@ assert (mine == first_labels(Batches(np.arange(1000), np.arange(1000), 100, seed
 assert (mine != first_labels(Batches(np.arange(1000), np.arange(1000), 100, seed=6))).any()
 
 mx.random.seed(7)
-assert np.array_equal(draw_mask(64, pair[1]), first_mask), "cpu(1), drawing first, gets cpu(0)'s mask"
+assert np.array_equal(draw_mask(64, pair[1]), first_mask), "CPUs share generators: who is first"
 assert np.array_equal(draw_mask(64, pair[0]), second_mask)
 mx.random.seed(8)
 mx.random.seed(7, ctx=pair[1])
@@ -752,7 +718,6 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # %% [markdown]
 # ## Summary
 #
-# - A dataset gives examples, a transform prepares them, a loader makes batches.
 # - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
 #   decide: its own size, or the nominal one.
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
@@ -762,8 +727,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what
 # `step` does between gradients and weights.
 #
-# **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); N. Srivastava
-# et al., *Dropout* (2014).
+# **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); X. Glorot and
+# Y. Bengio (2010), for Xavier's rule; N. Srivastava et al., *Dropout* (2014).
 
 # %% [markdown]
 # ## Exercises
@@ -773,8 +738,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 #    three seeds, two epochs of 3,200 images, batch 128, at the tutorial's rate 0.04 and at 0.3.
 # 2. **The mean of unequal shards.** Five images on two devices, the loss taken as the mean over
 #    each shard, and `step(2)`. Which images count too much?
-# 3. **One mask for all.** Before each forward pass, each device gets the same seed. Is the gradient
-#    right on average? What is lost? (Look at the mean of two masks.)
+# 3. **One mask for all.** Before each forward pass, each device gets the same seed, by
+#    `mx.random.seed(7, ctx=device)`. Is the gradient right on average? What is lost?
 
 # %% [markdown]
 # ### Answer 1

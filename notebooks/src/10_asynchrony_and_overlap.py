@@ -68,7 +68,7 @@ def new_lenet():
 # The step is in two functions, since later something will happen between the two.
 
 # %% tags=["trains"]
-def both_passes(net):  # forward and backward
+def two_passes(net):  # forward and backward
     losses = []
     with autograd.record():
         for x_shard, y_shard in zip(x_shards, y_shards):
@@ -77,7 +77,7 @@ def both_passes(net):  # forward and backward
 
 
 def train_once(net, trainer):
-    both_passes(net)
+    two_passes(net)
     trainer.step(128)  # all-reduce and update
 
 
@@ -216,7 +216,7 @@ def train_eight(wait, **bulks):
     if bulks:
         net.hybridize(**bulks)
     for _ in range(8):
-        both_passes(net)
+        two_passes(net)
         wait()
         trainer.step(128)
         wait()
@@ -390,7 +390,7 @@ for size in [15, 0]:
 # %% tags=["measured", "trains"]
 lengths = []
 for _ in range(5):
-    lengths.append(record(both_passes, net_joined).length)
+    lengths.append(record(two_passes, net_joined).length)
 passes_ms = np.median(lengths)
 
 nbytes = 0  # of all gradients, on both devices
@@ -446,7 +446,7 @@ assert nd.Custom(nd.array([1, 2, 3]), op_type="send").asnumpy().tolist() == [1, 
 
 # %% tags=["trains"]
 def step_over_link(net, trainer, wait):
-    both_passes(net)
+    two_passes(net)
     if wait:
         nd.waitall()
     for parameter in net.collect_params().values():
@@ -507,7 +507,7 @@ WAYS = {
     "joined, ahead": partial(step_over_link, net_joined, trainer_joined, wait=False),
     "apart, waits": partial(step_over_link, net_apart, trainer_apart, wait=True),
     "apart, ahead": partial(step_over_link, net_apart, trainer_apart, wait=False),
-    "the passes alone": partial(both_passes, net_joined),
+    "the passes alone": partial(two_passes, net_joined),
 }
 times = in_turns(WAYS, ROUNDS, quiet=0.05)
 print_times(times)
