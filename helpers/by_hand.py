@@ -9,7 +9,7 @@ from mxnet import autograd, nd
 
 from helpers.parallel import allreduce, split_and_load
 
-# Of each layer: the shape of its weight, inputs of one output, outputs, gain.
+# Of each layer: the shape of its weight, inputs of one output, biases, gain.
 layers = [
     ((20, 1, 3, 3), 9, 20, 1.0),  # convolution: 1 x 3 x 3 inputs
     ((50, 20, 5, 5), 500, 50, 1.5),  # convolution: 20 x 5 x 5 inputs
@@ -26,8 +26,10 @@ def pool(h):
 def lenet(x, replica):
     """The scores `[n, 10]` of images `[n, 1, 28, 28]`, by the parameters in `replica`."""
     w1, b1, w2, b2, w3, b3, w4, b4 = replica
-    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)  # [n, 20, 26, 26]
+    h = pool(h)  # [n, 20, 13, 13]
+    h = nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50)  # [n, 50, 9, 9]
+    h = pool(h)  # [n, 50, 4, 4]
     h = h.flatten()  # [n, 800]
     h = nd.relu(nd.dot(h, w3) + b3)  # [n, 128]
     return nd.dot(h, w4) + b4  # [n, 10]
@@ -43,11 +45,10 @@ def init_params(seed=0):
     """A start: random weights and biases of 0, as NumPy arrays. Taught in chapter 04."""
     rng = np.random.default_rng(seed)
     params = []
-    for shape, inputs, outputs, gain in layers:
+    for shape, inputs, biases, gain in layers:
         weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
-        bias = np.zeros(outputs)
         params.append(weight)
-        params.append(bias)
+        params.append(np.zeros(biases))
     return params
 
 

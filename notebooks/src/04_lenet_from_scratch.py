@@ -25,7 +25,8 @@
 # Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes.
 
 # %%
-from helpers import allreduce, assert_replicas_equal, devices, load_data, split_and_load
+import helpers
+from helpers import allreduce, assert_replicas_equal, load_data, split_and_load
 from helpers.compare import largest_difference
 
 import mxnet as mx
@@ -35,7 +36,7 @@ from mxnet import autograd, nd
 # %% [markdown]
 # ## Data and network
 #
-# What is trained, and on what?
+# What is trained, and on what? From each image we take the mean of all.
 
 # %% tags=["measured"]
 data = load_data("mnist")
@@ -58,28 +59,28 @@ def batches(dataset, size, epochs=1, seed=0):
             yield images.take(chosen), labels.take(chosen)
 
 # %% [markdown]
-# LeNet has four layers here, of the sizes in the book *The Straight Dope*, each with a weight and a
-# bias. Weights start as random numbers of standard deviation gain · $\sqrt{2 / \text{inputs}}$
-# (He et al., 2015, with gain 1), where *inputs* is how many numbers one output adds up.
+# LeNet has four layers here, each with a weight and a bias. Weights start as random numbers of
+# standard deviation gain · $\sqrt{2 / \text{inputs}}$, where *inputs* is how many numbers one
+# output adds up. Gain 1 keeps values at their size from layer to layer (He et al., 2015); ours are
+# a choice.
 
 # %%
-#    weight          inputs  outputs  gain
+#    weight          inputs  biases  gain
 layers = [
-    ((20, 1, 3, 3),       9,      20,  1.0),  # convolution: outputs, channels, height, width
-    ((50, 20, 5, 5),    500,      50,  1.5),  # convolution
-    ((800, 128),        800,     128,  1.5),  # dense: inputs, outputs
-    ((128, 10),         128,      10,  0.5),  # dense
+    ((20, 1, 3, 3),       9,     20,  1.0),  # convolution: 1 channel to 20, kernel 3 x 3
+    ((50, 20, 5, 5),    500,     50,  1.5),  # convolution: 20 channels to 50, kernel 5 x 5
+    ((800, 128),        800,    128,  1.5),  # dense: 800 numbers to 128
+    ((128, 10),         128,     10,  0.5),  # dense: 128 numbers to 10
 ]
 
 
 def init_params(seed=0):
     rng = np.random.default_rng(seed)
     params = []
-    for shape, inputs, outputs, gain in layers:
+    for shape, inputs, biases, gain in layers:
         weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
-        bias = np.zeros(outputs)
         params.append(weight)
-        params.append(bias)
+        params.append(np.zeros(biases))
     return params
 
 # %% [markdown]
@@ -102,14 +103,16 @@ for param in get_params(init_params(), mx.cpu(1)):
 # The network names no device: an operator runs where its inputs are.
 
 # %%
-def pool(h):  # relu, then the mean of each 2 x 2 square; of 9 rows the last one is left out
+def pool(h):  # relu, then the mean of each 2 x 2 square
     return nd.Pooling(nd.relu(h), pool_type="avg", kernel=(2, 2), stride=(2, 2))
 
 
 def lenet(x, replica):  # x: [n, 1, 28, 28]
     w1, b1, w2, b2, w3, b3, w4, b4 = replica
-    h = pool(nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20))  # [n, 20, 13, 13]
-    h = pool(nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50))  # [n, 50, 4, 4]
+    h = nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)  # [n, 20, 26, 26]
+    h = pool(h)  # [n, 20, 13, 13]
+    h = nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50)  # [n, 50, 9, 9]
+    h = pool(h)  # [n, 50, 4, 4]: the ninth row and column are left out
     h = h.flatten()  # [n, 800]: MXNet's flatten keeps the first axis
     h = nd.relu(nd.dot(h, w3) + b3)  # [n, 128]
     return nd.dot(h, w4) + b4  # a score for each class: [n, 10]
@@ -124,12 +127,12 @@ def loss_sum(x, y, replica):
     return -log_probabilities.pick(y).sum()
 
 # %% tags=["fold"]
-# check: `inputs` in `layers`; the untrained network guesses; with gain 1 values keep their size
+# check: with gain 1 values would keep their size; the untrained network guesses
 x, y = next(batches(train_set, 256))
 replica = get_params(init_params(), mx.cpu(0))
 loss = loss_sum(x, y, replica).asscalar() / len(x)
 assert abs(loss - np.log(10)) < 0.3, f"{loss:.2f}: at the start the network should just guess"
-for param, (shape, inputs, outputs, gain) in zip(replica[::2], layers, strict=True):
+for param, (shape, inputs, biases, gain) in zip(replica[::2], layers, strict=True):
     inputs_of_one = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
     assert param.shape == shape and inputs == inputs_of_one, "the table's inputs"
 sizes = []  # of the values before each relu, if all gains were 1
@@ -146,12 +149,11 @@ assert max(sizes) < 1.5 * min(sizes), "with gain 1 they should keep their size"
 # %% [markdown]
 # ## One step by hand
 #
-# What happens on each device in one step? We take two devices and eight images (`batches`, folded
-# above, deals out a data set in random order). **First, the shards.** Each device gets half of the
-# batch. Both start from the same weights.
+# What happens on each device in one step? We take two devices and eight images. **First, the
+# shards.** Each device gets half of the batch. Both start from the same weights.
 
 # %% tags=["measured"]
-two = devices(2)
+two = helpers.devices(2)
 x, y = next(batches(train_set, size=8))
 x_shards = split_and_load(x, two)
 y_shards = split_and_load(y, two)
@@ -179,12 +181,14 @@ for loss, replica in zip(losses, replicas):
     print(loss.context, f"loss {loss.asscalar():.1f}, gradient", bias.grad.asnumpy().round(2))
 
 # %% [markdown]
-# It differs, since each device saw other images. A class among a device's labels has a negative
-# gradient there: its score should rise. **Third, the sum.** An all-reduce replaces both gradients
-# by their sum. It gets copies here, so that you can run the cell again.
+# It differs, since each device saw other images. **Third, the sum.** An all-reduce replaces both
+# gradients by their sum. Here it gets copies, so that you can run the cell again.
 
 # %% tags=["measured", "trains"]
-grads = [replicas[0][-1].grad.copy(), replicas[1][-1].grad.copy()]
+grads = []
+for replica in replicas:
+    bias = replica[-1]
+    grads.append(bias.grad.copy())
 allreduce(grads)
 for grad in grads:
     print(grad.context, "sum", grad.asnumpy().round(2))
@@ -201,7 +205,7 @@ for replica, grad in zip(replicas, grads):
     print(bias.context, "bias", bias.asnumpy().round(2))
 
 # %% tags=["fold"]
-# check: both devices have one device's bias; gradients are negative where the text says
+# check: both devices have the bias that one device alone would have
 alone = get_params(init_params(), two[0])
 with autograd.record():
     loss = loss_sum(x, y, alone)
@@ -218,33 +222,36 @@ for y_shard, replica in zip(y_shards, replicas, strict=True):
 #
 # ## The step
 #
-# The same four parts, for all parameters and any number of devices. `NEW` marks what a step on one
-# device doesn't have. `param -= ...` changes the replica itself. `reduce` is an argument, since we
-# try wrong all-reduces later.
+# The same four parts, for all parameters and any number of devices. At the end, the losses are
+# added up on the first device. `reduce` is an argument, since we try wrong all-reduces later.
 
 # %%
 def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
-    x_shards = split_and_load(x, devices, even=False)  # NEW: shards, perhaps uneven
-    y_shards = split_and_load(y, devices, even=False)  # NEW
+    # First, the shards.
+    x_shards = split_and_load(x, devices, even=False)
+    y_shards = split_and_load(y, devices, even=False)
 
-    losses = []  # NEW
+    # Second, the gradients: a loss for each device.
+    losses = []
     with autograd.record():
-        for x_shard, y_shard, replica in zip(x_shards, y_shards, replicas):  # NEW: each device
+        for x_shard, y_shard, replica in zip(x_shards, y_shards, replicas):
             losses.append(loss_sum(x_shard, y_shard, replica))
-    for loss in losses:  # NEW
+    for loss in losses:
         loss.backward()
 
-    for number in range(len(replicas[0])):  # NEW: for each parameter
+    # Third, the sum: for each parameter, over all devices.
+    for number in range(len(replicas[0])):
         grads = [replica[number].grad for replica in replicas]
-        reduce(grads)  # now every device has the sum
+        reduce(grads)  # now each `grad` is the sum
 
-    for replica in replicas:  # NEW
+    # Fourth, the update: on each device.
+    for replica in replicas:
         for param in replica:
             param -= lr / len(x) * param.grad
 
     total = 0
     for loss in losses:
-        total = total + loss.as_in_context(devices[0])  # NEW: to one device
+        total = total + loss.as_in_context(devices[0])
     return total / len(x)
 
 # %% tags=["fold"]
@@ -284,9 +291,8 @@ def accuracy(replicas, devices, dataset):
 
 # %% [markdown]
 # `train` (folded) calls `train_batch` for each batch. In each step it waits for the loss of *two
-# steps ago*. So devices have work while Python prepares the next step, but their queues stay
-# short. `accuracy` is the share of images that are classified right. An epoch of MNIST takes **ten
-# to forty seconds**.
+# steps ago*, so that queues stay short and the devices still have work. An epoch of MNIST takes
+# **ten to forty seconds**.
 
 # %% tags=["measured", "trains"]
 epochs = 1 if data.name == "mnist" else 10  # the other data set is small
@@ -301,7 +307,7 @@ for param, its_copy in zip(replicas[0], replicas[1]):
 print("both replicas are equal to the bit")
 
 # %% tags=["fold"]
-# check: it has learned (equal replicas don't show that); one device counts as many right
+# check: it has learned, and `accuracy` counts right
 x, y = test_set[0][:1000], test_set[1][:1000]
 alone = (lenet(x, replicas[0]).argmax(axis=1) == y).mean().asscalar()
 assert abs(accuracy(replicas, two, (x, y)) - alone) < 1e-6, "accuracy counts otherwise"
@@ -331,7 +337,7 @@ def plain_steps(seed):
     return params
 
 # %% [markdown]
-# The same twenty steps by `train_batch`, on simulated devices: right results don't need cores.
+# The same twenty steps by `train_batch`, on up to four simulated devices:
 
 # %%
 four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
@@ -365,12 +371,11 @@ for seed in range(3):
         assert difference < 1e-12, f"seed {seed}, {k} devices"
 
 # %% [markdown]
-# All agree to $10^{-12}$, and $k = 1$ to the last bit. More devices add the same numbers in another
-# order, and each addition rounds.
+# All agree to $10^{-12}$. More devices add the same numbers in another order, and each addition
+# rounds.
 #
-# This check sees *arithmetic*. It can't see *where* the work was done. Suppose that all shards were
-# sent to device 0. Simulated devices share one memory (chapter 01), so device 0 could use the other
-# replica too, and the sum would be as right as before. A second check looks at the place:
+# This check sees *arithmetic*. It can't see *where* the work was done: simulated devices share one
+# memory (chapter 01), so device 0 could do all of it. A second check looks at the place:
 
 # %% tags=["fold", "trains"]
 # check: where scores are computed. With all shards on device 0 the first check would pass
@@ -411,7 +416,7 @@ for name, split, expected in [
     assert passes and places == expected, "the shards' work is elsewhere"
 
 # %% tags=["fold", "trains"]
-# check: the losses agree too; batches differ from epoch to epoch; four devices add in another order
+# check: the losses agree, too
 labels = [y.asnumpy() for _, y in batches(small, 64, epochs=2)]
 assert [len(y) for y in labels] == 2 * (19 * [64] + [59]) and (labels[0] != labels[20]).any()
 once = np.concatenate(labels[:20])
@@ -441,19 +446,19 @@ assert alone[-1] < 0.9 * alone[0], "on a plateau any comparison passes"
 # - *no broadcast*: the sum stays on device 0;
 # - *first only*: device 1 gets device 0's gradient;
 # - *counts twice*: device 1's gradient counts twice in the sum;
-# - *mean*: both get half of the sum. (PyTorch's DDP averages, and its update doesn't divide by $k$.
-#   Ours divides by all of $n$, so here it is half the rate.)
+# - *mean*: both get half of the sum, and so make half a step;
 # - *nothing*: nothing is sent.
 #
-# The table compares weights after twenty steps with one device's (*far*: more than 0.001 away),
-# and the two replicas with each other. Then it shows accuracy after an epoch of MNIST, from stored
-# runs: five seeds with two replicas each, so ten numbers. *Behind* says how many of the ten are
-# worse than in the right run from the same seed.
+# (PyTorch's DDP does take the mean. There each device's loss is a mean over its shard; ours is a
+# sum, which the update divides by all of $n$.)
 #
-# **Predict:** which mistakes leave the replicas equal?
+# The table compares weights after *one* step in float32 with one device's (*far*: more than 0.1
+# away), and the two replicas with each other. Then, from stored runs, it has the accuracy after an
+# epoch of MNIST: the lowest and the highest of five seeds. **Predict:** which mistakes leave the
+# replicas equal?
 
 # %% tags=["fold", "trains"]
-# measure: five wrong all-reduces: weights after 20 steps, and accuracy from stored runs
+# measure: five wrong all-reduces: weights after a step, replicas, and accuracy from stored runs
 import json
 from pathlib import Path
 
@@ -500,54 +505,47 @@ def first_epoch(name):
     return 100 * np.array([run[0]["accuracies"] for run in stored["runs"][f"lenet-{name}"]])
 
 
-one_device = plain_steps(seed=0)
-right = first_epoch("128-0.2")
-accuracies = {"right": right}
-behind = {}
-print("mistake       weights   replicas  accuracy in %: median, range   behind")
-for mistake, reduce in [("right", allreduce), *wrong.items()]:
-    replicas = twenty_steps(2, seed=0, reduce=reduce)
-    far = largest_difference(replicas, one_device) > 1e-3
-    equal = largest_difference(replicas[:1], replicas[1]) == 0
-    last = ""
-    if reduce is not allreduce:
-        accuracies[mistake] = first_epoch(reduce.__name__)
-        behind[mistake] = int((accuracies[mistake] < right).sum())
-        last = f"{behind[mistake]} of 10"
-    ends = accuracies[mistake]
-    weights = "far" if far else "the same"
-    among = "equal" if equal else "differ"
-    print(f"{mistake:14}{weights:10}{among:10}"
-          f"{np.median(ends):12.1f} ({ends.min():.1f} to {ends.max():.1f})       {last}".rstrip())
-    assert far == (reduce is not allreduce), f"{mistake}: must be seen, the right one pass"
-
-# %% tags=["fold", "trains"]
-# check: what the text says of the table; one step in float32 shows each mistake
-assert all(ends.max() > right.min() and ends.min() < right.max() for ends in accuracies.values())
-assert behind == {"no broadcast": 8, "first only": 8, "counts twice": 2, "mean": 8, "nothing": 9}
-assert max(accuracies, key=lambda name: np.median(accuracies[name])) == "counts twice"
-for name in wrong:
-    assert accuracies[name].min() > 93 and (accuracies[name] != right).all(), "no ties"
-x, y = next(batches(train_set, 256))
+x256, y256 = next(batches(train_set, 256))
 
 
 def one_step(k, reduce=allreduce):
     replicas = [get_params(init_params(), device) for device in four[:k]]
-    train_batch(x, y, replicas, four[:k], 0.2, reduce)
+    train_batch(x256, y256, replicas, four[:k], 0.2, reduce)
     return replicas
 
 
 alone = one_step(1)[0]
-assert largest_difference(one_step(2), alone) < 1e-3, "the right one"
-for name, reduce in wrong.items():
-    assert largest_difference(one_step(2, reduce), alone) > 0.1, name
+accuracies = {}
+print("mistake       weights   replicas  accuracy in %")
+for mistake, reduce in [("none", allreduce), *wrong.items()]:
+    replicas = one_step(2, reduce)
+    difference = largest_difference(replicas, alone)
+    far = difference > 0.1
+    assert far or difference < 1e-3, "neither far nor the same"
+    equal = largest_difference(replicas[:1], replicas[1]) == 0
+    ends = first_epoch("128-0.2" if reduce is allreduce else reduce.__name__)
+    accuracies[mistake] = ends
+    weights = "far" if far else "the same"
+    among = "equal" if equal else "differ"
+    print(f"{mistake:14}{weights:10}{among:10}{ends.min():.1f} to {ends.max():.1f}")
+    assert far == (reduce is not allreduce), f"{mistake}: must be seen, the right one pass"
+
+# %% tags=["fold", "trains"]
+# check: twenty steps in float64 show each mistake, too; accuracy alone shows none
+one_device = plain_steps(seed=0)
+for mistake, reduce in wrong.items():
+    assert largest_difference(twenty_steps(2, seed=0, reduce=reduce), one_device) > 1e-3, mistake
+right = accuracies["none"]
+assert all(ends.max() > right.min() and ends.min() < right.max() for ends in accuracies.values())
+assert min(ends.min() for ends in accuracies.values()) > 93
+behind = {mistake: int((accuracies[mistake] < right).sum()) for mistake in wrong}
+assert behind == {"no broadcast": 8, "first only": 8, "counts twice": 2, "mean": 8, "nothing": 9}
+for mistake in wrong:
+    assert (accuracies[mistake] != right).all(), "no ties"
 
 # %% [markdown]
 # Weights show each mistake. Replicas that agree prove little: three mistakes leave them equal.
-# Accuracy needs the right run beside it: then four mistakes are worse in 8 or 9 cases of 10.
-# (Where replicas are equal, that is five seeds, each counted twice.) *Counts twice* is better in
-# 8: its steps are longer, which may be why. Alone, none looks wrong: all are above 93 %, and
-# ranges overlap.
+# Accuracy alone shows none: all are above 93 %, and their ranges overlap with the right one's.
 #
 # Keep this: compare *weights* with one device's. One step is enough, in float32 too: the right
 # all-reduce differs by less than 0.001, each wrong one by more than 0.1.
@@ -555,9 +553,8 @@ for name, reduce in wrong.items():
 # %% [markdown]
 # ## Why float32 jumps
 #
-# Few people train in float64. **Predict:** one step in float32 leaves a difference of about
-# $10^{-6}$ between one device and two. After sixty steps, will it be sixty times that, less, or
-# more?
+# Few people train in float64. One step in float32 leaves a difference of about $10^{-6}$ between
+# one device and two. **Predict:** after sixty steps, will it be sixty times that, less, or more?
 #
 # One operator could make rounding large. Two numbers that differ by rounding only go through relu:
 
@@ -572,15 +569,16 @@ for value in [1e-7, -1e-7]:
 
 # %% [markdown]
 # The outputs agree to $10^{-7}$, but one derivative is 1 and the other 0: relu has a *kink* at
-# zero. A number that goes into a relu is a *unit*. It is *on* if it is positive, else *off*. If it
-# is on in one training and off in the other, it has *flipped*: its part of the gradient is missing
-# in one.
+# zero. Call a number that goes into a relu a *unit*. It is *on* if it is positive, else *off*. If
+# rounding makes it on in one training and off in the other, it has *flipped*: its part of the
+# gradient is missing in one.
 #
-# Does that happen? In each of sixty steps we count how many of the half a million units of a batch
-# (32 images) have flipped between one device and two. And is it the cause? We train twice more on
-# two devices. With a *borrowed* pattern, the training on one device decides which units are on: so
-# nothing can flip, and nothing else changes. With a *smooth* function,
-# $h \cdot \text{sigmoid}(h)$, there is no kink.
+# Does that happen? One device and two train for sixty steps from the same start, and we count how
+# many units have flipped between them. A batch of 32 images has half a million. And is it the
+# cause? Two controls train on two devices as well:
+#
+# - *borrowed*: each unit is on or off as it was on one device, so that none can flip;
+# - *smooth*: $h \cdot \text{sigmoid}(h)$ in place of relu, which has no kink.
 #
 # A line of the table is a seed. On the left is its first flip: the step, how many units, and the
 # difference before and after that step. On the right is step 60: the units that have flipped, and
@@ -704,8 +702,8 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 fig, ax = figure("In float32, a jump comes only with a flipped unit", "step",
                  "difference between one and two devices")
 looks = {  # the first is drawn below the others
-    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed pattern"},
-    "relu": {"color": ORANGE, "lw": 1.5, "label": "relu"},
+    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed (a line a seed)"},
+    "relu": {"color": ORANGE, "lw": 1.5, "label": "relu (a line a seed)"},
     "float64": {"color": GREY, "lw": 1.5, "ls": ":", "label": "relu in float64"},
 }
 marked = False
@@ -727,7 +725,7 @@ show(fig, alt="Difference against steps on a logarithmic axis, a line a seed: fl
               "float64.")
 
 # %% tags=["fold", "trains"]
-# check: no jump before a flip, or without flips; and accuracy on one device and two, stored runs
+# check: no jump before a flip, or without flips; what a jump does to accuracy, in stored runs
 for (kind, seed), rows in runs.items():
     differences, flips, losses = rows.T
     assert losses[-10:].mean() < 0.9 * losses[:10].mean(), "on a plateau any comparison passes"
@@ -754,31 +752,30 @@ print(f"accuracy after an epoch of MNIST, one device and two, five seeds: at mos
 assert one_and_two_apart < 0.25
 
 # %% [markdown]
-# Sixty times $10^{-6}$ would be $6 \cdot 10^{-5}$. One seed had no flip and stayed below that,
-# near $10^{-5}$; four jumped to more than $10^{-2}$. Each jump began in a step in which *one* unit
-# had flipped. That changes the weights a little, so other units flip, and they change the weights
-# further. Borrowed or smooth, no seed jumped: relu's kink is what makes float32 jump here.
+# One seed had no flip and stayed near $10^{-5}$; four jumped to more than $10^{-2}$. Each jump
+# began in a step in which *one* unit had flipped. That changes the weights a little, so other
+# units flip, and they change the weights further. Borrowed or smooth, no seed jumped: relu's kink
+# is what makes float32 jump here. It did no harm: in stored runs, accuracy after an epoch on one
+# device and on two was at most 0.22 points apart.
 #
 # Keep this: *equality* with one device is a claim for one step, or for float64 in as many steps as
-# we tried. In float32 the claim is only that the network learns as well. In stored runs, accuracy
-# after an epoch on one device and on two was at most 0.22 points apart, for each of five seeds.
+# we tried. In float32 the claim is only that the network learns as well.
 
 # %% [markdown]
 # ## The speed-up
 #
-# Is it faster, and faster than *what*? Five contestants train on 256 images a step, in turns: a
-# round is six steps of each. Nine rounds count, in which other programs took little of the machine
-# (*quiet* rounds; deeper: How the speed-up was measured).
+# Is it faster, and faster than *what*? Five contestants train on 256 images a step. They take
+# turns: a round is six steps of each. Nine rounds count, those in which other programs took little
+# of the machine (deeper: How the speed-up was measured).
 #
-# - *one device*: one core. Like the next three it has the settings that `import helpers` makes, for
-#   threads and memory.
+# - *one device*: one core.
 # - *two devices*: `train_batch`, as above.
 # - *never communicate*: two trainings in one process, each on half of the batch. This is about what
 #   two devices would reach if the all-reduce cost nothing.
 # - *two processes*: the same as two programs. They share only the machine.
-# - *stock MXNet*: one device without our settings. On two cores, it too uses one of them.
+# - *stock MXNet*: one device without the settings that `import helpers` makes.
 #
-# **Predict:** how many times as fast as the first are the others?
+# **Predict:** how many times as fast as the first are the next three?
 
 # %% tags=["fold", "file:lenet_contestant.py"]
 # measure: the program of a contestant, lenet_contestant.py
@@ -918,13 +915,9 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # %% [markdown]
 # *Two devices* against *one device* is the speed-up. Why isn't it 2? *Never communicate* and *two
 # processes* exchange nothing, and don't reach 2 either. So most of what is missing isn't the
-# all-reduce: two trainings on one machine slow each other down. (How, we haven't tested.) *Stock
-# MXNet* was the slowest here; with more cores it may win.
+# all-reduce: two trainings on one machine slow each other down. (How, we haven't tested.)
 #
 # Keep this: compare a speed-up with what two unrelated trainings reach, not with 2.
-#
-# We gave each device half of a batch of 256 (*strong scaling*). With 256 images on each (*weak
-# scaling*) it would be another training: deeper: Batch, rate and warm-up.
 
 # %% [markdown]
 # ## Summary
