@@ -103,10 +103,9 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 #
 # ## How to test an all-reduce
 #
-# It worked once, on three devices that held 1, 2 and 3. How do we find out that an all-reduce is
-# right? Give it arrays, keep hold of them, and compare each with the sum that NumPy finds. The
-# all-reduce under test gets a second list with the same arrays. (If it got ours, `rebinding` would
-# put its new arrays there, and we would look at those.) We return the ranks that are wrong.
+# How do we find out that an all-reduce is right? Give it arrays, keep hold of them, and compare
+# each with the sum that NumPy finds. The all-reduce gets a second list with the same arrays, since
+# `rebinding` would put its new arrays into ours. We return the ranks that are wrong.
 
 # %%
 def wrong_ranks(candidate, arrays):
@@ -123,9 +122,8 @@ def wrong_ranks(candidate, arrays):
     return wrong
 
 # %% [markdown]
-# (We compare exactly. That is fair as long as the sums are whole numbers that need no rounding.)
-#
-# What remains is to choose the arrays. **Step 1: ones.** Each of four devices holds a 1.
+# (We compare exactly, which is fair for whole numbers.) What remains is to choose the arrays.
+# **Step 1: ones.** Each of four devices holds a 1.
 
 # %%
 def ones(k):
@@ -173,10 +171,9 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, digits(4)))
 # Now a sum shows what is in it. Without device 1 the first entry would be 1101, and with device 2
 # counted twice 1211. And an entry in the wrong place is seen, since no two are alike.
 #
-# **Step 3: more cases.** An all-reduce may be right for 2, 4 and 8 devices and wrong for 3; it may
-# be right only the first time, only if `cpu(0)` comes first in the list, only for float32, or only
-# for vectors. So `judge`, a helper, calls `wrong_ranks` with many arrays, on 1 to 8 devices. Where
-# a rank is wrong, it raises an error:
+# **Step 3: more cases.** An all-reduce may be right for 2, 4 and 8 devices and wrong for 3, or
+# right only the first time, or only for float32. So `judge`, a helper, calls `wrong_ranks` with
+# many arrays, on 1 to 8 devices. Where a rank is wrong, it raises an error:
 
 # %%
 from helpers.schedules import judge
@@ -189,10 +186,9 @@ except AssertionError as error:
     print("multiply:", error)
 
 # %% [markdown]
-# One mistake `judge` *can't* see, since simulated devices share memory: an all-reduce that forgets
-# to copy, and adds arrays of two devices as they are. On GPUs that may crash (chapter 01). The
-# notebook deeper: A judge for all-reduces has the code of `judge`, eighteen wrong all-reduces that
-# it rejects, and this one, which it doesn't.
+# One mistake it *can't* see, since simulated devices share memory: an all-reduce that adds arrays
+# of two devices without a copy, which on GPUs may crash (chapter 01). Its code, and eighteen wrong
+# all-reduces that it rejects, are in deeper: A judge for all-reduces.
 
 # %% [markdown]
 # ## Three ways on four devices
@@ -332,9 +328,6 @@ def ring_allreduce(arrays):
 judge(ring_allreduce)
 
 # %% [markdown]
-# A star, a tree and a ring add in different orders, so their sums can differ by rounding. But in
-# each of them all devices get the same bits, since each sum is made once and then copied.
-#
 # Operations in which all devices take part are called *collectives*. You have now met five, and two
 # ways to put an all-reduce together:
 #
