@@ -1,30 +1,15 @@
-"""The drawings of chapter 08: files are what the program draws, and shapes are the network's."""
+"""The drawings of chapter 08: shapes are the network's."""
 
 import re
-from pathlib import Path
-from xml.etree import ElementTree
 
-import draw_resnet
 import helpers  # noqa: F401  (first, so that MXNet finds its settings)
 import mxnet as mx
 import pytest
 from mxnet import npx
 
 from helpers.networks import HybridResidual, hybrid_resnet18
+from svg import SVG, read, with_class
 
-FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["residual_block", "resnet_stages", "two_scalings"]
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read(name):
-    """The root element of a drawing."""
-    return ElementTree.parse(FOLDER / f"{name}.svg").getroot()
-
-
-def with_class(root, name):
-    """All elements below `root` that have a class."""
-    return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
 @pytest.fixture
@@ -32,33 +17,6 @@ def np_mode():
     npx.set_np()
     yield
     npx.reset_np()
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_resnet.main(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_resnet.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_drawing_can_be_read(name):
-    """It has a title and a description, needs nothing else, and has a white ground, large words."""
-    root = read(name)
-    title, description = list(root)[:2]
-    assert (title.tag, description.tag) == (SVG + "title", SVG + "desc")
-    assert len(title.text.split()) >= 4 and len(description.text.split()) >= 20
-    allowed = {"svg", "title", "desc", "g", "rect", "line", "polygon", "circle", "text"}
-    for element in root.iter():
-        assert element.tag.removeprefix(SVG) in allowed
-        assert not any(key.startswith("on") or "href" in key for key in element.attrib)
-    left, top, width, height = map(int, root.get("viewBox").split())
-    assert (left, top) == (0, 0) and 560 <= width <= 640
-    background = root.find(SVG + "rect")
-    assert (background.get("fill"), background.get("width")) == ("white", str(width))
-    for text in root.iter(SVG + "text"):
-        assert float(text.get("font-size")) * 390 / width >= 10, text.text
 
 
 def test_the_stages_have_the_networks_shapes(np_mode):

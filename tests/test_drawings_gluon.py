@@ -1,43 +1,14 @@
-"""The drawings of chapter 05: files are what the program draws, and Gluon does what they show."""
+"""The drawings of chapter 05: Gluon does what they show."""
 
-from pathlib import Path
 
 import draw_gluon
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx
-import pytest
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-from test_drawings import (
-    read,
-    test_a_drawing_has_words_for_those_who_cannot_see_it,
-    test_a_drawing_is_white_behind_and_its_words_are_large_enough,
-    test_a_drawing_needs_nothing_else,
-    with_class,
-)
+from svg import read, with_class
 
-FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["gluon_parameter", "named_twice", "old_gradient"]
 PAIR = [mx.cpu(0), mx.cpu(1)]
-RULES = [test_a_drawing_has_words_for_those_who_cannot_see_it,
-         test_a_drawing_is_white_behind_and_its_words_are_large_enough,
-         test_a_drawing_needs_nothing_else]
-for rule in RULES:  # here they are called, not collected
-    del globals()[rule.__name__]
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_gluon.main(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_gluon.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_drawing_keeps_the_rules(rule, name):
-    rule(name)
 
 
 def drawn(root, name):

@@ -1,32 +1,16 @@
-"""The drawings of chapter 07: files are what the program draws, and stores do what they show.
+"""The drawings of chapter 07: stores do what they show.
 
 What a drawing says is read from the SVG itself and compared with MXNet's own stores.
 """
 
-import re
-from pathlib import Path
-from xml.etree import ElementTree
 
 import draw_kvstore
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx
-import pytest
 from mxnet import nd
+from svg import SVG, read, with_class
 
-FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["owners", "push_pull", "two_updates"]
-SVG = "{http://www.w3.org/2000/svg}"
 PAIR = [mx.cpu(0), mx.cpu(1)]
-
-
-def read(name):
-    """The root element of a drawing."""
-    return ElementTree.parse(FOLDER / f"{name}.svg").getroot()
-
-
-def with_class(root, name):
-    """All elements below `root` that have a class."""
-    return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
 def numbers(root, name, key="data-value"):
@@ -46,32 +30,6 @@ def pushed_and_pulled(gradients, start=0, optimizer=None):
     pulled = [nd.zeros(1, ctx=device) for device in PAIR]
     store.pushpull(0, [nd.array([g], ctx=d) for g, d in zip(gradients, PAIR)], out=pulled)
     return [array.asscalar() for array in pulled]
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_kvstore.main(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_kvstore.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_drawing_is_for_everybody_and_needs_nothing_else(name):
-    root = read(name)
-    title, description = list(root)[:2]
-    assert (title.tag, description.tag) == (SVG + "title", SVG + "desc")
-    assert len(title.text.split()) >= 4 and len(description.text.split()) >= 20
-    allowed = {"svg", "title", "desc", "g", "rect", "line", "polygon", "text"}
-    for element in root.iter():
-        assert element.tag.removeprefix(SVG) in allowed
-    assert not re.search(r"url\(|@import|href", (FOLDER / f"{name}.svg").read_text("utf-8"))
-    _, _, width, height = map(int, root.get("viewBox").split())
-    background = root.find(SVG + "rect")
-    assert background.get("fill") == "white"
-    assert (background.get("width"), background.get("height")) == (str(width), str(height))
-    for text in root.iter(SVG + "text"):
-        assert float(text.get("font-size")) * 390 / width >= 10, text.text
 
 
 def test_push_and_pull_as_drawn():
