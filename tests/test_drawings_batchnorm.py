@@ -1,5 +1,4 @@
-"""The drawing of chapter 09: the file is what the program draws, and its means are those."""
-
+"""The drawing of chapter 09: its means are those."""
 
 import draw_batchnorm
 import numpy as np

@@ -1,6 +1,5 @@
 """The drawings of chapter 05: Gluon does what they show."""
 
-
 import draw_gluon
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx

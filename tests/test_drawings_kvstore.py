@@ -3,7 +3,6 @@
 What a drawing says is read from the SVG itself and compared with MXNet's own stores.
 """
 
-
 import draw_kvstore
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx

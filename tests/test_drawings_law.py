@@ -1,5 +1,4 @@
-"""The drawing of chapter 11: the file is what the program draws, and its bars follow its law."""
-
+"""The drawing of chapter 11: its bars follow its law."""
 
 import pytest
 from svg import SVG, read, with_class

@@ -1,6 +1,5 @@
 """The drawings of chapter 10: they tell the truth."""
 
-
 import draw_overlap
 from helpers.plotting import KINDS
 from svg import SVG, read, with_class

@@ -1,5 +1,4 @@
-"""The drawing of chapter 12: the file is what the program draws, and its times are right."""
-
+"""The drawing of chapter 12: its times are right."""
 
 import draw_unequal
 import pytest
