@@ -165,7 +165,7 @@ print(layers_of_lenet())
 # of it in deeper: Listings you will meet).
 
 # %% tags=["fold"]
-# check: no array before the first image; then all eight parameters are on both devices, equal and random
+# check: no array before the first image; then all eight on both devices, equal and random
 for device in pair:
     net = layers_of_lenet()
     net.initialize(ctx=pair)
@@ -187,8 +187,8 @@ for device in pair:
 #
 # Chapter 04's loop by hand, on *one* device, says what should come out. This cell runs it, on 640
 # images in twenty `batches` of 32. It keeps the weights and biases before training, `start`, and
-# after, `weights_by_hand`, both in Gluon's shapes: a dense layer's weight is [outputs, inputs], by
-# hand it was [inputs, outputs].
+# after it, `weights_by_hand`. Both are in Gluon's shapes: a dense layer's weight is
+# [outputs, inputs], by hand it was [inputs, outputs].
 
 # %% tags=["fold", "measured", "trains"]
 # measure: the training by hand (chapter 04): `batches`, `start`, `weights_by_hand`
@@ -238,11 +238,11 @@ def lenet_on(devices, start):
     return net
 
 # %% [markdown]
-# How far is a network from `weights_by_hand`? We ask for each parameter, on all devices.
+# How far is a network from such weights? We ask for each parameter, on all devices.
 # `largest_difference` is a share of the parameter's largest entry.
 
 # %%
-def distance(net, expected):
+def difference_from(net, expected):
     differences = []
     for param, value in zip(net.collect_params().values(), expected):
         difference = largest_difference(param.list_data(), value)
@@ -251,13 +251,14 @@ def distance(net, expected):
 
 
 net = lenet_on(pair, start)
-print("from the start:", distance(net, start))
-print(f"from the end:   {distance(net, weights_by_hand):.1f}")
+print("from start:", difference_from(net, start))
+print(f"from weights_by_hand: {difference_from(net, weights_by_hand):.1f}")
 
 # %% [markdown]
 # ### The same training
 #
-# Does Gluon come to these weights, too? Its loss function gives one number for each image:
+# The network begins at `start`, and is far from `weights_by_hand`. Does Gluon's training lead
+# there? Its loss function gives one number for each image:
 
 # %%
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -267,12 +268,12 @@ loss = cross_entropy(net(x), y)  # the whole batch on cpu(0)
 print(loss.shape)
 
 # %% [markdown]
-# `backward` takes the gradient of their *sum*. It is divided once, by `step(len(x))`. Here is the
-# whole step:
+# `backward` takes the gradient of their *sum*, and only `step(len(x))` divides. Here is the whole
+# step:
 
-# %%
+# %% tags=["trains"]
 def lenet_step(net, trainer, x, y, devices):
-    x_shards = gluon.utils.split_and_load(x, devices, even_split=False)  # 11, 11 and 10 will do
+    x_shards = gluon.utils.split_and_load(x, devices, even_split=False)  # may differ in size
     y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
 
     losses = []
@@ -297,8 +298,8 @@ for k in [1, 2, 3, 4]:
     for x, y in batches:
         lenet_step(net, trainer, x, y, devices)
 
-    print(f"{k} devices: {distance(net, weights_by_hand):.1e}")
-    assert distance(net, weights_by_hand) < 1e-12
+    print(f"{k} devices: {difference_from(net, weights_by_hand):.1e}")
+    assert difference_from(net, weights_by_hand) < 1e-12
 
 # %% [markdown]
 # No: all are within $10^{-12}$. What is left is rounding, since several devices add in another
@@ -327,12 +328,12 @@ by_hand.train_batch(x[:16], y[:16], [replica], [four[0]], lr=0.125)
 net = lenet_on(four[:3], in_gluons_shapes(params))
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 lenet_step(net, trainer, x[:16], y[:16], four[:3])
-assert distance(net, in_gluons_shapes(replica)) < 1e-12, "divided by another number, or biases"
+assert difference_from(net, in_gluons_shapes(replica)) < 1e-12, "divided by another number, or biases"
 
-# `distance` looks at each replica
+# `difference_from` looks at each replica
 net = lenet_on(pair, start)
 net[4].weight.data(pair[1])[0, 0] += 1
-assert distance(net, start) > 0.1, "the second replica isn't compared"
+assert difference_from(net, start) > 0.1, "the second replica isn't compared"
 
 # gradients differ from device to device, and their sum is one device's gradient
 split = lenet_on(pair, start)
@@ -362,8 +363,8 @@ assert largest_difference(in_parts, together) < 1e-12, "scores depend on the dev
 # ## A device without images
 #
 # What if a device gets no image in a step? A `Trainer` sees gradients, not images. We take the one
-# weight again, and forget to cut the batch. If `step` notices, it raises a `UserWarning`.
-# **Predict:** does it, before or after an update? (Right would be 89.)
+# weight again, and forget to cut the batch. If `step` notices, it raises a `UserWarning`, which
+# stops a program like any error. **Predict:** does it, and before or after the update to 89?
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -479,32 +480,32 @@ def train_lenet(devices_of_each_step, update_on_kvstore=None):
     return net, complained
 
 
-def values_of(net):
+def lenet_values(net):
     return [param.data(pair[0]).asnumpy() for param in net.collect_params().values()]
 
 
 right, complained = train_lenet([pair])
-after_one = values_of(right)
+after_one = lenet_values(right)
 assert complained == [False]
 right, complained = train_lenet([pair, pair])
-after_two = values_of(right)
+after_two = lenet_values(right)
 assert complained == [False, False]
 
 net, complained = train_lenet([pair[:1]])
 assert complained == [True], "the second device never had a gradient"
-assert distance(net, after_one) < 1e-12, "the step wasn't taken"
+assert difference_from(net, after_one) < 1e-12, "the step wasn't taken"
 
 net, complained = train_lenet([pair, pair[:1]])
 assert complained == [False, False], "an old gradient isn't noticed"
-assert distance(net, after_two) > 1e-3, "one device's weights"
+assert difference_from(net, after_two) > 1e-3, "one device's weights"
 added = []
 for value, param in zip(after_two, net.collect_params().values()):
     added.append(value - 0.125 / 32 * param.grad(pair[1]).asnumpy())
-assert distance(net, added) < 1e-12, "not the old gradient again"
+assert difference_from(net, added) < 1e-12, "not the old gradient again"
 
 net, complained = train_lenet([pair, pair[:1]], update_on_kvstore=False)
 assert complained == [False, True], "the mark wasn't removed"
-assert distance(net, after_one) < 1e-12, "changed by the second"
+assert difference_from(net, after_one) < 1e-12, "changed by the second"
 
 # %% [markdown]
 # ## One device, named twice
@@ -521,8 +522,7 @@ print_replicas(net.weight)
 
 # %% [markdown]
 # Gluon notes for each device the place of its replica. The second note for `cpu(0)` replaced the
-# first. So both shards used the second replica, and its second `backward` overwrote the gradient of
-# the first one:
+# first. So both shards used the second replica, and its gradient 20 overwrote the 2:
 #
 # ![Both shards, image 2 and image 20, are on cpu(0), and both use the second replica: its gradient
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
@@ -558,7 +558,7 @@ for name, found in [("named twice", losses), ("by hand", losses_by_hand)]:
     print(f"{name}: mean loss of the first five steps {np.mean(found[:5]):.2f}, "
           f"of the last five {np.mean(found[-5:]):.2f}")
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss should fall"
-assert distance(net, weights_by_hand) > 0.01, "these should not be one device's weights"
+assert difference_from(net, weights_by_hand) > 0.01, "these should not be one device's weights"
 
 # %% [markdown]
 # The loss falls. Without the second line, nothing would look wrong. But half of each batch isn't
