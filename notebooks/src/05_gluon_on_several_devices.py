@@ -328,7 +328,7 @@ by_hand.train_batch(x[:16], y[:16], [replica], [four[0]], lr=0.125)
 net = lenet_on(four[:3], in_gluons_shapes(params))
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 lenet_step(net, trainer, x[:16], y[:16], four[:3])
-assert difference_from(net, in_gluons_shapes(replica)) < 1e-12, "divided by another number, or biases"
+assert difference_from(net, in_gluons_shapes(replica)) < 1e-12, "another divisor, or biases"
 
 # `difference_from` looks at each replica
 net = lenet_on(pair, start)
