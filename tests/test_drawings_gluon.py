@@ -45,6 +45,8 @@ def test_the_parameter_before_and_after_a_step():
     backward(net, [(device, [image]) for device, image in zip(PAIR, drawn(root, "image"))])
     assert drawn(root, "value") == values(net.weight)
     assert drawn(root, "grad") == gradients(net.weight)
+    (total,) = with_class(root, "sum")
+    assert total.get("data-value").endswith(f"= {sum(gradients(net.weight)):.0f}")
     trainer.step(2)
     assert drawn(root, "after") == values(net.weight)
 

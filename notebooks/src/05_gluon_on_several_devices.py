@@ -12,11 +12,7 @@
 # | `loss.backward()` | `loss.backward()` |
 # | `allreduce`, then the update of each replica | `trainer.step(n)`, `n` images in the batch |
 #
-# A Gluon `Parameter` is not one array. It has a value and a gradient on each device:
-#
-# ![cpu(0) has the image 2, cpu(1) the image 20. One Parameter spans both devices: its values are
-# 100 and 100, list_data(); its gradients 2 and 20, list_grad(). Below, step(2) makes both values
-# 100 minus 22 / 2 = 89.](src/drawings/gluon_parameter.svg)
+# A Gluon `Parameter` is not one array. It has a value and a gradient on each device.
 #
 # ## What you'll do
 #
@@ -48,8 +44,8 @@ pair = four[:2]
 # %% [markdown]
 # ## One weight on two devices
 #
-# What does Gluon put on each device? We take the network of the picture: one input, one output,
-# no bias, so one weight. It starts at 100. `initialize` gets a *list* of devices.
+# What does Gluon put on each device? We take the smallest network: one input, one output, no bias,
+# so one weight. It starts at 100. `initialize` gets a *list* of devices.
 
 # %%
 net = nn.Dense(1, in_units=1, use_bias=False)
@@ -69,8 +65,8 @@ print_replicas(net.weight)
 # `split_and_load` cuts it as ours does (chapter 02).
 
 # %%
-x = nd.array([[2], [20]])
-x_shards = gluon.utils.split_and_load(x, pair)
+two_images = nd.array([[2], [20]])
+x_shards = gluon.utils.split_and_load(two_images, pair)
 
 for x_shard in x_shards:
     print(x_shard.context, "image", x_shard[0, 0].asscalar())
@@ -94,8 +90,8 @@ print_replicas(net.weight)
 # The values are equal. Each gradient is that of the device's own shard.
 #
 # The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer
-# and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and updates
-# every replica. **Predict** the new values at rate 1.
+# and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and all
+# replicas get the new value. **Predict** it, at rate 1.
 
 # %%
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -104,17 +100,23 @@ trainer.step(2)  # two images
 print_replicas(net.weight)
 
 # %% [markdown]
-# 100 − (2 + 20) / 2 = 89, on both devices. The gradients are as they were: by default, the sum is
-# made elsewhere, in a *store* (chapter 07).
+# 100 − (2 + 20) / 2 = 89, on both devices:
 #
-# **Keep this:** values are equal on all devices, gradients are those of the shards after
-# `backward`, and `step` divides their sum by the number that you tell it.
+# ![cpu(0) has the image 2, cpu(1) the image 20. One Parameter spans both devices: its values are
+# 100 and 100, list_data(); its gradients 2 and 20, list_grad(). Below, step(2) makes both values
+# 100 minus 22 / 2 = 89.](src/drawings/gluon_parameter.svg)
+#
+# The gradients are as they were. By default a *store* makes the sum *and* the update, and copies
+# the new value to each device (chapter 07).
+#
+# **Keep this:** after `backward`, values are equal on all devices, and each gradient is that of the
+# device's shard. `step` divides their sum by the number that you tell it.
 #
 # We need these lines again, as two functions:
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # so the weight's name is "weight"
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors then call it "weight"
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -140,8 +142,8 @@ assert [grad.asnumpy().item() for grad in net.weight.list_grad()] == [2, 20], "g
 # %% [markdown]
 # ## LeNet in Gluon
 #
-# Is this the training of chapter 04? Here is its network as a list of layers. Each is told only how
-# many outputs or channels it makes.
+# Is this the training of chapter 04? Here is its network as a list of layers. No layer is told how
+# many inputs it has.
 
 # %%
 def layers_of_lenet():
@@ -154,27 +156,16 @@ def layers_of_lenet():
     net.add(nn.Dense(10))  # [n, 10]
     return net
 
-# %% [markdown]
-# How many inputs does a layer have? Gluon finds out from the first images. One image passes through
-# `cpu(1)`. A size that isn't known yet is shown as 0. **Predict:** is there a weight on `cpu(0)`
-# afterwards?
 
-# %%
-net = layers_of_lenet()
-net.initialize(ctx=pair)
-weight = net[4].weight  # of the first dense layer
-print("before:", weight.shape)
-
-net(nd.ones((1, 1, 28, 28), ctx=pair[1]))
-for value in weight.list_data():
-    print("after: ", value.shape, value.context)
+print(layers_of_lenet())
 
 # %% [markdown]
-# Before, there were no arrays yet. A forward pass on *any* device makes the replicas
-# on *all* of them, with the same random values.
+# Inputs are `None` as yet. Gluon finds them out from the first images, on *any* device, and then
+# makes the replicas on *all* of them, with the same random values (*deferred initialization*; more
+# of it in deeper: Listings you will meet).
 
 # %% tags=["fold"]
-# check: no array before; then all eight parameters are on both devices, equal and random
+# check: no array before the first image; then all eight on both devices, equal and random
 for device in pair:
     net = layers_of_lenet()
     net.initialize(ctx=pair)
@@ -194,67 +185,95 @@ for device in pair:
 # %% [markdown]
 # ### From the same weights
 #
-# Now the network gets the weights with which chapter 04 began. `set_data` writes a value into all
-# replicas of a parameter. Gluon has the same eight arrays in the same order. One thing differs: its
-# dense layers keep their weights as [outputs, inputs], the transpose of ours. `cast` makes all
-# parameters float64, so that rounding stays small.
+# Chapter 04's loop by hand, on *one* device, says what should come out. This cell runs it, on 640
+# images in twenty `batches` of 32. It keeps the weights and biases before training, `start`, and
+# after it, `weights_by_hand`. Both are in Gluon's shapes: a dense layer's weight is
+# [outputs, inputs], by hand it was [inputs, outputs].
+
+# %% tags=["fold", "measured", "trains"]
+# measure: the training by hand (chapter 04): `batches`, `start`, `weights_by_hand`
+data = helpers.load_data("mnist", limit=640)
+images = nd.array(data.train_images - data.train_images.mean(), dtype="float64")
+labels = nd.array(data.train_labels)
+batches = []
+for begin in range(0, 640, 32):
+    batches.append((images[begin : begin + 32], labels[begin : begin + 32]))
+
+
+def in_gluons_shapes(params):
+    turned = []
+    for param in params:
+        if param.ndim == 2:  # a dense layer's weight
+            param = param.T
+        turned.append(param)
+    return turned
+
+
+start = in_gluons_shapes(by_hand.init_params())
+replica = by_hand.get_params(by_hand.init_params(), four[0], "float64")
+losses_by_hand = []
+for x, y in batches:  # changes the replica in place
+    loss = by_hand.train_batch(x, y, [replica], [four[0]], lr=0.125)
+    losses_by_hand.append(loss.asscalar())
+weights_by_hand = in_gluons_shapes(replica)
+
+print("one batch:", x.shape, "and", y.shape)
+print("weights and biases:", *[param.shape for param in start])
+print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
+      f"of the last five {np.mean(losses_by_hand[-5:]):.2f}")
+
+# %% [markdown]
+# Gluon has the same eight parameters in the same order. `set_data` writes a value into all replicas
+# of one. `cast` makes them float64, so that rounding stays small.
 
 # %%
-def lenet_on(devices):
+def lenet_on(devices, start):
     net = layers_of_lenet()
     net.cast("float64")
     net.initialize(ctx=devices)
     net(nd.zeros((1, 1, 28, 28), ctx=devices[0], dtype="float64"))  # now all shapes are known
 
-    for param, value in zip(net.collect_params().values(), by_hand.init_params()):
-        if value.ndim == 2:  # the weight of a dense layer
-            value = value.T
+    for param, value in zip(net.collect_params().values(), start):
         param.set_data(value)
     return net
 
-
-net = lenet_on(pair)
-print("the first dense layer's weight:", net[4].weight.shape)
-
 # %% [markdown]
-# By hand it is [800, 128]. The data: 640 images, in twenty batches of 32.
+# How far is a network from such weights? We ask for each parameter, on all devices.
+# `largest_difference` is a share of the parameter's largest entry.
 
-# %% tags=["measured"]
-data = helpers.load_data("mnist", limit=640)
-print(data)
-images = nd.array(data.train_images - data.train_images.mean(), dtype="float64")
-labels = nd.array(data.train_labels)
+# %%
+def difference_from(net, expected):
+    differences = []
+    for param, value in zip(net.collect_params().values(), expected):
+        difference = largest_difference(param.list_data(), value)
+        differences.append(float(difference))
+    return max(differences)
 
-batches = []
-for begin in range(0, 640, 32):
-    batches.append((images[begin : begin + 32], labels[begin : begin + 32]))
+
+net = lenet_on(pair, start)
+print("from start:", difference_from(net, start))
+print(f"from weights_by_hand: {difference_from(net, weights_by_hand):.1f}")
 
 # %% [markdown]
 # ### The same training
 #
-# What should come out? The weights of chapter 04's loop by hand, on *one* device.
-# (`helpers.by_hand` has its functions.)
+# The network begins at `start`, and is far from `weights_by_hand`. Does Gluon's training lead
+# there? Its loss function gives one number for each image:
 
-# %% tags=["measured", "trains"]
-weights_by_hand = by_hand.get_params(by_hand.init_params(), four[0], "float64")
-losses_by_hand = []
-for x, y in batches:  # changes weights_by_hand in place
-    loss = by_hand.train_batch(x, y, [weights_by_hand], [four[0]], lr=0.125)
-    losses_by_hand.append(loss.asscalar())
-
-print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
-      f"of the last five {np.mean(losses_by_hand[-5:]):.2f}")
-
-# %% [markdown]
-# Here is the same step in Gluon. The loss function gives a number for each image, and `backward`
-# takes the gradient of their sum. We try it with the first batch.
-
-# %% tags=["trains"]
+# %%
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
+x, y = batches[0]
+loss = cross_entropy(net(x), y)  # the whole batch on cpu(0)
+print(loss.shape)
 
+# %% [markdown]
+# `backward` takes the gradient of their *sum*, and only `step(len(x))` divides. Here is the whole
+# step:
+
+# %% tags=["trains"]
 def lenet_step(net, trainer, x, y, devices):
-    x_shards = gluon.utils.split_and_load(x, devices, even_split=False)  # perhaps uneven
+    x_shards = gluon.utils.split_and_load(x, devices, even_split=False)  # may differ in size
     y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
 
     losses = []
@@ -267,63 +286,32 @@ def lenet_step(net, trainer, x, y, devices):
     trainer.step(len(x))
     return losses
 
-
-net = lenet_on(pair)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
-x, y = batches[0]
-losses = lenet_step(net, trainer, x, y, pair)
-for loss in losses:
-    print(loss.context, "losses of", len(loss), "images")
-
 # %% [markdown]
-# To compare weights, we bring Gluon's parameters into chapter 04's form: for each device a list of
-# eight arrays. `param.data(device)` is the value on one device.
-
-# %%
-def as_by_hand(net, devices):
-    replicas = []
-    for device in devices:
-        replica = []
-        for param in net.collect_params().values():
-            value = param.data(device)
-            if value.ndim == 2:
-                value = value.T  # as by hand: [inputs, outputs]
-            replica.append(value)
-        replicas.append(replica)
-    return replicas
-
-# %% [markdown]
-# Now twenty steps, on 1 to 4 devices. `largest_difference` compares each replica with the weights
-# by hand, and says where they differ most. **Predict:** are 3 devices further off than 2? Their
-# shards have 11, 11 and 10 images.
+# Now twenty steps, on 1 to 4 devices. Three devices get 11, 11 and 10 images. **Predict:** are they
+# further off than two?
 
 # %% tags=["measured", "trains"]
-def train_in_gluon(devices):
-    net = lenet_on(devices)
+for k in [1, 2, 3, 4]:
+    devices = four[:k]
+    net = lenet_on(devices, start)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
     for x, y in batches:
         lenet_step(net, trainer, x, y, devices)
-    return net
 
-
-for k in [1, 2, 3, 4]:
-    net = train_in_gluon(four[:k])
-    difference = largest_difference(as_by_hand(net, four[:k]), weights_by_hand)
-    print(f"{k} devices: {difference}")
-    assert difference < 1e-12
+    print(f"{k} devices: {difference_from(net, weights_by_hand):.1e}")
+    assert difference_from(net, weights_by_hand) < 1e-12
 
 # %% [markdown]
-# All are within $10^{-12}$, uneven shards or not: `step` divides the *sum* over all devices once,
-# by
-# 32. (`Trainer` hands the rate and 1/32 on in float32. Both are exact there; 0.2 wouldn't be.)
+# No: all are within $10^{-12}$. What is left is rounding, since several devices add in another
+# order than one.
 #
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 
 # %% tags=["fold", "trains"]
-# check: the losses agree to 1e-12, too, and they fall (while nothing changes, anything agrees)
+# check: losses agree too, and fall; so does a batch of 16; gradients are those of the shards
 assert np.mean(losses_by_hand[-5:]) < 0.9 * np.mean(losses_by_hand[:5]), "the loss should fall"
 for k in [1, 2, 3, 4]:
-    net = lenet_on(four[:k])
+    net = lenet_on(four[:k], start)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
     for step, (x, y) in enumerate(batches):
         losses = lenet_step(net, trainer, x, y, four[:k])
@@ -332,19 +320,32 @@ for k in [1, 2, 3, 4]:
     for param in net.collect_params().values():
         helpers.assert_replicas_equal(param.list_data())
 
-# %% tags=["fold", "trains"]
-# check: LeNet's gradients differ from device to device, and their sum is one device's gradient
-trained = lenet_on(pair)
-alone = lenet_on(pair[:1])
+# one step with 16 images, from biases that aren't 0, by hand and in Gluon
+params = [value + 0.01 for value in by_hand.init_params()]
+replica = by_hand.get_params(params, four[0], "float64")
 x, y = batches[0]
-for net, devices in [(trained, pair), (alone, pair[:1])]:
+by_hand.train_batch(x[:16], y[:16], [replica], [four[0]], lr=0.125)
+net = lenet_on(four[:3], in_gluons_shapes(params))
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+lenet_step(net, trainer, x[:16], y[:16], four[:3])
+assert difference_from(net, in_gluons_shapes(replica)) < 1e-12, "another divisor, or biases"
+
+# `difference_from` looks at each replica
+net = lenet_on(pair, start)
+net[4].weight.data(pair[1])[0, 0] += 1
+assert difference_from(net, start) > 0.1, "the second replica isn't compared"
+
+# gradients differ from device to device, and their sum is one device's gradient
+split = lenet_on(pair, start)
+alone = lenet_on(pair[:1], start)
+for net, devices in [(split, pair), (alone, pair[:1])]:
     x_shards_here = gluon.utils.split_and_load(x, devices)
     y_shards_here = gluon.utils.split_and_load(y, devices)
     for x_shard, y_shard in zip(x_shards_here, y_shards_here):
         with autograd.record():
             loss = cross_entropy(net(x_shard), y_shard)
         loss.backward()
-for param, whole in zip(trained.collect_params().values(), alone.collect_params().values()):
+for param, whole in zip(split.collect_params().values(), alone.collect_params().values()):
     first, second = param.list_grad()
     assert largest_difference(first, second.asnumpy()) > 0.01, f"{param.name}: the same shard?"
     total = first.asnumpy() + second.asnumpy()
@@ -352,42 +353,44 @@ for param, whole in zip(trained.collect_params().values(), alone.collect_params(
 
 # scores are where the images are, and don't depend on the device
 shards = gluon.utils.split_and_load(x[:8], pair)
-scores = [trained(shard) for shard in shards]
+scores = [split(shard) for shard in shards]
 assert [score.context for score in scores] == pair, "the scores are elsewhere"
-together = trained(x[:8].as_in_context(pair[1]))
+together = split(x[:8].as_in_context(pair[1]))
 in_parts = np.concatenate([score.asnumpy() for score in scores])
 assert largest_difference(in_parts, together) < 1e-12, "scores depend on the device"
 
 # %% [markdown]
 # ## A device without images
 #
-# What if a device gets none? `Trainer` never sees an image. We take the one weight again, and
-# forget to cut the batch. **Predict** the weight on each device. (89 would be right.)
+# What if a device gets no image in a step? A `Trainer` sees gradients, not images. We take the one
+# weight again, and forget to cut the batch. If `step` notices, it raises a `UserWarning`, which
+# stops a program like any error. **Predict:** does it, and before or after the update to 89?
 
 # %% tags=["trains"]
-x = nd.array([[2], [20]], ctx=pair[0])
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
-backward_on_each(net, [x])  # both images on cpu(0), none on cpu(1)
+backward_on_each(net, [two_images])  # both images on cpu(0), none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning as error:
-    print("a UserWarning, raised as an error:", error)
+    print("UserWarning:", error)
 print_replicas(net.weight)
 
 # %% [markdown]
-# `step` raises an error, but *after* the update. The weight is right by luck: the gradient on
-# `cpu(1)` was still the 0 of the beginning. Now both devices get an image in the first step, and
-# `cpu(1)` none in the second. **Predict** the weight. (89 − 11 = 78 would be right.)
+# It does, but *after* the update. (*Stale* means old: not written by `backward` since the last
+# `step`.) The weight is right by luck: the gradient on `cpu(1)` was still the 0 of the beginning.
+#
+# Now both devices get an image in the first step, and `cpu(1)` none in the second. **Predict** the
+# weight. (Right would be 89 − 22 / 2 = 78.)
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
-backward_on_each(net, gluon.utils.split_and_load(x, pair))
+backward_on_each(net, gluon.utils.split_and_load(two_images, pair))
 trainer.step(2)
-backward_on_each(net, [x])  # none on cpu(1)
+backward_on_each(net, [two_images])  # none on cpu(1)
 trainer.step(2)
 print_replicas(net.weight)
 
@@ -399,19 +402,24 @@ print_replicas(net.weight)
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
-# Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error where
-# the mark is missing. But on several devices, by default, nobody takes the mark away. So `step`
-# finds only a gradient that was *never* written. With `update_on_kvstore=False` each device
-# updates its own replica, and takes the mark away:
+# Why no error this time? `backward` marks a gradient as fresh. By default, on several devices, two
+# things happen in `step`:
+#
+# 1. The store adds the gradients and updates the weights.
+# 2. The error is raised if a mark is missing.
+#
+# Nobody takes the marks away, so only a gradient that was *never* written is found. With
+# `update_on_kvstore=False` (the kvstore is the store) the store only adds, and the update comes
+# third: each device updates its own replica, and takes the mark away.
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
                         update_on_kvstore=False)  # NEW
 
-backward_on_each(net, gluon.utils.split_and_load(x, pair))
+backward_on_each(net, gluon.utils.split_and_load(two_images, pair))
 trainer.step(2)
-backward_on_each(net, [x])  # none on cpu(1)
+backward_on_each(net, [two_images])  # none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning:
@@ -420,116 +428,108 @@ for value in net.weight.list_data():
     print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
-# An error, *before* a weight has changed: 89 is the result of step 1. (`Trainer._update` in
-# `gluon/trainer.py` at 1.9.1; why there are two ways to update, chapter 07 tells.)
+# An error, *before* a weight has changed: 89 is the result of step 1. (We print only values: this
+# way the sum is written over the gradients, chapter 07.) So set `update_on_kvstore=False` if you
+# suspect a device without images.
 #
-# **Keep this:** every device needs a new gradient in every step, and the default `Trainer` checks
-# only that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
+# **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
+# that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
 
 # %% tags=["fold", "trains"]
-# check: 68 by default, 89 where the devices update; 78 where both have images
-def weights_after(second_step, update_on_kvstore):
-    """One weight's values after a step on both devices, then one with these shards."""
+# check: step 2 without images on `cpu(1)`: one weight ends at 68, or stays at 89; LeNet likewise
+def after_two_steps(second_step, update_on_kvstore):
+    """One weight's values and gradients after a step on both devices and one with these shards."""
     net = one_weight_net(pair)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
                             update_on_kvstore=update_on_kvstore)
-    backward_on_each(net, gluon.utils.split_and_load(x, pair))
+    backward_on_each(net, gluon.utils.split_and_load(two_images, pair))
     trainer.step(2)
     backward_on_each(net, second_step)
     try:
         trainer.step(2)
     except UserWarning:
         assert update_on_kvstore is False, "only there the mark is removed"
-    return [value.asnumpy().item() for value in net.weight.list_data()]
+    values = [value.asnumpy().item() for value in net.weight.list_data()]
+    gradients = [grad.asnumpy().item() for grad in net.weight.list_grad()]
+    return values, gradients
 
 
-assert weights_after([x], None) == weights_after([x], True) == [68, 68], "the old gradient again"
-assert weights_after([x], False) == [89, 89], "unchanged by the second step"
+for way in [None, True]:
+    assert after_two_steps([two_images], way) == ([68, 68], [22, 20]), "the old gradient again"
+values, gradients = after_two_steps([two_images], False)
+assert values == [89, 89], "unchanged by the second step"
+assert gradients == [44, 44], "22, the sum of step 1, and 22 again"
 for way in [None, False]:
-    both = gluon.utils.split_and_load(x, pair)
-    assert weights_after(both, way) == [78, 78], "images on both devices: no error"
-
-# %% tags=["fold", "trains"]
-# check: the three cases with LeNet: an error after the step, none, an error before the step
-def lenet_backward(net, devices):
-    x, y = batches[0]
-    losses = []
-    with autograd.record():
-        for x_shard, y_shard in zip(gluon.utils.split_and_load(x, devices),
-                                    gluon.utils.split_and_load(y, devices)):
-            losses.append(cross_entropy(net(x_shard), y_shard))
-    autograd.backward(losses)
+    both = gluon.utils.split_and_load(two_images, pair)
+    values, _ = after_two_steps(both, way)
+    assert values == [78, 78], "images on both devices: no error"
 
 
-def start_lenet(devices, update_on_kvstore=None):
-    net = lenet_on(devices)
+def train_lenet(devices_of_each_step, update_on_kvstore=None):
+    """LeNet on `pair`, a step on these devices each; the network, and whether `step` complained."""
+    net = lenet_on(pair, start)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125},
                             update_on_kvstore=update_on_kvstore)
-    return net, trainer
+    complained = []
+    for devices in devices_of_each_step:
+        try:
+            lenet_step(net, trainer, *batches[0], devices)
+            complained.append(False)
+        except UserWarning:
+            complained.append(True)
+    return net, complained
 
 
-def is_refused(trainer):
-    try:
-        trainer.step(32)
-    except UserWarning:
-        return True
-    return False
+def lenet_values(net):
+    return [param.data(pair[0]).asnumpy() for param in net.collect_params().values()]
 
 
-one, trainer = start_lenet(pair[:1])
-expected = []  # one device's weights, after one step and after two
-for step in [1, 2]:
-    lenet_backward(one, pair[:1])
-    trainer.step(32)
-    expected.append([value.asnumpy() for value in as_by_hand(one, pair[:1])[0]])
+right, complained = train_lenet([pair])
+after_one = lenet_values(right)
+assert complained == [False]
+right, complained = train_lenet([pair, pair])
+after_two = lenet_values(right)
+assert complained == [False, False]
 
-net, trainer = start_lenet(pair)
-lenet_backward(net, pair[:1])
-assert is_refused(trainer), "the second device never had a gradient"
-assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "the step wasn't taken"
+net, complained = train_lenet([pair[:1]])
+assert complained == [True], "the second device never had a gradient"
+assert difference_from(net, after_one) < 1e-12, "the step wasn't taken"
 
-net, trainer = start_lenet(pair)
-lenet_backward(net, pair)
-trainer.step(32)
-lenet_backward(net, pair[:1])
-old = [param.grad(pair[1]).asnumpy() for param in net.collect_params().values()]
-assert not is_refused(trainer), "an old gradient isn't noticed"
-assert largest_difference(as_by_hand(net, pair), expected[1]) > 1e-3, "one device's weights"
+net, complained = train_lenet([pair, pair[:1]])
+assert complained == [False, False], "an old gradient isn't noticed"
+assert difference_from(net, after_two) > 1e-3, "one device's weights"
 added = []
-for value, grad in zip(expected[1], old):
-    added.append(value - 0.125 / 32 * (grad.T if grad.ndim == 2 else grad))
-assert largest_difference(as_by_hand(net, pair), added) < 1e-12, "not the old gradient again"
+for value, param in zip(after_two, net.collect_params().values()):
+    added.append(value - 0.125 / 32 * param.grad(pair[1]).asnumpy())
+assert difference_from(net, added) < 1e-12, "not the old gradient again"
 
-net, trainer = start_lenet(pair, update_on_kvstore=False)
-lenet_backward(net, pair)
-trainer.step(32)
-lenet_backward(net, pair[:1])
-assert is_refused(trainer), "the mark wasn't removed"
-assert largest_difference(as_by_hand(net, pair), expected[0]) < 1e-12, "changed by the second"
+net, complained = train_lenet([pair, pair[:1]], update_on_kvstore=False)
+assert complained == [False, True], "the mark wasn't removed"
+assert difference_from(net, after_one) < 1e-12, "changed by the second"
 
 # %% [markdown]
 # ## One device, named twice
 #
 # On a machine with fewer than two GPUs, MXNet's tutorial *Multiple GPUs training with Gluon API*
-# names one device twice. **Predict:** how many replicas are there, and what are their gradients?
+# names one device twice. Gluon then makes two replicas. But `net(x_shard)` finds a replica by the
+# shard's device. **Predict:** what are the gradients of the two?
 
 # %%
 twice = [mx.cpu(0), mx.cpu(0)]
 net = one_weight_net(twice)
-backward_on_each(net, gluon.utils.split_and_load(x, twice))
+backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
 print_replicas(net.weight)
 
 # %% [markdown]
-# Two replicas, both on `cpu(0)`. Gluon looks for a replica by its device, and of two on the same
-# device it finds the last. So both shards used that one, and the second `backward` overwrote the
-# gradient of the first:
+# Gluon notes for each device the place of its replica. The second note for `cpu(0)` replaced the
+# first. So both shards used the second replica, and its gradient 20 overwrote the 2:
 #
 # ![Both shards, image 2 and image 20, are on cpu(0), and both use the second replica: its gradient
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
 #
 # `step(2)` would raise the error that you know, since the first replica never had a gradient. The
 # tutorial's `step` has `ignore_stale_grad=True`, as the error's own text proposes; that turns it
-# off. **Predict** the weight. (89 would be right.)
+# off. **Predict** the weight. (Right would be 89.)
 
 # %% tags=["trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -541,7 +541,7 @@ print_replicas(net.weight)
 
 # %% tags=["fold", "measured", "trains"]
 # measure: LeNet on a device named twice, with ignore_stale_grad=True
-net = lenet_on(twice)
+net = lenet_on(twice, start)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 losses = []
 for batch_x, batch_y in batches:
@@ -557,20 +557,18 @@ for batch_x, batch_y in batches:
 for name, found in [("named twice", losses), ("by hand", losses_by_hand)]:
     print(f"{name}: mean loss of the first five steps {np.mean(found[:5]):.2f}, "
           f"of the last five {np.mean(found[-5:]):.2f}")
-difference = largest_difference(as_by_hand(net, twice[:1]), weights_by_hand)
-print(f"weights differ by {difference}")
 assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss should fall"
-assert difference > 0.01, "these should not be one device's weights"
+assert difference_from(net, weights_by_hand) > 0.01, "these should not be one device's weights"
 
 # %% [markdown]
-# The loss falls, and nothing looks wrong. But half of each batch isn't used, and the weights
-# differ. (`helpers.split_and_load` refuses such a list.)
+# The loss falls. Without the second line, nothing would look wrong. But half of each batch isn't
+# used. (`helpers.split_and_load` refuses such a list.)
 
 # %% tags=["fold", "trains"]
-# check: named twice: gradients 0 and 20, an error without ignore_stale_grad, and else 90
+# check: named twice: gradients 0 and 20; an error without `ignore_stale_grad`, 90 with it
 net = one_weight_net(twice)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-backward_on_each(net, gluon.utils.split_and_load(x, twice))
+backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
 assert [grad.asnumpy().item() for grad in net.weight.list_grad()] == [0, 20], "other gradients"
 try:
     trainer.step(2)
@@ -579,19 +577,20 @@ except UserWarning as error:
 else:
     raise RuntimeError("without ignore_stale_grad it should complain")
 net = one_weight_net(twice)
-backward_on_each(net, gluon.utils.split_and_load(x, twice))
+backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
 gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}).step(2, ignore_stale_grad=True)
 assert [value.asnumpy().item() for value in net.weight.list_data()] == [90, 90], "other weights"
 try:
-    helpers.split_and_load(x, twice)
+    helpers.split_and_load(two_images, twice)
 except ValueError as error:
     assert "a device appears twice" in str(error)
 else:
     raise RuntimeError("our split_and_load should refuse the list")
 
 # %% [markdown]
-# **Keep this:** name each device once, and leave `ignore_stale_grad` alone. More lines of old
-# programs, and what mends them, are in deeper: Listings you will meet.
+# **Keep this:** name each device once, and leave `ignore_stale_grad` alone.
+#
+# Other lines of published programs that no longer work are in deeper: Listings you will meet.
 #
 # ## Summary
 #
@@ -600,8 +599,10 @@ else:
 # - A `Parameter` has a value and a gradient on each device. Values are equal; each gradient is that
 #   of the device's shard.
 # - You cut the batch. `step(n)` adds the gradients, divides by `n` and updates all replicas.
-# - A device without images adds its old gradient again, without an error.
-# - Of a device named twice, only the last shard counts. `ignore_stale_grad=True` hides it.
+# - A device that had images before, and has none now, adds its old gradient again, without an
+#   error.
+# - Of a device named twice, with a `backward` for each loss, only the last shard counts.
+#   `ignore_stale_grad=True` hides it.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
 
@@ -624,7 +625,7 @@ else:
 # leaves it alone; the others train.
 
 # %% tags=["solution", "trains"]
-net = lenet_on(pair)
+net = lenet_on(pair, start)
 net[0].collect_params().setattr("grad_req", "null")
 try:
     net[0].weight.list_grad()
@@ -656,7 +657,7 @@ net.weight.grad_req = "add"
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 found = []
 for step in [1, 2]:
-    backward_on_each(net, gluon.utils.split_and_load(x, twice))
+    backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
     trainer.step(2, ignore_stale_grad=True)
     print("after step", step)
     print_replicas(net.weight)
@@ -667,9 +668,9 @@ assert found == [89, 67], "right would be 89, then 78"
 # ### Answer 3
 #
 # Clear the marks first, and look at them before `step`. Parameters that are frozen have no
-# gradient, and are passed over. An uneven shard is no fault. A part of the network that this batch
-# didn't use is one: it keeps an old gradient, which the default Trainer adds again. The rows of an
-# embedding that no word has reached are none: `backward` writes zeros there.
+# gradient, and are passed over. An uneven shard is no fault. An unused part of the network is a
+# fault: it keeps an old gradient, which the default Trainer adds again. Embedding rows that no word
+# has reached are no fault: `backward` writes zeros there.
 
 # %% tags=["solution", "trains"]
 def marked(net):  # the values of all parameters that get a gradient, on all devices
@@ -702,8 +703,8 @@ def is_noticed(net, shards):
 
 
 net = one_weight_net(pair)
-assert not is_noticed(net, gluon.utils.split_and_load(x, pair)), "images on both devices"
-assert is_noticed(net, [x]), "none on cpu(1)"
+assert not is_noticed(net, gluon.utils.split_and_load(two_images, pair)), "images on both devices"
+assert is_noticed(net, [two_images]), "none on cpu(1)"
 three_images = gluon.utils.split_and_load(nd.array([[1], [2], [3]]), pair, even_split=False)
 assert not is_noticed(net, three_images), "uneven shards"
 

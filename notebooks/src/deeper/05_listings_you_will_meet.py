@@ -2,8 +2,8 @@
 # # Deeper · Listings you will meet
 #
 # Much of what is published about Gluon on several devices was written from 2017 to 2022, and its
-# code is copied to this day. Which lines of it no longer do with MXNet 1.9.1 what their authors
-# wanted, and what do you write in their place?
+# code is copied to this day. Which lines of it don't do with MXNet 1.9.1 what their authors wanted
+# (any more, or never did), and what do you write in their place?
 #
 # | where you meet it | what it is |
 # | --- | --- |
@@ -11,6 +11,8 @@
 # | *Dive into Deep Learning*, the draft of 2018 | came with a package `gluonbook` |
 # | *Dive into Deep Learning* 1.0, d2l | comes with a package `d2l` |
 # | MXNet's tutorial | *Multiple GPUs training with Gluon API* |
+#
+# The last three sections have no source: one writes such lines oneself.
 #
 # ## What you'll do
 #
@@ -84,7 +86,7 @@ except AttributeError as error:
     print(error)
 
 # %% [markdown]
-# It is to be had from MXNet itself:
+# Import it from MXNet itself:
 
 # %%
 with autograd.record():
@@ -93,7 +95,7 @@ with autograd.record():
 # %% [markdown]
 # ### A parameter by its name
 #
-# They fetch the first layer's weight as `"cnn_conv2d0_weight"`. `cnn_` was the
+# The same revisions fetch the first layer's weight as `"cnn_conv2d0_weight"`. `cnn_` was the
 # network's prefix.
 
 # %%
@@ -255,7 +257,7 @@ assert net.weight.list_ctx() == pair, "on other devices"
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # so the weight's name is "weight"
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors then call it "weight"
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -340,6 +342,9 @@ trainer.step(2, ignore_stale_grad=True)
 print_replicas(net.weight)
 
 # %% [markdown]
+# With `update_on_kvstore=False` it is worse: the first replica isn't updated at all, so the two end
+# at 100 and 90.
+#
 # There are two ways to mend it. One `backward` for all losses writes the sum of their gradients:
 
 # %% tags=["trains"]
@@ -373,7 +378,7 @@ trainer.step(2)  # NEW
 print_replicas(net.weight)
 
 # %% tags=["fold", "trains"]
-# check: 90 with a backward for each loss, 89 with one for all, 89 on two devices
+# check: 90 with a backward for each loss, 89 with one for all or two devices; 100 and 90
 def weight_after(devices, one_backward, **options):
     net = one_weight_net(devices)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -394,6 +399,15 @@ assert weight_after(twice, one_backward=False, ignore_stale_grad=True) == [90, 9
 assert weight_after(twice, one_backward=True, ignore_stale_grad=True) == [89, 89]
 for one_backward in [True, False]:
     assert weight_after(pair, one_backward) == [89, 89]
+net = one_weight_net(twice)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
+                        update_on_kvstore=False)
+for x_shard in gluon.utils.split_and_load(x, twice):
+    with autograd.record():
+        loss = net(x_shard)
+    loss.backward()
+trainer.step(2, ignore_stale_grad=True)
+assert [value.asnumpy().item() for value in net.weight.list_data()] == [100, 90], "skipped"
 try:
     weight_after(twice, one_backward=True)
 except UserWarning as error:
@@ -508,7 +522,7 @@ except AssertionError as error:
     print(error)
 
 # %% tags=["fold"]
-# check: the mean, on each new device; the check before it notices 2 and 6
+# check: the mean, on each new device, rounded for three; the check before it notices 2 and 6
 net = one_weight_net(pair)
 net.weight.data(pair[0])[:] = 2
 net.weight.data(pair[1])[:] = 6
@@ -521,6 +535,13 @@ else:
 net.collect_params().reset_ctx(four)
 assert [value.asnumpy().item() for value in net.weight.list_data()] == [4, 4, 4, 4]
 assert net.weight.list_ctx() == four
+for k in [2, 3]:  # equal replicas: the mean of two is exact, that of three is rounded
+    net = nn.Dense(100, in_units=100)
+    net.initialize(mx.init.Uniform(1), ctx=four[:k])
+    held = net.weight.data(four[0]).asnumpy()
+    net.collect_params().reset_ctx(four)
+    change = abs(net.weight.data(four[3]).asnumpy() - held).max()
+    assert change == 0 if k == 2 else 0 < change < 1e-6, f"changed by {change}"
 
 # %% [markdown]
 # ## Summary
@@ -532,7 +553,7 @@ assert net.weight.list_ctx() == four
 # | `gluon.autograd.record()` (2017) | no such attribute | `from mxnet import autograd` |
 # | `"cnn_conv2d0_weight"` (2017) | no such parameter | `net[0].weight` |
 # | `d2l.try_all_gpus()` (1.0, no GPU) | `[]`, then a division by zero | `helpers.devices(2)` |
-# | `except RuntimeError` (1.0) | catches "deferred" too | `weight.list_ctx()` |
+# | `except RuntimeError` (1.0) | also catches "deferred" | `weight.list_ctx()` |
 # | a batch that isn't cut | an error that comes late, or an old gradient | `split_and_load` |
 # | one device twice, `ignore_stale_grad=True` | shards are lost | two devices, plain `step(n)` |
 # | `weight.data()`, several replicas | the current context's, or an error | `weight.data(device)` |

@@ -27,30 +27,37 @@ def draw_gluon_parameter():
     columns = (190, 330)
     drawn = [words(320, 32, "One Parameter: a value and a gradient on each device", 22, bold=True)]
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
-        drawn.append(box(x - 62, 56, 124, 400, PALE_BLUE, BLUE, stroke_width=2, rx=10))
+        drawn.append(box(x - 62, 56, 124, 458, PALE_BLUE, BLUE, stroke_width=2, rx=10))
         drawn.append(words(x, 82, f"cpu({rank})", 20, bold=True))
         drawn.append(number(x, 98, image, PALE_GREY, GREY, class_="image", data_device=rank))
     drawn.append(words(112, 127, "image", anchor="end"))
     drawn.append(words(408, 127, "split_and_load", anchor="start", font_family="monospace"))
-    drawn.append(box(118, 170, 284, 148, "none", "black", stroke_width=4, rx=10))
+    drawn.append(box(118, 160, 284, 166, "none", "black", stroke_width=4, rx=10))
+    drawn.append(words(408, 180, "Parameter", 20, "start", bold=True))
     drawn.append(words(112, 215, "values", anchor="end"))
     drawn.append(words(408, 215, "weight.list_data()", anchor="start", font_family="monospace"))
     drawn.append(words(112, 285, "gradients", anchor="end"))
     drawn.append(words(408, 285, "weight.list_grad()", anchor="start", font_family="monospace"))
+    middle = sum(columns) / 2
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
+        inwards = 34 if x < middle else -34  # the sum crosses from device to device
         drawn.append(number(x, 186, WEIGHT, class_="value", data_device=rank))
-        drawn.append(number(x, 256, image, PALE_ORANGE, ORANGE, class_="grad", data_device=rank))
-        drawn.append(arrow(x, 322, x, 384, GREEN, 4))
-        drawn.append(number(x, 390, AFTER, class_="after", data_device=rank))
-    drawn.append(words(408, 348, "trainer.step(2)", anchor="start", font_family="monospace"))
+        drawn.append(number(x, 256, image, "white", BLUE, class_="grad", data_device=rank))
+        drawn.append(arrow(x, 302, x + inwards, 346, GREEN, 4))
+        drawn.append(arrow(x + inwards, 398, x, 442, GREEN, 4))
+        drawn.append(number(x, 448, AFTER, class_="after", data_device=rank))
     total = " + ".join(str(image) for image in IMAGES)
-    drawn.append(words(408, 374, f"{WEIGHT} − ({total}) / {len(IMAGES)}", anchor="start"))
-    drawn.append(words(112, 419, "new values", anchor="end"))
-    return page(640, 472, "One Parameter: a value and a gradient on each device",
+    drawn.append(number(middle, 352, f"{total} = {sum(IMAGES)}", "white", "black", width=190,
+                        class_="sum"))
+    drawn.append(words(408, 371, "trainer.step(2)", anchor="start", font_family="monospace"))
+    drawn.append(words(408, 397, f"{WEIGHT} − {sum(IMAGES)} / {len(IMAGES)} = {AFTER}",
+                       anchor="start"))
+    drawn.append(words(112, 477, "new values", anchor="end"))
+    return page(640, 530, "One Parameter: a value and a gradient on each device",
                 f"Two columns, cpu(0) and cpu(1), with the images {IMAGES[0]} and {IMAGES[1]}. A "
                 f"frame around both columns is one Parameter: its values are {WEIGHT} on both "
-                f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. After trainer.step(2) both "
-                f"values are {AFTER}.", drawn)
+                f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. trainer.step(2) adds the "
+                f"gradients to {sum(IMAGES)}; then both values are {AFTER}.", drawn)
 
 
 def draw_step(left, name, images, grads, old):
@@ -64,7 +71,7 @@ def draw_step(left, name, images, grads, old):
                             words(x, 151, text, 20)], class_="images", data_device=rank,
                            data_images=" ".join(str(image) for image in images[rank])))
         is_old = rank in old
-        look = (PALE_ORANGE, ORANGE) if is_old else (PALE_BLUE, BLUE)
+        look = (PALE_ORANGE, ORANGE) if is_old else ("white", BLUE)
         if not is_old:
             drawn.append(arrow(x, 168, x, 200, BLUE, 3))
         drawn.append(number(x, 206, grads[rank], *look, width=112, class_="grad",
@@ -108,10 +115,10 @@ def draw_named_twice():
         start = x + (30 if x < used else 0)
         drawn.append(arrow(start, 178, used - (34 if x < used else 0), 246,
                            BLUE, 4, class_="use"))
-    drawn.append(number(columns[0], 252, 0, "white", GREY, width=130, class_="grad"))
-    final = box(used - 65, 252, 130, 44, PALE_ORANGE, ORANGE, stroke_width=2, rx=6)
-    crossed = [words(used - 34, 282, str(IMAGES[0]), 22),
-               line(used - 46, 288, used - 22, 261, RED, 4),
+    drawn.append(number(columns[0], 252, 0, "white", BLUE, width=130, class_="grad"))
+    final = box(used - 65, 252, 130, 44, "white", BLUE, stroke_width=2, rx=6)
+    crossed = [line(used - 54, 275, used - 14, 275, RED, 3),
+               words(used - 34, 282, str(IMAGES[0]), 22),
                words(used + 22, 282, str(IMAGES[1]), 22, bold=True)]
     drawn.append(group([final, *crossed], class_="grad", data_value=IMAGES[1]))
     drawn.append(words(columns[0], 322, "gradient of"))
