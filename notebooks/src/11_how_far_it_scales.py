@@ -74,7 +74,7 @@ for k in at_once:
 # `trainers[k]` its trainer.
 
 # %% tags=["fold", "trains"]
-# measure: what is timed: networks on 1, 2 and 4 devices, their trainers, and images
+# measure: what we time: a network for 1, 2 and 4 devices, its trainers, and images
 from helpers.networks import lenet
 
 nets = {}
@@ -166,6 +166,7 @@ for n in BATCHES:
 fig, ax = curves("Speed-up with the same batch", "devices", "speed-up", lines)
 ax.set_xticks([1, 2, 4])
 ax.set_ylim(bottom=0)
+ax.legend(frameon=False, loc="lower right", ncols=2)
 show(fig, alt="Speed-up on 1, 2 and 4 devices for four batch sizes, below a line for the devices "
               "that compute at once.")
 
@@ -259,7 +260,7 @@ def usual_size(numbers):
     return np.sqrt(np.mean(np.square(numbers)))
 
 
-print(usual_size([0.1, -0.1, 0.1]))
+print(usual_size([0.5, -0.5, 0.5]))
 
 # %% [markdown]
 # If we measured again, residuals would change a little. By how much? We draw 15 rounds at random
@@ -286,6 +287,14 @@ def redraw(times, rng):
 for _ in range(3):
     redrawn = medians(redraw(times, rng))
     print(f"batch 32 on 1: {1000 * redrawn[32, 1]:.2f} ms, on 4: {1000 * redrawn[32, 4]:.2f} ms")
+
+# %% tags=["fold"]
+# check: a redraw has as many rounds, the same for all times, some more than once
+numbered = {point: np.arange(15) for point in times}
+redrawn = redraw(numbered, np.random.default_rng(0))
+for numbers in redrawn.values():
+    assert np.array_equal(numbers, redrawn[32, 1]), "the same for all"
+    assert len(numbers) == 15 and 5 < len(set(numbers)) < 15
 
 # %% [markdown]
 # We redraw 200 times and fit the law again each time. The usual size of the residuals' changes is
@@ -379,13 +388,18 @@ fixed, image, device = fit_step(typical)
 print(f"fixed {1000 * fixed:.2f} ms, image {1000 * image:.2f} ms, device {1000 * device:.2f} ms")
 
 # %% tags=["fold"]
-# check: from times that follow a law, its fit finds the constants
+# check: terms by hand; from times that follow a law, its fit finds the constants, without four
+assert terms(32, 1) == [1, 32, 0] and terms(256, 2) == [1, 256 / at_once[2], 2]
+assert terms(64, 4) == [1, 64 / at_once[4], 4]
 KNOWN = [2e-3, 0.3e-3, 1e-3]
 exact = {}
 for n in BATCHES:
     for k in [1, 2, 4]:
         exact[n, k] = np.dot(KNOWN, terms(n, k))
-assert np.allclose(fit_step(exact), KNOWN)
+other = dict(exact)
+for n in BATCHES:
+    other[n, 4] = 2 * exact[n, 4]
+assert np.allclose(fit_step(exact), KNOWN) and np.allclose(fit_step(other), KNOWN)
 if at_once[2] == 2:
     shared, serial = fit_amdahl({(32, 1): 1 + 9, (32, 2): 1 + 9 / 2}, 32)
     assert np.allclose([shared, serial], [9, 1])
@@ -555,8 +569,8 @@ for name, per_device in [("as fitted", device), ("all-reduce only", all_reduce /
     print(f"device {name}: shortest on {best} devices, speed-up {speed_up:.1f}")
 
 # %% [markdown]
-# One law, two answers. Only a machine with so many cores could tell which is right. Either way
-# there is a best number: computing shrinks as $k$ grows, and *device* · $k$ grows.
+# One law, two answers. Only a machine with so many cores could tell which is right. By this law
+# there is a best number either way: computing shrinks as $k$ grows, and *device* · $k$ grows.
 #
 # **On GPUs** other constants decide. Can they be had without a fit? See deeper: Counting
 # operations, predicting GPUs. A cost for each array and one for each byte: deeper: Telling

@@ -341,7 +341,7 @@ show(fig, alt="Relative residuals of the fitted law with the noise of each point
      "size, network and number of devices, around a line at zero.")
 
 # %% [markdown]
-# On quiet cores this law missed in some of our runs, and not in others: its residuals were 1.2 to 3
+# On quiet cores this law missed in some of our runs, and not in others: its residuals were up to 3
 # times the noise. A residual below zero means that the step took longer than the law says.
 #
 # ## What the law doesn't know
