@@ -92,7 +92,7 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # A step on $k$ devices is the forward and the backward pass, then all-reduce and update:
 
-# %%
+# %% tags=["trains"]
 def both_passes(net, x_shards, y_shards):
     losses = []
     with autograd.record():
@@ -101,7 +101,7 @@ def both_passes(net, x_shards, y_shards):
     autograd.backward(losses)
 
 
-def training_step(n, k, x_shards, y_shards):
+def step_on_devices(n, k, x_shards, y_shards):
     both_passes(nets[k], x_shards, y_shards)
     trainers[k].step(n)
 
@@ -123,7 +123,7 @@ BATCHES = [32, 64, 128, 256]
 
 def two_steps(n, k, x_shards, y_shards):  # so a round is long enough to see other programs in
     for _ in range(2):
-        training_step(n, k, x_shards, y_shards)
+        step_on_devices(n, k, x_shards, y_shards)
 
 
 contestants = {}
