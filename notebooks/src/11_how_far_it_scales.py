@@ -2,53 +2,55 @@
 # # 11 · How far it scales
 #
 # Two devices did more images a second than one. Would four do more still, or sixteen? A *law* can
-# answer: a formula for the time of a step, with constants that are fitted to measurements.
+# answer: a formula for the time of a step, with constants that are fitted to measurements. One,
+# drawn:
 #
 # ![Bars for the time of a step on 1, 2, 4, 8 and 16 devices. The part for computing halves from bar
 # to bar, the part for all-reduce doubles, a fixed part stays. The bars for 4 and 8 devices are the
 # shortest.](src/drawings/step_law.svg)
 #
-# But a wrong law gives an answer all the same. This chapter is about how to catch it.
+# But a wrong law gives an answer, too. This chapter is about how to catch it.
 #
 # ## What you'll do
 #
-# Time training steps on 1, 2 and 4 devices. Fit two laws to one and two devices, and hold what they
-# say about four against the clock. Then measure what a constant is named after.
+# Time training steps on 1, 2 and 4 devices. Fit two laws to one and two devices, and compare what
+# they say about four with the clock. Then time all-reduce by itself.
 #
 # ## What you'll learn
 #
 # - what strong and weak scaling are;
-# - to judge a law by times that it wasn't fitted to, and to tell a miss from noise;
+# - to judge a law by times that it wasn't fitted to;
 # - why a constant that fits may not be what its name says.
 #
 # ## What you need
 #
-# Chapters 03, 06 and 07, and lines fitted by least squares. No GPU. Reading takes {reading time},
-# running half a minute on two cores that have nothing else to do.
+# Chapters 03, 06 and 07, and what least squares are. No GPU. Reading takes {reading time}, running
+# half a minute on two cores that have nothing else to do.
 
 # %%
 import time
-import warnings
-from functools import partial
 
-from helpers import devices, split_and_load
-from helpers.engine import cores
-from helpers.networks import lenet
-from helpers.timing import Others, in_turns
+from helpers import split_and_load
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon, nd
+from scipy.optimize import nnls
 
 # %% [markdown]
 # ## What we measure
 #
-# Four devices, the list `places`: GPUs if there are four, or else simulated ones. A core works for
-# one simulated device at a time, so four of them on two cores compute as two *at once*. How many of
-# $k$ do is `at_once[k]`.
+# `places` is a list of four devices: GPUs, or else simulated ones. A core works for one simulated
+# device at a time. So on two cores, two of four compute *at once*; `at_once[k]` says how many of
+# $k$ do.
 
 # %% tags=["fold", "measured"]
-# measure: the four devices, and how many of k compute at once
+# measure: how many of k devices compute at once
+import warnings
+
+from helpers import devices
+from helpers.engine import cores
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # too few cores is what we want to see
     places = devices(4)
@@ -57,7 +59,8 @@ at_once = {1: 1, 2: 2, 4: 4}
 if places[0].device_type == "cpu":
     for k in at_once:
         at_once[k] = min(k, cores())
-print("devices that compute at once:", at_once)
+for k in at_once:
+    print(f"of {k}: {at_once[k]} at once")
 
 # %% [markdown]
 # More devices can be used in two ways:
@@ -65,30 +68,31 @@ print("devices that compute at once:", at_once)
 # ![One device takes a batch of 32 images. Strong scaling: two devices take 16 each of the same 32.
 # Weak scaling: two devices take 32 each, a batch of 64.](src/drawings/two_scalings.svg)
 #
-# *Strong scaling* keeps the batch, *weak scaling* keeps each device's share of it. (A larger batch
-# is another training, too. Which learning rate goes with it is in deeper: Batch, rate and warm-up.)
+# *Strong scaling* keeps the batch, *weak scaling* keeps each device's share of it.
 #
-# We need chapter 06's LeNet, once for each number of devices, and images. These are random, since
-# only time matters here.
+# We time chapter 06's LeNet on random images. `nets[k]` is the network on $k$ devices, and
+# `trainers[k]` its trainer.
 
-# %%
+# %% tags=["fold", "trains"]
+# measure: what we time: a network for 1, 2 and 4 devices, its trainers, and images
+from helpers.networks import lenet
+
 nets = {}
 trainers = {}
 for k in [1, 2, 4]:
     nets[k] = lenet()
     nets[k].initialize(mx.init.Xavier(), ctx=places[:k])
     trainers[k] = gluon.Trainer(nets[k].collect_params(), "sgd", {"learning_rate": 0.01},
-                                update_on_kvstore=False)
+                                update_on_kvstore=False)  # one device updates as several do
 
 images = nd.random.uniform(shape=(256, 1, 28, 28))
 labels = nd.zeros(256)
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 # %% [markdown]
-# With `update_on_kvstore=False` each device updates its own replica (chapter 07), one device like
-# several. A step begins with the forward and the backward pass:
+# A step on $k$ devices is the forward and the backward pass, then all-reduce and update:
 
-# %%
+# %% tags=["trains"]
 def both_passes(net, x_shards, y_shards):
     losses = []
     with autograd.record():
@@ -96,42 +100,48 @@ def both_passes(net, x_shards, y_shards):
             losses.append(cross_entropy(net(x_shard), y_shard))
     autograd.backward(losses)
 
+
+def step_on_devices(n, k, x_shards, y_shards):
+    both_passes(nets[k], x_shards, y_shards)
+    trainers[k].step(n)
+
 # %% [markdown]
-# The rest, all-reduce and update, is `trainer.step`. We time two steps in a row, for each batch
-# size $n$ and number of devices $k$. A *contestant* is named by the pair $(n, k)$.
+# We time it for four batch sizes $n$, in 15 rounds. A round in which other programs took more than
+# 5 % of the machine isn't *quiet*, and is measured again (deeper: How the speed-up was measured).
+# **Predict:** where four devices compute as two at once, is a step on four as fast as on two,
+# faster or slower?
 
-# %% tags=["trains"]
-def two_training_steps(n, k, x_shards, y_shards):
-    for _ in range(2):
-        both_passes(nets[k], x_shards, y_shards)
-        trainers[k].step(n)
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 3"]
+# measure: times[n, k], the seconds of a step on k devices, a number for each round
+from functools import partial
 
+from helpers.timing import Others, in_turns
 
+ROUNDS = 15
 BATCHES = [32, 64, 128, 256]
+
+
+def two_steps(n, k, x_shards, y_shards):  # so a round is long enough to see other programs in
+    for _ in range(2):
+        step_on_devices(n, k, x_shards, y_shards)
+
+
 contestants = {}
 for n in BATCHES:
     for k in [1, 2, 4]:
         x_shards = split_and_load(images[:n], places[:k])
         y_shards = split_and_load(labels[:n], places[:k])
-        contestants[n, k] = partial(two_training_steps, n, k, x_shards, y_shards)
-
-# %% [markdown]
-# They take turns: each of 15 rounds runs all twelve. Rounds in which other programs took more than
-# 5 % of the machine are measured again (deeper: How the speed-up was measured). **Predict:** where
-# four devices compute as two at once, is a step on four as fast as on two, faster or slower?
-
-# %% tags=["measured", "trains", "few:ROUNDS = 15=>ROUNDS = 3"]
-ROUNDS = 15
+        contestants[n, k] = partial(two_steps, n, k, x_shards, y_shards)
 with Others() as others:
     rounds = in_turns(contestants, ROUNDS, quiet=0.05)
 
-times = {}  # seconds of one step, a number for each round
+times = {}
 for point, seconds in rounds.items():
     times[point] = seconds / 2
 print(f"other programs took {others.share:.0%} of the machine")
 
 # %% [markdown]
-# The median over the rounds is the typical time:
+# `times[n, k]` is an array of seconds, one a round. Their median is the typical time:
 
 # %%
 def medians(times):
@@ -151,48 +161,62 @@ for n in BATCHES:
 from helpers.plotting import curves, show
 
 lines = {"devices at once": ([1, 2, 4], [at_once[k] for k in (1, 2, 4)])}
-for n in (32, 64, 256):
+for n in BATCHES:
     lines[f"batch {n}"] = ([1, 2, 4], [typical[n, 1] / typical[n, k] for k in (1, 2, 4)])
-fig, ax = curves("Speed-up with the same batch", "devices", "times one device", lines)
+fig, ax = curves("Speed-up with the same batch", "devices", "speed-up", lines)
 ax.set_xticks([1, 2, 4])
 ax.set_ylim(bottom=0)
-show(fig, alt="Speed-up on 1, 2 and 4 devices for batches of 32, 64 and 256, below a line for the "
-              "devices that compute at once.")
+ax.legend(frameon=False, loc="lower right", ncols=2)
+show(fig, alt="Speed-up on 1, 2 and 4 devices for four batch sizes, below a line for the devices "
+              "that compute at once.")
 
 # %% [markdown]
-# On two quiet cores, four devices were *slower* than two with the same batch, in all our runs: they
-# add work, such as more messages, and no core to do it. And two gained more with a larger batch.
+# On two cores, four devices were *slower* than two with the same batch: they have no more cores,
+# and something costs extra. Two gained more with a larger batch. (What this page says of two cores
+# held in all our quiet runs.)
 #
-# That was strong scaling. In weak scaling each device keeps 64 images. Ideally, and with a core for
-# each, a step takes as long as on one:
+# That was strong scaling. In weak scaling each device keeps its images, here 64:
 
 # %%
 for k in [1, 2, 4]:
     print(f"batch {64 * k:3} on {k}: {1000 * typical[64 * k, k]:.1f} ms")
 
+# %% tags=["fold"]
+# check: strong and weak scaling on two quiet cores, as the text tells them
+two_cores = places[0].device_type == "cpu" and at_once[4] == 2
+quiet_two_cores = two_cores and others.share < 0.05 and ROUNDS == 15
+if quiet_two_cores:
+    for n in BATCHES:
+        assert typical[n, 4] > typical[n, 2], "four devices are slower than two"
+    assert typical[256, 1] / typical[256, 2] > typical[32, 1] / typical[32, 2], "larger batch"
+    assert typical[128, 2] < 1.5 * typical[64, 1], "two: little more time, twice the images"
+    assert 1.6 < typical[256, 4] / typical[128, 2] < 2.6, "four: about twice the time of two"
+
 # %% [markdown]
-# **Strong scaling asks for less time, weak scaling for more images in the same time.**
+# Two devices did twice the images in little more time. Four, on two cores, took about twice as long
+# as two. **Strong scaling asks for less time, weak scaling for more images in the same time.**
 #
 # ## A first law
 #
-# **Amdahl's law** (1967) says: a part of the work is *serial* and takes as long on any number of
-# workers; the rest is *shared* by $p$ workers, here the devices that compute at once.
+# **Amdahl's law** (1967) says: a part of the work is *shared* by $p$ workers, here the devices that
+# compute at once. The rest is *serial* and takes as long on any number of them.
 #
-# $$T = \text{serial} + \text{shared} / p$$
+# $$T = \text{shared} / p + \text{serial}$$
 #
-# Against $1/p$ that is a line. `np.polyfit(x, y, 1)` fits one, and returns its slope and its height
-# at zero. For each batch size we fit a line to the times of one and two devices:
+# Against $1/p$ that is a line with the slope *shared*. `np.polyfit(x, y, 1)` finds a line's slope
+# and its height at zero. For each batch size we fit one to one and two devices:
 
 # %% tags=["measured"]
 def fit_amdahl(typical, n):
     one_over_p = [1 / at_once[1], 1 / at_once[2]]
-    shared, serial = np.polyfit(one_over_p, [typical[n, 1], typical[n, 2]], 1)
-    return serial, shared
+    seconds = [typical[n, 1], typical[n, 2]]
+    shared, serial = np.polyfit(one_over_p, seconds, 1)
+    return shared, serial
 
 
 for n in BATCHES:
-    serial, shared = fit_amdahl(typical, n)
-    print(f"batch {n:3}: serial {1000 * serial:.1f} ms, shared {1000 * shared:.1f} ms")
+    shared, serial = fit_amdahl(typical, n)
+    print(f"batch {n:3}: shared {1000 * shared:.1f} ms, serial {1000 * serial:.1f} ms")
 
 # %% [markdown]
 # It fits perfectly, since a line always goes through two points. That means nothing. **A law is
@@ -200,96 +224,136 @@ for n in BATCHES:
 # about four devices on two cores?
 
 # %%
-def amdahl(typical, n, k):
-    serial, shared = fit_amdahl(typical, n)
-    return serial + shared / at_once[k]
+def amdahl(typical, k):
+    predicted = []  # seconds, one for each batch size
+    for n in BATCHES:
+        shared, serial = fit_amdahl(typical, n)
+        predicted.append(shared / at_once[k] + serial)
+    return np.array(predicted)
 
 
-for n in BATCHES:
-    print(f"batch {n:3} on 4: law {1000 * amdahl(typical, n, 4):.1f} ms, "
+for n, seconds in zip(BATCHES, amdahl(typical, k=4)):
+    print(f"batch {n:3} on 4: law {1000 * seconds:.1f} ms, "
           f"measured {1000 * typical[n, 4]:.1f} ms")
 
 # %% [markdown]
 # On two cores, two and four devices have the same $p$. So the law gives them the same time.
 #
-# ## A miss, or noise?
+# ## Wrong, or only noise?
 #
 # A *residual* says how far a law is from the clock, as a share of the measured time. −0.1 is a law
-# that is 10 % too fast. There is one for each batch size:
+# that is 10 % too fast.
 
-# %%
+# %% tags=["measured"]
 def residuals_of(law, typical, k):
-    residuals = []
-    for n in BATCHES:
-        residuals.append(law(typical, n, k) / typical[n, k] - 1)
-    return np.array(residuals)
+    measured = np.array([typical[n, k] for n in BATCHES])
+    return law(typical, k) / measured - 1
+
+
+print("Amdahl's law on 4:", residuals_of(amdahl, typical, k=4).round(2))
 
 # %% [markdown]
-# If we measured again, medians would come out a little different, and so would residuals. By how
-# much? We draw 15 rounds at random *from those that we have*, some of them twice and others not at
-# all. That is a measurement as we might have had it. This is called *bootstrap*.
-
-# %%
-def redraw(times, rng):
-    count = len(times[32, 1])
-    drawn = rng.integers(0, count, size=count)  # numbers of rounds, with repeats
-    return {point: seconds[drawn] for point, seconds in times.items()}
-
-
-rng = np.random.default_rng(0)
-for _ in range(4):
-    again = medians(redraw(times, rng))
-    print(f"batch 32 on 4 devices: {1000 * again[32, 4]:.2f} ms")
-
-# %% [markdown]
-# How much the residuals change when we redraw 200 times is the *noise*. To put many numbers into
-# one, we square them, take the mean, and take the root.
+# To put many numbers into one, we square them, take the mean, and take the root:
 
 # %%
 def usual_size(numbers):
     return np.sqrt(np.mean(np.square(numbers)))
 
 
-def times_the_noise(law, times, k):
+print(usual_size([0.5, -0.5, 0.5]))
+
+# %% [markdown]
+# If we measured again, residuals would change a little. By how much? We draw 15 rounds at random
+# *from those that we have*, some more than once and others not at all. That stands for another
+# measurement, and is called *bootstrap*.
+
+# %%
+rng = np.random.default_rng(0)
+print("rounds:", rng.integers(0, 15, size=15))
+
+# %% [markdown]
+# All times get the same rounds. Then medians change:
+
+# %%
+def redraw(times, rng):
+    count = len(times[32, 1])  # rounds
+    drawn = rng.integers(0, count, size=count)
+    redrawn = {}
+    for point, seconds in times.items():
+        redrawn[point] = seconds[drawn]
+    return redrawn
+
+
+for _ in range(3):
+    redrawn = medians(redraw(times, rng))
+    print(f"batch 32 on 1: {1000 * redrawn[32, 1]:.2f} ms, on 4: {1000 * redrawn[32, 4]:.2f} ms")
+
+# %% tags=["fold"]
+# check: a redraw has as many rounds, the same for all times, some more than once
+numbered = {point: np.arange(15) for point in times}
+redrawn = redraw(numbered, np.random.default_rng(0))
+for numbers in redrawn.values():
+    assert np.array_equal(numbers, redrawn[32, 1]), "the same for all"
+    assert len(numbers) == 15 and 5 < len(set(numbers)) < 15
+
+# %% [markdown]
+# We redraw 200 times and fit the law again each time. The usual size of the residuals' changes is
+# the *noise*.
+
+# %% tags=["measured"]
+def noise_of(law, times, k):
     residuals = residuals_of(law, medians(times), k)
     rng = np.random.default_rng(0)
     changes = []
     for _ in range(200):
-        again = residuals_of(law, medians(redraw(times, rng)), k)
+        redrawn = medians(redraw(times, rng))
+        again = residuals_of(law, redrawn, k)  # fits the law to what was redrawn
         changes.append(again - residuals)
-    return usual_size(residuals) / usual_size(changes)
+    return usual_size(changes)
+
+
+size = usual_size(residuals_of(amdahl, typical, k=4))
+noise = noise_of(amdahl, times, k=4)
+print(f"Amdahl's law on 4: residuals {size:.1%}, noise {noise:.1%}: {size / noise:.1f} times")
 
 # %% [markdown]
-# If residuals are more than **twice the noise**, we say that the law is *missed*.
+# Our rule: if residuals are **more than twice the noise, the law misses.** (If made-up times follow
+# a law, that gives at most 3 false alarms in 20: checked below.) On two cores Amdahl's law missed.
+# It was too fast.
 
-# %% tags=["measured"]
-amdahl_reasons = []  # why it is missed
-ratio = times_the_noise(amdahl, times, k=4)
-if ratio > 2:
-    amdahl_reasons.append(f"{ratio:.1f} times the noise on four devices")
-print("residuals", residuals_of(amdahl, typical, k=4).round(2), f"are {ratio:.1f} times the noise")
-print("missed because of", amdahl_reasons)
+# %% tags=["fold"]
+# check: on two quiet cores Amdahl's law misses four devices, and is too fast
+if quiet_two_cores:
+    by_amdahl = residuals_of(amdahl, typical, 4)
+    assert usual_size(by_amdahl) > 2 * noise_of(amdahl, times, 4), "Amdahl's law misses"
+    assert max(by_amdahl) < 0, "Amdahl's law is too fast"
 
 # %% [markdown]
-# (An empty list: not missed.) On two quiet cores Amdahl's law was missed in each of our runs.
+# Look at its constants again. With the batch, shared time grows, and serial time hardly. So the
+# serial *share* falls, which speaks for weak scaling (Gustafson, 1988).
+
+# %% tags=["fold"]
+# check: on two quiet cores shared time grows, serial time hardly, and so its share falls
+if quiet_two_cores:
+    shared_32, serial_32 = fit_amdahl(typical, 32)
+    shared_256, serial_256 = fit_amdahl(typical, 256)
+    assert shared_256 > 8 * shared_32 and serial_256 < 2 * serial_32
+    assert serial_256 / (shared_256 + serial_256) < serial_32 / (shared_32 + serial_32)
+
+# %% [markdown]
+# ## The step law
 #
-# Now look at its constants above. As the batch grows, shared time grows, and serial time hardly. So
-# the serial *share* falls: it is no constant of a program. John Gustafson (1988) made that the way
-# out: let the work grow with the machine.
-#
-# ## A law with reasons in it
-#
-# Why are four slower than two? The drawing at the top has three parts. Here is its law:
+# Why are four slower than two? The law drawn at the top, our *step law*, has three parts:
 #
 # $$T = \text{fixed} + \text{image} \cdot \frac{n}{p} + \text{device} \cdot k \quad
 # (\text{the last only for } k > 1)$$
 #
 # - *fixed*: what a step costs, whatever $n$ and $k$;
 # - *image*: computing one image; $n$ images are shared by $p$ devices;
-# - *device*: one device's part in the all-reduce: its gradients are copied into the store, and sums
+# - *device*: one device's part in the all-reduce. Its gradients are copied to the store, and sums
 #   come back (chapter 07).
 #
-# These three constants should hold for *all* batches. A row has what each is multiplied by:
+# These three should hold for *all* batches. So each measured time gives an equation:
 
 # %%
 def terms(n, k):
@@ -299,67 +363,77 @@ def terms(n, k):
 
 
 for n, k in [(32, 1), (32, 2), (256, 2)]:
-    print(f"n = {n}, k = {k}:", terms(n, k))
+    one, images_each, exchanging = terms(n, k)
+    print(f"{one} · fixed + {images_each:3.0f} · image + {exchanging} · device "
+          f"= {1000 * typical[n, k]:.1f} ms")
 
 # %% [markdown]
-# A millisecond is much for a short step and little for a long one. So we divide each row by its
-# measured time; then each should give 1. And no part of a step takes negative time: `nnls` is least
-# squares with no constant below zero.
+# One and two devices give eight equations for three constants. They can't all hold exactly, so we
+# use least squares. A millisecond is much in a short step and little in a long one, so each
+# equation is first divided by its time. That makes all right sides 1. `nnls` is least squares with
+# no constant below zero, since no part of a step takes negative time.
 
 # %%
-from scipy.optimize import nnls
-
-
-def fit_law(typical):
-    rows = []
+def fit_step(typical):
+    left_sides = []
     for n in BATCHES:
         for k in [1, 2]:  # four devices are kept to judge by
-            rows.append(np.array(terms(n, k)) / typical[n, k])
-    constants, _ = nnls(np.array(rows), np.ones(len(rows)))
+            left_sides.append(np.array(terms(n, k)) / typical[n, k])
+    right_sides = np.ones(len(left_sides))
+    constants, error = nnls(left_sides, right_sides)
     return constants
 
 
-fixed, image, device = fit_law(typical)
+fixed, image, device = fit_step(typical)
 print(f"fixed {1000 * fixed:.2f} ms, image {1000 * image:.2f} ms, device {1000 * device:.2f} ms")
 
 # %% tags=["fold"]
-# check: from times that follow the law, the fit finds its constants; a line, Amdahl's
+# check: terms by hand; from times that follow a law, its fit finds the constants, without four
+assert terms(32, 1) == [1, 32, 0] and terms(256, 2) == [1, 256 / at_once[2], 2]
+assert terms(64, 4) == [1, 64 / at_once[4], 4]
 KNOWN = [2e-3, 0.3e-3, 1e-3]
 exact = {}
 for n in BATCHES:
     for k in [1, 2, 4]:
         exact[n, k] = np.dot(KNOWN, terms(n, k))
-assert np.allclose(fit_law(exact), KNOWN)
+other = dict(exact)
+for n in BATCHES:
+    other[n, 4] = 2 * exact[n, 4]
+assert np.allclose(fit_step(exact), KNOWN) and np.allclose(fit_step(other), KNOWN)
 if at_once[2] == 2:
-    serial, shared = fit_amdahl({(32, 1): 1 + 9, (32, 2): 1 + 9 / 2}, 32)
-    assert np.allclose([serial, shared], [1, 9])
+    shared, serial = fit_amdahl({(32, 1): 1 + 9, (32, 2): 1 + 9 / 2}, 32)
+    assert np.allclose([shared, serial], [9, 1])
+
+# %% tags=["fold"]
+# check: no constant comes out below zero
 steep = dict(exact)
 for n in BATCHES:
     steep[n, 1] = exact[n, 1] - 3e-3  # least squares alone would make `fixed` negative
     steep[n, 2] = exact[n, 2] - 3e-3
-assert min(fit_law(steep)) >= 0
+assert min(fit_step(steep)) >= 0
 
 # %% [markdown]
-# With eight times and three constants the fit needn't be perfect, so we judge it on one and two
-# devices, too. **Predict:** is this law missed on four?
+# By this law, a second device saves half of the computing, and adds 2 · *device*. What it saves
+# grows with the batch, what it adds doesn't. For a batch of 32 it adds most of what it saves.
+# **Predict:** does the step law miss on four?
 
 # %% tags=["measured"]
-def step_law(typical, n, k):
-    return np.dot(fit_law(typical), terms(n, k))
+def step_law(typical, k):
+    constants = fit_step(typical)
+    predicted = []  # seconds, one for each batch size
+    for n in BATCHES:
+        predicted.append(np.dot(constants, terms(n, k)))
+    return np.array(predicted)
 
 
-step_reasons = []
 for k in [1, 2, 4]:
-    ratio = times_the_noise(step_law, times, k)
-    print(f"on {k}: residuals", residuals_of(step_law, typical, k).round(2),
-          f"are {ratio:.1f} times the noise")
-    if ratio > 2:
-        step_reasons.append(f"{ratio:.1f} times the noise for k = {k}")
-print("missed because of", step_reasons)
+    size = usual_size(residuals_of(step_law, typical, k))
+    noise = noise_of(step_law, times, k)
+    print(f"step law on {k}: residuals {size:.1%}, noise {noise:.1%}: {size / noise:.1f} times")
 
 # %% tags=["fold"]
-# draw: residuals of both laws on four devices, with their noise
-def noise_of_residuals(law):
+# draw: residuals of both laws on four devices, with twice their noise
+def noise_by_batch(law):
     ours = residuals_of(law, typical, k=4)
     rng = np.random.default_rng(0)
     changes = []
@@ -369,24 +443,24 @@ def noise_of_residuals(law):
 
 
 lines = {}
-for label, law in [("Amdahl's law", amdahl), ("the law of the step", step_law)]:
+for label, law in [("Amdahl's law", amdahl), ("step law", step_law)]:
     found = 100 * residuals_of(law, typical, k=4)
-    noise = 100 * noise_of_residuals(law)
-    lines[label] = (range(4), found - noise, found, found + noise)
+    noise = 100 * noise_by_batch(law)
+    lines[label] = (range(4), found - 2 * noise, found, found + 2 * noise)
 fig, ax = curves("Two laws on four devices, which they haven't seen", "batch size",
-                 "law − measured, % of measured", lines)
+                 "residual, % (below 0: too fast)", lines)
 ax.axhline(0, color="black", lw=1)
 ax.set_xticks(range(4), BATCHES)
-show(fig, alt="Residuals of two laws on four devices for four batch sizes, with bars for the "
+show(fig, alt="Residuals of two laws on four devices for four batch sizes, with bars for twice the "
               "noise, around a line at zero.")
 
 # %% [markdown]
-# In our quiet runs the second law came closer to four devices than Amdahl's, mostly within 10 %,
-# and was still missed in some. A missed law can be useful, if you say by how much it is off. And
-# "not missed" doesn't mean "right": where noise is large, nothing is missed.
+# Bars are twice the noise of each batch size. The step law came closer to four devices than
+# Amdahl's, and missed in some of our runs. And "no miss" doesn't mean "right": where noise is
+# large, no law misses.
 
 # %% tags=["fold"]
-# check: how often the judge says "missed" of made-up times that follow the law, and that don't
+# check: how often the rule finds a miss in made-up times that follow the step law, and that don't
 def made_up_times(slower_on_four, rng):
     """15 rounds of each time, that scatter by 3 %."""
     found = {}
@@ -398,123 +472,117 @@ def made_up_times(slower_on_four, rng):
 
 
 rng = np.random.default_rng(11)
-missed = {}
+misses = {}
 for name, slower_on_four in [("the law itself", 1.0), ("10 % slower on four", 1.1)]:
-    ratios = []
+    misses[name] = 0
     for _ in range(20):
-        ratios.append(times_the_noise(step_law, made_up_times(slower_on_four, rng), k=4))
-    missed[name] = np.mean(np.array(ratios) > 2)
-assert missed["the law itself"] <= 0.15, "false alarms"
-assert missed["10 % slower on four"] >= 0.85, "misses that are not seen"
+        made_up = made_up_times(slower_on_four, rng)
+        size = usual_size(residuals_of(step_law, medians(made_up), k=4))
+        if size > 2 * noise_of(step_law, made_up, k=4):
+            misses[name] += 1
+assert misses["the law itself"] <= 3, "false alarms"
+assert misses["10 % slower on four"] >= 17, "misses that are not seen"
+if quiet_two_cores:
+    ours = usual_size(residuals_of(step_law, typical, 4))
+    assert ours < usual_size(residuals_of(amdahl, typical, 4)), "the step law is closer"
+    assert 2 * device > 16 * image / 2, "batch 32: most of what is saved"
 
 # %% [markdown]
 # ## Distrust a constant
 #
-# We said that *device* is a device's part in the all-reduce. Nothing in the fit says so. But an
-# all-reduce can be timed by itself, with the call that `trainer.step` makes (chapter 07):
-
-# %% tags=["trains"]
-def all_reduce_seconds(k):
-    x_shards = split_and_load(images[:64], places[:k])
-    y_shards = split_and_load(labels[:64], places[:k])
-    both_passes(nets[k], x_shards, y_shards)
-    nd.waitall()
-    begin = time.perf_counter()
-    trainers[k].allreduce_grads()
-    nd.waitall()
-    return time.perf_counter() - begin
-
-# %% [markdown]
-# **Predict:** the law charges two devices 2 · *device*. How much of that is all-reduce?
+# We said that *device* is a device's part in the all-reduce. Nothing in the fit says so. But we can
+# time an all-reduce by itself, with the call that `trainer.step` makes (chapter 07). **Predict:**
+# how much of 2 · *device* is it?
 
 # %% tags=["trains", "few:range(20)=>range(5)"]
-seconds = [all_reduce_seconds(2) for _ in range(20)]
-alone = np.median(seconds)
-print(f"the law charges {2000 * device:.2f} ms, all-reduce by itself takes {1000 * alone:.2f} ms")
+x_shards = split_and_load(images[:64], places[:2])
+y_shards = split_and_load(labels[:64], places[:2])
+seconds = []
+for _ in range(20):
+    both_passes(nets[2], x_shards, y_shards)  # makes gradients
+    nd.waitall()
+    begin = time.perf_counter()
+    trainers[2].allreduce_grads()
+    nd.waitall()
+    seconds.append(time.perf_counter() - begin)
+
+all_reduce = np.median(seconds)
+print(f"2 · device: {1000 * (2 * device):.2f} ms")
+print(f"all-reduce by itself: {1000 * all_reduce:.2f} ms")
 
 # %% [markdown]
-# A small part, in all our runs. What is the rest? We run the passes alone, with no all-reduce: 64
-# images on one device, then 64 on each of two. If devices didn't disturb each other, both would
-# take the same time.
+# Only a small part. What is the rest? We run the passes alone, with no all-reduce: on one device,
+# then on two with as many images *each*. If devices didn't disturb each other, both would take the
+# same time.
 
-# %% tags=["fold", "trains", "few:rounds=20=>rounds=5"]
-# measure: forward and backward passes alone, 64 images a device
-contestants_alone = {}
-for k in [1, 2]:
-    x_shards = split_and_load(images[:64 * k], places[:k])
-    y_shards = split_and_load(labels[:64 * k], places[:k])
-    contestants_alone[k] = partial(both_passes, nets[2], x_shards, y_shards)
-passes = medians(in_turns(contestants_alone, rounds=20))
-print(f"on one device {1000 * passes[1]:.1f} ms, on two {1000 * passes[2]:.1f} ms")
+# %% tags=["fold", "measured", "trains", "few:rounds=20=>rounds=5"]
+# measure: forward and backward passes alone, on one device and on two
+contestants = {}
+for images_each in [16, 128]:
+    for k in [1, 2]:
+        x_shards = split_and_load(images[:images_each * k], places[:k])
+        y_shards = split_and_load(labels[:images_each * k], places[:k])
+        contestants[images_each, k] = partial(both_passes, nets[2], x_shards, y_shards)
+with Others() as others_now:
+    passes = medians(in_turns(contestants, rounds=20))
+extra = {}
+for images_each in [16, 128]:
+    on_one = passes[images_each, 1]
+    on_two = passes[images_each, 2]
+    extra[images_each] = on_two - on_one
+    print(f"{images_each:3} images each: on one device {1000 * on_one:.1f} ms, "
+          f"on two {1000 * on_two:.1f} ms")
+    print(f"    longer by {1000 * extra[images_each]:.1f} ms, and with all-reduce "
+          f"{1000 * (extra[images_each] + all_reduce):.1f} ms")
 
 # %% [markdown]
-# Two devices at once took longer than one. The law has no term for that, so *device* carries it.
-# (We haven't tested what it is. Python hands out work on the same cores, and they share a memory.)
+# Two at once took longer. Eight times the images made that extra time less than four times as
+# long, so it isn't one for each image. The law has only *device* for it, and with it we come closer
+# to 2 · *device*. (Its cause we haven't tested.)
 #
 # **A fitted constant collects everything that grows like its term, not only what it is named
 # after.**
 
 # %% tags=["fold"]
-# check: what the text says of two cores, where others took less than 5 % in all rounds
-two_cores = places[0].device_type == "cpu" and at_once[4] == 2
-if two_cores and others.share < 0.05 and ROUNDS == 15:
-    for n in BATCHES:
-        assert typical[n, 4] > typical[n, 2], "four devices are slower than two"
-    assert typical[256, 1] / typical[256, 2] > typical[32, 1] / typical[32, 2], "larger batch"
-    assert amdahl_reasons, "Amdahl's law is missed"
-    by_amdahl = residuals_of(amdahl, typical, 4)
-    assert max(by_amdahl) < 0, "Amdahl's law is too fast"
-    shares = []
-    for n in BATCHES:
-        serial, shared = fit_amdahl(typical, n)
-        shares.append(serial / (serial + shared))
-    assert shares[0] > shares[-1], "the serial share falls"
-    assert usual_size(residuals_of(step_law, typical, 4)) < usual_size(by_amdahl), "closer"
-    assert alone < 2 * device / 1.5, "all-reduce is not all that is charged"
-    assert passes[2] > passes[1], "two at once take longer"
+# check: on two quiet cores all-reduce is a small part; the extra time grows less than the images
+if quiet_two_cores and others_now.share < 0.05:
+    assert all_reduce < 2 * device / 3, "a small part"
+    for images_each in [16, 128]:
+        assert extra[images_each] > 0, "two at once take longer"
+        together = all_reduce + extra[images_each]
+        assert abs(together - 2 * device) < 2 * device - all_reduce, "closer"
+    assert extra[128] < 4 * extra[16], "less than the images, which are eight times as many"
 
 # %% [markdown]
 # ## So, how far?
 #
 # If each device had a core of its own, on how many would a step for a batch of 256 be shortest? We
-# ask the law twice: with *device* as fitted, and as timed by itself.
+# ask the step law twice: with *device* as fitted, and as half of the all-reduce above.
 
-# %% tags=["fold", "measured"]
-# measure: the number of devices with the shortest step by the law, for both constants
-k = np.arange(2, 129)
-for name, each in [("fitted", device), ("timed by itself", alone / 2)]:
-    seconds = fixed + image * 256 / k + each * k
-    best = np.argmin(seconds)
-    print(f"device {name}: {1000 * each:.2f} ms; the step is shortest on {k[best]} devices, "
-          f"with a speed-up of {typical[256, 1] / seconds[best]:.1f}")
+# %% tags=["measured"]
+for name, per_device in [("as fitted", device), ("all-reduce only", all_reduce / 2)]:
+    predicted = {}  # seconds, by the number of devices
+    for k in range(2, 129):
+        predicted[k] = fixed + image * 256 / k + per_device * k
+    best = min(predicted, key=predicted.get)
+    speed_up = typical[256, 1] / predicted[best]
+    print(f"device {name}: shortest on {best} devices, speed-up {speed_up:.1f}")
 
 # %% [markdown]
-# One law, two answers. Neither was held against a machine with so many cores, so we don't know. But
-# both have a best number, since computing shrinks as $k$ grows, and all-reduce grows.
+# One law, two answers. Only a machine with so many cores could tell which is right. By this law
+# there is a best number either way: computing shrinks as $k$ grows, and *device* · $k$ grows.
 #
-# **On GPUs** other constants decide. Computing can be counted, and links have published speeds. Do
-# these predict published speed-ups on up to 16 GPUs? See deeper: Counting operations, predicting
-# GPUs. How a second network splits *device* into a cost for each array and one for each byte is in
-# deeper: Telling constants apart.
+# **On GPUs** other constants decide. Can they be had without a fit? See deeper: Counting
+# operations, predicting GPUs. A cost for each array and one for each byte: deeper: Telling
+# constants apart.
 #
 # ## Summary
 #
-# Were the laws missed, in the run above? Residuals were:
-
-# %% tags=["fold", "measured"]
-# measure: the verdicts, once more
-for name, reasons in [("Amdahl's law", amdahl_reasons), ("the law of the step", step_reasons)]:
-    print(f"{name}:", "missed, " + ", ".join(reasons) if reasons else "not missed, small enough")
-print(f"'device' charges {2 * device / alone:.1f} times what all-reduce takes")
-
-# %% [markdown]
 # - Strong scaling keeps the batch, weak scaling each device's share of it.
-# - Judge a law by what it wasn't fitted to. It is missed if its residuals there are more than twice
-#   the noise, which a bootstrap tells.
-# - Amdahl's law fits two points perfectly, and was missed on four devices in our quiet runs: it
-#   doesn't know that more devices on the same cores add work.
-# - A law with reasons in it came closer, and was missed in some of our runs. Say such things
-#   plainly, and by how much.
+# - Judge a law by what it wasn't fitted to. It misses if its residuals there are more than twice
+#   the noise.
+# - Amdahl's law fitted two points perfectly, and missed four devices on two cores. The step law
+#   came closer, and missed in some of our runs.
 # - A constant collects everything that grows like its term. Measure what it is named after.
 #
 # Next, chapter 12: devices that are not equal.

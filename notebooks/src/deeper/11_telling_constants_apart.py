@@ -341,8 +341,8 @@ show(fig, alt="Relative residuals of the fitted law with the noise of each point
      "size, network and number of devices, around a line at zero.")
 
 # %% [markdown]
-# On quiet cores this law was missed in our runs: its residuals were up to 3 times the noise. A
-# residual below zero means that the step took longer than the law says.
+# On quiet cores this law missed in some of our runs, and not in others: its residuals were up to 3
+# times the noise. A residual below zero means that the step took longer than the law says.
 #
 # ## What the law doesn't know
 #
@@ -444,7 +444,7 @@ for label, before in [("itself", None), ("16 MB", sixteen_megabytes), ("a pause"
         print(f"after {label:7} {count} of them: {1e6 * np.median(found[1:]):.0f} µs")
 
 # %% [markdown]
-# In our quiet runs the same call took two or three times as long after a large array, and longer
+# In our quiet runs the same call took at least twice as long after a large array, and longer
 # after a pause, too. So a latency depends on how it is measured: **measure a constant as it will be
 # used.**
 #
@@ -487,7 +487,7 @@ for place, name in enumerate(UNITS):
           f"{1e3 * after_passes:.2f} after the passes; the step's law charges {1e3 * by_step:.2f}")
 
 # %% [markdown]
-# This law was missed, too, in our runs: one bandwidth doesn't do for small and large arrays. And
+# This law missed in our runs: one bandwidth doesn't do for small and large arrays. And
 # still it predicted both networks within a factor of two, when the call follows itself. After the
 # passes the call takes longer. And the law of the step charges more than twice what all-reduce
 # takes: its *array* and *byte* are *not* what they are named after.
@@ -498,6 +498,6 @@ for place, name in enumerate(UNITS):
 #   network can't part the cost of an array from that of a byte.
 # - Judge a fit by what is left, by the size of its residuals and by their signs. Some faults pass
 #   all three.
-# - Both laws, of the step and of all-reduce, were missed in our quiet runs. The second still
-#   predicted two networks that it hadn't seen, within a factor of two.
+# - In our quiet runs the law of the step missed sometimes, the law of all-reduce each time. The
+#   second still predicted two networks that it hadn't seen, within a factor of two.
 # - The same all-reduce takes longer after a large one. Measure a constant as it will be used.
