@@ -54,8 +54,8 @@ for name, values in parts.items():
     print(f"{name:11} {values}  mean {values.mean()}, variance {values.var()}")
 
 # %% [markdown]
-# A shard's mean isn't the whole batch's, nor is its variance. *Within* each shard the variance is 1.
-# *Between* the shards' means 2 and 6 it is 4. The whole batch has both: $1 + 4 = 5$.
+# A shard's mean isn't the whole batch's, nor is its variance. *Within* each shard the variance is
+# 1. *Between* the shards' means 2 and 6 it is 4. The whole batch has both: $1 + 4 = 5$.
 #
 # **Predict:** which outputs does a device compute for its two images?
 

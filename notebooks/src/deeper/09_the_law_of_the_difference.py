@@ -356,6 +356,7 @@ for name in ["conv, softrelu", "conv, relu"]:  # more scatter
     assert -0.8 < median_slope(name, "difference", "large") < -0.2
     steeper = median_slope(name, "difference", "large") - median_slope(name, "sum", "large")
     assert steeper > 0.15, "the sum should fall faster"
+assert -1.25 < median_slope("conv, softrelu", "sum", "large") < -0.75, "the sum: −1"
 of_sum = slopes["ResNet-18, relu", "sum", "large"]
 assert onp.median(of_sum) > -0.9, "not −1"
 
@@ -709,8 +710,8 @@ assert refused
 # - Two shards have opposite $\delta$. So errors of first order cancel in the sum of the gradients:
 #   it falls with $1/m$, one device's with $1/\sqrt m$.
 # - That held in two smooth networks with 64 to 1,024 images a device. With 4 images, second order
-#   still counts; with ReLU a dense network's sum falls more slowly; ResNet-18's
-#   sum didn't reach −1.
+#   still counts; with ReLU a dense network's sum falls more slowly; ResNet-18's sum didn't reach
+#   −1.
 # - Synchronised BatchNorm all-reduces two sums a channel forward and two backward. Without those of
 #   the backward pass, outputs are right and gradients wrong.
 # - `SyncBatchNorm` waits inside an operator. It hangs if a device stays away, or for want of
