@@ -12,8 +12,8 @@
 #
 # ## What you'll learn
 #
-# - why one device's error goes with $1/\sqrt m$ and that of the sum with $1/m$, and from which
-#   shard size on;
+# - why one device's error goes with $1/\sqrt m$ and that of the sum with $1/m$, and where that
+#   holds;
 # - what ReLU does to that law;
 # - that an all-reduce left out of the backward pass can't be seen in the outputs.
 #
@@ -43,11 +43,12 @@ print(data)
 # ## The law
 #
 # What should a device's gradient be? That of its images' losses where *all* images are normalised
-# together, as one device with the whole batch does it. Call what a device has beyond that its
+# together, as one device with the whole batch does it. The rest of what a device has is its
 # *error*.
 #
-# Take two shards of $m$ images. Chapter 09 had a batch of four: the shards' means were 2 and 6, the
-# whole mean 4, so $\delta = -2$ on device 0 and $\delta = +2$ on device 1. In general:
+# Take two shards of $m$ images. Let $\delta$ be the distance, with its sign, from the whole batch's
+# mean to the shard's. Chapter 09 had a batch of four: the shards' means were 2 and 6, the whole
+# mean 4, so $\delta = -2$ on device 0 and $\delta = +2$ on device 1. In general:
 #
 # - $\delta$ is the error of a mean of $m$ values, so it goes with $1/\sqrt m$.
 # - For a small $\delta$ a gradient changes in proportion to it. If $s_0$ and $s_1$ say how
@@ -58,13 +59,14 @@ print(data)
 #
 # The *sum* of both errors is $(s_0 - s_1)\,\delta$, which goes with $1/\sqrt m \cdot 1/\sqrt m =
 # 1/m$. Their *difference* is $(s_0 + s_1)\,\delta$, which goes with $1/\sqrt m$. Terms with
-# $\delta^2$ go with $1/m$.
+# $\delta^2$ go with $1/m$. (The variance has such an error as well, opposite on both devices but
+# for terms with $\delta^2$.)
 #
 # So on logarithmic axes, against $m$, the sum should have the slope −1 and the difference −½. One
 # device's error is half of both together, so its slope should be −½ as well, once the sum is small.
 # The law assumes two things: that $\delta$ is *small*, and that gradients change *smoothly*.
 #
-# **Predict:** what is not smooth in LeNet and ResNet-18?
+# **Predict:** where do gradients jump in ResNet-18?
 #
 # ## The errors of one batch
 #
@@ -346,12 +348,17 @@ assert min(slopes["dense, relu", "sum", "large"]) > -0.9, "ReLU's sum is flatter
 relu_difference = median_slope("dense, relu", "difference", "large")
 assert median_slope("dense, relu", "sum", "large") < relu_difference, "but it falls faster"
 assert median_slope("dense, softrelu", "difference", "small") < -0.6, "not −½ over small shards"
+smooth = on_pair(dense_network("softrelu"), seed=0)
+kinked = on_pair(dense_network("relu"), seed=0)
+for this, that in zip(smooth.collect_params().values(), kinked.collect_params().values()):
+    assert largest_difference(this.data(pair[0]), that.data(pair[0])) == 0, "other weights"
 for name in ["conv, softrelu", "conv, relu"]:  # more scatter
     assert -0.8 < median_slope(name, "difference", "large") < -0.2
     steeper = median_slope(name, "difference", "large") - median_slope(name, "sum", "large")
     assert steeper > 0.15, "the sum should fall faster"
+assert -1.25 < median_slope("conv, softrelu", "sum", "large") < -0.75, "the sum: −1"
 of_sum = slopes["ResNet-18, relu", "sum", "large"]
-assert onp.median(of_sum) > -0.9, "not yet −1"
+assert onp.median(of_sum) > -0.9, "not −1"
 
 # %% [markdown]
 # Read the columns of large shards first.
@@ -367,7 +374,7 @@ assert onp.median(of_sum) > -0.9, "not yet −1"
 #   m$. Their number varies by its own root, $m^{1/4}$, and differently on both devices. Per image
 #   that adds $m^{1/4}/m = m^{-3/4}$ to the sum.
 # - **In ResNet-18 the sum isn't near −1**, even over large shards. It has seventeen norms and as
-#   many kinks, one after the other. Which of both it is, we haven't separated.
+#   many kinks, one after the other. Which of the two it is, we haven't separated.
 #
 # Is $\delta$ too large in small shards? We can test that: use statistics that lie only *half* as
 # far from the whole batch's. An error of first order in $\delta$ is then one half, one of second
@@ -410,7 +417,7 @@ for activation in ["softrelu", "relu"]:
               f"remains ({min(shares):.2f} to {max(shares):.2f})")
 
 # %% tags=["fold"]
-# check: half of it remains from 64 images on, less with 4; with ReLU more than half
+# check: half of it remains at 64 images and at 1,024, less with 4; with ReLU more than half
 def median_remaining(activation, m):
     return onp.median(remaining[activation, m])
 
@@ -421,10 +428,10 @@ for m in [64, 1024]:
     assert median_remaining("relu", m) > 0.52, "kinks"
 
 # %% [markdown]
-# With the smooth activation half of the error remains from 64 images on: it is of **first order**
-# there. With 4 images about a third remains, between one quarter and one half: there **second
-# order still counts**. With ReLU more than half remains, as the estimate has it: a part that
-# varies by the root of $m\,\delta$ shrinks only to $\sqrt{1/2}$.
+# With the smooth activation half of the error remains at 64 images and at 1,024: it is of **first
+# order** there. With 4 images about a third remains in the median, between one quarter and one
+# half: there **second order still counts**. With ReLU more than half remains, as the estimate has
+# it: a part that varies by the root of $m\,\delta$ shrinks only to $\sqrt{1/2}$.
 #
 # So the law is one of large shards and smooth networks.
 #
@@ -489,7 +496,7 @@ print("as on one device:", largest_difference(onp.concatenate(by_hand), whole.gr
 # %%
 without_g = [input_gradient(first, own_g[0], sum_gx), input_gradient(second, own_g[1], sum_gx)]
 without_gx = [input_gradient(first, sum_g, own_gx[0]), input_gradient(second, sum_g, own_gx[1])]
-for name, wrong in [("sum of g", without_g), ("sum of g x", without_gx)]:
+for name, wrong in [("sum of g", without_g), ("sum of g times normalised", without_gx)]:
     difference = largest_difference(onp.concatenate(wrong), whole.grad)
     print(f"without the all-reduce of the {name}: wrong by {float(difference):.3f} of the largest")
 
@@ -557,7 +564,7 @@ assert gap_of("later") > 3 * gap_of("frozen")
 # Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` has synchronised statistics ready, for `mx.nd`
 # arrays. It takes the plain mean of the devices' means, so it is right for equal shards only
 # (`sync_batch_norm-inl.h` at 1.9.1). In training it waits *inside an operator* until `num_devices`
-# devices have arrived. If one doesn't come, the program hangs, and no interrupt helps. So here is
+# devices have arrived. If one doesn't come, the program hangs. So here is
 # a program to run in processes of their own, under a deadline. Its argument says how many devices
 # take part. First two networks with equal weights, one with BatchNorm on one device, one with
 # SyncBatchNorm on two:
@@ -703,7 +710,8 @@ assert refused
 # - Two shards have opposite $\delta$. So errors of first order cancel in the sum of the gradients:
 #   it falls with $1/m$, one device's with $1/\sqrt m$.
 # - That held in two smooth networks with 64 to 1,024 images a device. With 4 images, second order
-#   still counts; with ReLU a dense network's sum falls more slowly; ResNet-18 wasn't there yet.
+#   still counts; with ReLU a dense network's sum falls more slowly; ResNet-18's sum didn't reach
+#   −1.
 # - Synchronised BatchNorm all-reduces two sums a channel forward and two backward. Without those of
 #   the backward pass, outputs are right and gradients wrong.
 # - `SyncBatchNorm` waits inside an operator. It hangs if a device stays away, or for want of
