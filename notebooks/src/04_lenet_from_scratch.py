@@ -36,7 +36,7 @@ from mxnet import autograd, nd
 # %% [markdown]
 # ## Data and network
 #
-# What is trained, and on what? From each image we take the mean of all.
+# What is trained, and on what? From each pixel we subtract the mean of all training pixels.
 
 # %% tags=["measured"]
 data = load_data("mnist")
@@ -61,8 +61,8 @@ def batches(dataset, size, epochs=1, seed=0):
 # %% [markdown]
 # LeNet has four layers here, each with a weight and a bias. Weights start as random numbers of
 # standard deviation gain · $\sqrt{2 / \text{inputs}}$, where *inputs* is how many numbers one
-# output adds up. Gain 1 keeps values at their size from layer to layer (He et al., 2015); ours are
-# a choice.
+# output adds up. (Gain 1 is that of He et al., 2015. What matters here is only that each start is
+# the same.)
 
 # %%
 #    weight          inputs  biases  gain
@@ -181,8 +181,9 @@ for loss, replica in zip(losses, replicas):
     print(loss.context, f"loss {loss.asscalar():.1f}, gradient", bias.grad.asnumpy().round(2))
 
 # %% [markdown]
-# It differs, since each device saw other images. **Third, the sum.** An all-reduce replaces both
-# gradients by their sum. Here it gets copies, so that you can run the cell again.
+# It differs, since each device saw other images: it is negative at the classes of its own labels.
+# **Third, the sum.** An all-reduce replaces both gradients by their sum. (It adds more digits than
+# are printed. It gets copies here, so that you can run the cell again.)
 
 # %% tags=["measured", "trains"]
 grads = []
@@ -290,9 +291,8 @@ def accuracy(replicas, devices, dataset):
     return right / len(labels)
 
 # %% [markdown]
-# `train` (folded) calls `train_batch` for each batch. In each step it waits for the loss of *two
-# steps ago*, so that queues stay short and the devices still have work. An epoch of MNIST takes
-# **ten to forty seconds**.
+# `train` (folded) calls `train_batch` for each batch. An epoch of MNIST takes **ten to forty
+# seconds**.
 
 # %% tags=["measured", "trains"]
 epochs = 1 if data.name == "mnist" else 10  # the other data set is small
@@ -439,11 +439,13 @@ assert largest_difference(replicas, params) > 0, "the same order would hide all 
 assert alone[-1] < 0.9 * alone[0], "on a plateau any comparison passes"
 
 # %% [markdown]
+# Both agree with one device; only the count of places tells them apart.
+#
 # ### What a wrong all-reduce does
 #
 # Here are five mistakes in the all-reduce, on two devices:
 #
-# - *no broadcast*: the sum stays on device 0;
+# - *no broadcast*: the sum stays on device 0, device 1 has its own gradient;
 # - *first only*: device 1 gets device 0's gradient;
 # - *counts twice*: device 1's gradient counts twice in the sum;
 # - *mean*: both get half of the sum, and so make half a step;
@@ -454,8 +456,8 @@ assert alone[-1] < 0.9 * alone[0], "on a plateau any comparison passes"
 #
 # The table compares weights after *one* step in float32 with one device's (*far*: more than 0.1
 # away), and the two replicas with each other. Then, from stored runs, it has the accuracy after an
-# epoch of MNIST: the lowest and the highest of five seeds. **Predict:** which mistakes leave the
-# replicas equal?
+# epoch of MNIST: the lowest and the highest of both replicas from five seeds. **Predict:** which
+# mistakes leave the replicas equal?
 
 # %% tags=["fold", "trains"]
 # measure: five wrong all-reduces: weights after a step, replicas, and accuracy from stored runs
@@ -546,6 +548,7 @@ for mistake in wrong:
 # %% [markdown]
 # Weights show each mistake. Replicas that agree prove little: three mistakes leave them equal.
 # Accuracy alone shows none: all are above 93 %, and their ranges overlap with the right one's.
+# *Counts twice* even reaches the highest; its steps are longer, which may be why.
 #
 # Keep this: compare *weights* with one device's. One step is enough, in float32 too: the right
 # all-reduce differs by less than 0.001, each wrong one by more than 0.1.
@@ -556,7 +559,8 @@ for mistake in wrong:
 # Few people train in float64. One step in float32 leaves a difference of about $10^{-6}$ between
 # one device and two. **Predict:** after sixty steps, will it be sixty times that, less, or more?
 #
-# One operator could make rounding large. Two numbers that differ by rounding only go through relu:
+# One operator could make rounding large. Two numbers, apart by no more than rounding, but one above
+# zero and one below, go through relu:
 
 # %%
 for value in [1e-7, -1e-7]:
@@ -577,12 +581,12 @@ for value in [1e-7, -1e-7]:
 # many units have flipped between them. A batch of 32 images has half a million. And is it the
 # cause? Two controls train on two devices as well:
 #
-# - *borrowed*: each unit is on or off as it was on one device, so that none can flip;
+# - *borrowed*: which units are on is copied from the training on one device, so that none can flip;
 # - *smooth*: $h \cdot \text{sigmoid}(h)$ in place of relu, which has no kink.
 #
-# A line of the table is a seed. On the left is its first flip: the step, how many units, and the
-# difference before and after that step. On the right is step 60: the units that have flipped, and
-# the difference.
+# The table has one line for each seed. On the left is its first flip: the step, how many units,
+# and the difference before and after that step. On the right is step 60: the units that have
+# flipped, and the difference.
 
 # %% tags=["measured", "fold", "trains", "few:FIRST = 0=>FIRST = 1", "few:LAST = 4=>LAST = 1"]
 # measure: one device and two for sixty steps, and how many units have flipped
@@ -702,8 +706,8 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 fig, ax = figure("In float32, a jump comes only with a flipped unit", "step",
                  "difference between one and two devices")
 looks = {  # the first is drawn below the others
-    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed (a line a seed)"},
-    "relu": {"color": ORANGE, "lw": 1.5, "label": "relu (a line a seed)"},
+    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed, a line for each seed"},
+    "relu": {"color": ORANGE, "lw": 1.5, "label": "relu, a line for each seed"},
     "float64": {"color": GREY, "lw": 1.5, "ls": ":", "label": "relu in float64"},
 }
 marked = False
@@ -752,11 +756,12 @@ print(f"accuracy after an epoch of MNIST, one device and two, five seeds: at mos
 assert one_and_two_apart < 0.25
 
 # %% [markdown]
-# One seed had no flip and stayed near $10^{-5}$; four jumped to more than $10^{-2}$. Each jump
-# began in a step in which *one* unit had flipped. That changes the weights a little, so other
-# units flip, and they change the weights further. Borrowed or smooth, no seed jumped: relu's kink
-# is what makes float32 jump here. It did no harm: in stored runs, accuracy after an epoch on one
-# device and on two was at most 0.22 points apart.
+# One seed had no flip: its difference stayed below $10^{-5}$, less than sixty times the first
+# step's. Four jumped to more than $10^{-2}$. Each jump began in a step in which *one* unit had
+# flipped. That changes the weights a little, so other units flip, and they change the weights
+# further. Borrowed or smooth, no seed jumped: relu's kink is what makes float32 jump here. It did
+# no harm: in stored runs, accuracy after an epoch on one device and on two was at most 0.22 points
+# apart.
 #
 # Keep this: *equality* with one device is a claim for one step, or for float64 in as many steps as
 # we tried. In float32 the claim is only that the network learns as well.
@@ -765,15 +770,16 @@ assert one_and_two_apart < 0.25
 # ## The speed-up
 #
 # Is it faster, and faster than *what*? Five contestants train on 256 images a step. They take
-# turns: a round is six steps of each. Nine rounds count, those in which other programs took little
-# of the machine (deeper: How the speed-up was measured).
+# turns: a round is six steps of each. Rounds in which other programs took much of the machine
+# don't count (deeper: How the speed-up was measured).
 #
 # - *one device*: one core.
 # - *two devices*: `train_batch`, as above.
 # - *never communicate*: two trainings in one process, each on half of the batch. This is about what
 #   two devices would reach if the all-reduce cost nothing.
-# - *two processes*: the same as two programs. They share only the machine.
-# - *stock MXNet*: one device without the settings that `import helpers` makes.
+# - *two processes*: these two trainings as two programs, which share only the machine.
+# - *stock MXNet*: one device without the settings for threads and memory that `import helpers`
+#   makes.
 #
 # **Predict:** how many times as fast as the first are the next three?
 
@@ -915,7 +921,8 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # %% [markdown]
 # *Two devices* against *one device* is the speed-up. Why isn't it 2? *Never communicate* and *two
 # processes* exchange nothing, and don't reach 2 either. So most of what is missing isn't the
-# all-reduce: two trainings on one machine slow each other down. (How, we haven't tested.)
+# all-reduce: two trainings on one machine slow each other down. (How, we haven't tested.) What the
+# settings bring, beside *stock MXNet*, is in the deeper notebook.
 #
 # Keep this: compare a speed-up with what two unrelated trainings reach, not with 2.
 

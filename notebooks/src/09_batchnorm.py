@@ -68,7 +68,7 @@ for name, values in parts.items():
 # On one device 3 becomes −0.45 and 7 becomes 1.34. On two devices both become 1.
 #
 # Gluon's BatchNorm does the same. In `train_mode` it uses the batch's *statistics*, its mean and
-# variance. The norm has a copy on each device, and takes that of the array's device.
+# variance. An array goes through the copy of the norm that is on its own device.
 
 # %%
 batch = np.array([[1.0], [3.0], [5.0], [7.0]], ctx=pair[0])  # four images, one channel
@@ -159,11 +159,11 @@ print(f"device 0 against one device: {largest_difference(weights_of_0, weights_o
 
 # %% [markdown]
 # The replicas are equal, since both got the sum of both gradients. But the second number (0.39 with
-# MNIST, 39 % of the largest weight) is no rounding. Other weights needn't be worse ones, though.
+# MNIST, 39 % of the largest weight) is no rounding. Other weights aren't worse for that, though.
 #
 # If the shards are the whole cause, then *one* device that normalises the halves of its batch
 # separately must get what two devices get. `InHalves` does that, in place of every BatchNorm. (Here
-# `F.np` is `np`, see chapter 08.) **Predict:** does it?
+# `F.np` is `np`, see chapter 08.) Both halves go through the same norm, so its gradients add up.
 
 # %% tags=["trains"]
 class InHalves(nn.HybridBlock):
@@ -176,7 +176,7 @@ class InHalves(nn.HybridBlock):
         return F.np.concatenate([self.norm(first), self.norm(second)])
 
 
-net_in_halves = trained_on(one, batches, InHalves)
+net_in_halves = trained_on(one, batches, norm_class=InHalves)
 weights_in_halves = all_weights(net_in_halves, one[0])
 print("equal:", largest_difference(weights_of_0, weights_in_halves) < 1e-12)
 
@@ -243,7 +243,7 @@ for name, label in labels.items():
     train_loss[label] = of_seeds(name, 1, "loss")
     print(f"{label:14}  {median_and_range(after_one[label], 1)}  "
           f"{median_and_range(after_two[label], 1)}  {median_and_range(train_loss[label], 3)}")
-print(f"made on {stored['date']} by {stored['command']}, on {stored['machine']}")
+print(f"stored runs: {stored['date']}, {stored['machine']}")
 
 # %% tags=["fold"]
 # draw: accuracies after two epochs, a point for each seed, a line for the median
@@ -281,8 +281,8 @@ assert round(first_4.min(), 1) == 87.3
 #
 # What does BatchNorm use in an evaluation, where there is no batch? A running mean and variance,
 # which begin at 0 and 1. In each step a device keeps 0.9 of the old one, and adds 0.1 of its
-# shard's. On a CPU MXNet does this in the backward pass, so here is one; the sums stand for losses.
-# **Predict** the running means of both devices.
+# shard's. On a CPU MXNet does this in the backward pass, so the cell makes one, of the sum of the
+# outputs. **Predict** the running means of both devices.
 
 # %%
 norm = nn.BatchNorm(in_channels=1)
@@ -352,7 +352,8 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # ### Do both devices give the same scores?
 #
 # Both replicas have equal weights. Outside `record` a network evaluates: it uses its device's
-# running statistics. Here it is after two steps:
+# running statistics. Here it is after two steps. (Trainer's first step copies device 0's statistics
+# to the others, so after one step they are equal.)
 
 # %% tags=["measured", "trains"]
 def score_difference(net, x):
@@ -488,12 +489,16 @@ for epoch in [0, 1]:
     assert max(points) < 0.215
 
 # %% [markdown]
+# In the runs of the last section it hardly mattered: by 0.21 points at most. But without it the
+# number depends on who evaluates what.
+#
 # ## Statistics of the whole batch, from scratch
 #
 # Can devices normalise by the whole batch, though each has only a shard? They need its mean and
 # variance, and both follow from sums: $\mu = \sum x / n$ and $\sigma^2 = \sum x^2/n - \mu^2$.
 # (Where $\mu$ is large, this loses digits: exercise 2.) Sums can be all-reduced. To `autograd` the
-# copies are operations like others, so it can differentiate this:
+# copies are operations like others, so it can differentiate this. (What we write here shows the
+# idea. It keeps no running statistics, and reaches no norms inside blocks, as ResNet-18 has them.)
 
 # %%
 def all_sum(arrays):
@@ -512,7 +517,8 @@ def statistics_of_all(x_shards):
     sums = []
     squares = []
     for x in x_shards:
-        n += x[:, 0].size  # values of one channel: images × rows × columns
+        images, _, rows, columns = x.shape
+        n += images * rows * columns  # values of one channel
         sums.append(x.sum(axis=(0, 2, 3), keepdims=True))
         squares.append((x * x).sum(axis=(0, 2, 3), keepdims=True))
 
@@ -682,9 +688,8 @@ hidden = [layer for layer in inside if not isinstance(layer, nn.BatchNorm)]
 assert any(layer.collect_params(".*running.*") for layer in hidden), "these it wouldn't reach"
 
 # %% [markdown]
-# **With all-reduced statistics, k devices are one device again.** (Ours doesn't reach norms inside
-# blocks, and keeps no running statistics.) What would it cost in ResNet-18? Two sums a channel
-# forward, and their two gradients backward:
+# **With all-reduced statistics, k devices are one device again.** What would it cost in ResNet-18?
+# Two sums a channel forward, and their two gradients backward:
 
 # %% tags=["fold"]
 # measure: numbers that ResNet-18's norms send in a step, and in how many all-reduces
@@ -705,10 +710,10 @@ print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 # The numbers are few. But at each all-reduce every device waits for all others. A gradient can
 # travel while the next one is computed (chapter 10); a norm can't go on without its sums.
 #
-# Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` takes only `mx.nd` arrays, is silently wrong for
-# unequal shards, and can hang (deeper: The law of the difference). In PyTorch,
-# `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every BatchNorm, before DDP on
-# GPUs.
+# Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` takes only `mx.nd` arrays. Give it equal shards
+# and no empty ones: else it is silently wrong, or hangs (deeper: The law of the difference). In
+# PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every BatchNorm, before
+# DDP on GPUs.
 #
 # ## Summary
 #
