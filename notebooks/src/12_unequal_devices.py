@@ -147,7 +147,7 @@ for shard in split_by_sizes(nd.arange(8), [6, 2]):
 # A step begins with each shard's losses, one an image. With sums, `trainer.step(n)` does the rest:
 # it adds the gradients of both devices, divides once by `n`, and updates.
 
-# %%
+# %% tags=["trains"]
 def shard_losses(net, x, y, sizes):
     x_shards = split_by_sizes(x, sizes)
     y_shards = split_by_sizes(y, sizes)
@@ -277,7 +277,7 @@ repeated, _, counts = with_handicap(shard, shard, handicap=2)
 print("images:", repeated.asnumpy())
 print("counts:", counts.asnumpy())
 
-# %% tags=["fold"]
+# %% tags=["fold", "trains"]
 # check: with handicaps the weights are right; they are wrong if an image's repetitions count too
 from functools import partial
 
