@@ -1,18 +1,20 @@
 # %% [markdown]
 # # Deeper · Mistakes with unequal shards
 #
-# In chapter 12 every device had an image in each step. What if one has none? And how bad is a mean
-# of means, the mistake that equal shards hide?
+# In chapter 12 every device had an image in each step. What if one has none? Which other mistakes
+# are there? And how bad is a mean of means, the mistake that equal shards hide?
 #
 # ## What you'll do
 #
 # Train on up to four devices, some of which get no image in some steps. Run two mistakes that only
-# such steps show. Then count out on paper what a mean of means does to a gradient.
+# such steps show, and six of other kinds. Then count out on paper what a mean of means does to a
+# gradient.
 #
 # ## What you'll learn
 #
 # - how a device without images takes part in a step;
 # - that Trainer adds its old gradient again if it doesn't;
+# - why a test should take several steps;
 # - that a mean of means is right on average, if images are dealt at random, but noisier.
 #
 # ## What you need
@@ -110,7 +112,7 @@ def step_of_means_or_zero(net, trainer, x, y, sizes, combine=average):
 
 # %% tags=["trains"]
 batches = []
-for begin, end in [(0, 64), (64, 128), (128, 160)]:  # n is a power of 2: 1/n is exact
+for begin, end in [(0, 64), (64, 128), (128, 160)]:
     x = nd.array(data.train_images[begin:end], dtype="float64")
     batches.append((x, nd.array(data.train_labels[begin:end])))
 
@@ -224,6 +226,97 @@ else:
 # on the idle device only, so its distance is infinite. A test that looks at one device, or whose
 # devices are always busy, passes both.
 #
+# ## Right for one step
+#
+# This version of `average` puts the right sum into new arrays. `gradients` is what `list_grad()`
+# gave, and that is the parameter's own list: what we put into it, Trainer reads. **Predict:** is
+# the first step right? And the second?
+
+# %% tags=["trains"]
+def into_new_arrays(gradients, sizes):
+    n = sum(sizes)
+    second = gradients[1].as_in_context(four[0])
+    total = gradients[0] * (sizes[0] / n) + second * (sizes[1] / n)
+    gradients[0] = total
+    gradients[1] = total.as_in_context(four[1])
+
+
+ALONE = [[64], [64], [32]]
+UNEQUAL = [[40, 24], [8, 56], [20, 12]]
+EQUAL = [[32, 32], [32, 32], [16, 16]]
+in_new_arrays = partial(step_of_means_or_zero, combine=into_new_arrays)
+for steps in [1, 2]:
+    [expected] = replicas_after(step_alone, ALONE[:steps], on_store=False)
+    found = replicas_after(in_new_arrays, UNEQUAL[:steps], on_store=False)
+    print(f"after {steps} step(s), right:", largest_difference(found, expected) < 1e-12)
+
+# %% [markdown]
+# Only the first. In it Trainer reads the new arrays, and all is well. Then `backward` goes on
+# writing into the old ones, which Trainer no longer sees. It reads the first step's sum again,
+# twice the same, and a weighted mean of the two is that sum. So each later step repeats the first
+# gradient. **A test should take several steps, on different batches.**
+#
+# Five more mistakes, on two devices: the second gradient isn't added; weighted means are averaged
+# once more; sums are divided by twice the larger shard; by 64, though the last batch has 32 images;
+# and labels are those of the next image.
+
+# %% tags=["fold", "trains"]
+# check: the second step repeats the first gradient; of six mistakes equal shards hide one
+def no_step(net, trainer, x, y, sizes):
+    pass
+
+
+start = replicas_after(no_step, UNEQUAL[:1], on_store=False)[0]
+after_one = replicas_after(in_new_arrays, UNEQUAL[:1], on_store=False)[0]
+after_two = replicas_after(in_new_arrays, UNEQUAL[:2], on_store=False)[0]
+for old, middle, new in zip(start, after_one, after_two, strict=True):
+    assert largest_difference(new - middle, middle - old) < 1e-9, "not the first gradient again"
+
+
+def one_left_out(gradients, sizes):
+    gradients[0] *= sizes[0] / sum(sizes)
+
+
+def averaged_twice(gradients, sizes):
+    average(gradients, sizes)
+    for gradient in gradients:
+        gradient /= len(gradients)
+
+
+def by_twice_the_larger(net, trainer, x, y, sizes):
+    backward_or_zero(net, x, y, sizes, nd.sum)
+    trainer.step(2 * max(sizes))
+
+
+def by_64_always(net, trainer, x, y, sizes):
+    backward_or_zero(net, x, y, sizes, nd.sum)
+    trainer.step(64)
+
+
+def labels_elsewhere(net, trainer, x, y, sizes):
+    moved = nd.concat(y[1:], y[:1], dim=0)
+    step_of_sums_or_zero(net, trainer, x, moved, sizes)
+
+
+mistakes = {
+    "into_new_arrays": in_new_arrays,
+    "one_left_out": partial(step_of_means_or_zero, combine=one_left_out),
+    "averaged_twice": partial(step_of_means_or_zero, combine=averaged_twice),
+    "by_twice_the_larger": by_twice_the_larger,
+    "by_64_always": by_64_always,
+    "labels_elsewhere": labels_elsewhere,
+}
+for name, step in mistakes.items():
+    noticed = distance_to_one(step, UNEQUAL) > 1e-3
+    hidden = distance_to_one(step, EQUAL) < 1e-12
+    print(f"{name:19} noticed on unequal shards: {noticed}, hidden by equal ones: {hidden}")
+    assert noticed, f"{name} is not noticed"
+    assert hidden == (step is by_twice_the_larger), f"{name} on equal shards"
+assert distance_to_one(step_of_sums_or_zero, UNEQUAL) < 1e-12, "the right way passes"
+
+# %% [markdown]
+# Unequal shards find all of them. Equal ones hide one, as they hide the mean of means.
+#
 # ## What a mean of means does
 #
 # Suppose a program takes the mean of two means, on shards of three images and one. How wrong is
@@ -283,5 +376,6 @@ assert np.isclose(worth([128, 128]), 256) and np.isclose(worth([192, 64]), 192)
 #
 # - A device without images takes part in the backward pass with a loss whose gradient is zero.
 # - Left out, its old gradient is added again where the store updates, and nothing raises.
+# - A mistake can be right for one step, or on equal shards: test with several unequal steps.
 # - A mean of means on shards $n_i$, dealt at random, is right on average, and as noisy as a batch
 #   of $k^2 / \sum_i \frac{1}{n_i}$ images.

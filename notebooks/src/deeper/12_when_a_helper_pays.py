@@ -38,8 +38,8 @@ images = nd.random.uniform(shape=(256, 1, 28, 28))
 labels = nd.arange(256) % 10
 
 # %% [markdown]
-# The next cell has chapter 12's functions: `passes_of` gives each device its shard, repeated $h$
-# times, and `run_passes` works through them. A training step adds the update.
+# The next cell has chapter 12's functions: `passes_of` gives each device its shard, each image
+# repeated $h$ times, and `run_passes` works through them. A training step adds the update.
 
 # %% tags=["fold", "trains"]
 # measure: devices with a handicap, as in chapter 12
@@ -54,17 +54,17 @@ def split_by_sizes(batch, sizes):
 
 
 def with_handicap(x, y, handicap):
-    n = len(x)
-    rows = nd.arange(handicap * n, ctx=x.context)
-    counts = rows < n  # 1 for the first n rows, then 0
-    return x.take(rows % n), y.take(rows % n), counts
+    counts = nd.zeros((len(x), handicap), ctx=x.context)  # a row for each image
+    counts[:, 0] = 1  # only its first time counts
+    return x.repeat(handicap, axis=0), y.repeat(handicap, axis=0), counts.reshape(-1)
 
 
 def passes_of(x, y, sizes, handicaps):
     """The pass of each device, for its shard and its handicap."""
+    x_shards = split_by_sizes(x, sizes)
+    y_shards = split_by_sizes(y, sizes)
     passes = []
-    for x_shard, y_shard, handicap in zip(split_by_sizes(x, sizes), split_by_sizes(y, sizes),
-                                          handicaps):
+    for x_shard, y_shard, handicap in zip(x_shards, y_shards, handicaps):
         passes.append(with_handicap(x_shard, y_shard, handicap))
     return passes
 
