@@ -442,9 +442,12 @@ print(f"(meanwhile other programs used {others.share:.0%} of the machine's cores
 
 # %% tags=["fold"]
 # check: the three ways have the same losses at each step, and the loss falls
+# An image that is lost or counted twice changes the first loss by 2.3/256, about 0.009. Later, in
+# float32, ReLU's kink can make a difference of rounding jump (chapter 04).
 for name, (losses, _) in trained.items():
     off = np.abs(losses - expected)
-    assert off.max() < 1e-3, f"{name}, {ways[name]}: off by {off.max():.0e} in step {off.argmax()}"
+    assert off[:5].max() < 1e-4, f"{name}, {ways[name]}: off by {off[:5].max():.0e} at the start"
+    assert off.max() < 0.05, f"{name}, {ways[name]}: off by {off.max():.0e} in step {off.argmax()}"
 assert expected[-1] < expected[0] - 0.1, "it learns"
 
 # %% [markdown]
