@@ -2,8 +2,8 @@
 # # Deeper · Listings you will meet
 #
 # Much of what is published about Gluon on several devices was written from 2017 to 2022, and its
-# code is copied to this day. Which lines of it don't do with MXNet 1.9.1 what their authors wanted
-# (any more, or never did), and what do you write in their place?
+# code is copied to this day. Some of its lines fail with MXNet 1.9.1, or do something else
+# than their authors wanted. Which, and what do you write in their place?
 #
 # | where you meet it | what it is |
 # | --- | --- |
@@ -290,8 +290,9 @@ except UserWarning as error:
 print_replicas(net.weight)
 
 # %% [markdown]
-# `cpu(1)` has done nothing. `step` notices it, after the update, as long as `cpu(1)` has *never*
-# had a gradient. Later its old one is added without an error (chapter 05). The line that mends it:
+# The weight is right, but `cpu(1)` has done nothing. `step` notices that, after the update, because
+# `cpu(1)` has *never* had a gradient. Once it has had one, `step` adds that old gradient again,
+# without an error, and the weight is wrong (chapter 05). The line that mends it:
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -342,7 +343,8 @@ trainer.step(2, ignore_stale_grad=True)
 print_replicas(net.weight)
 
 # %% [markdown]
-# With `update_on_kvstore=False` it is worse: the first replica isn't updated at all, so the two end
+# The option only hides it: without it `step` would complain, as above. With
+# `update_on_kvstore=False` it is worse: the first replica isn't updated at all, so the two end
 # at 100 and 90.
 #
 # There are two ways to mend it. One `backward` for all losses writes the sum of their gradients:
