@@ -94,8 +94,7 @@ for begin, end in [(0, 64), (64, 128), (128, 160)]:
     batches.append((x, y))
 
 # %% [markdown]
-# `same_lenet` begins with the same weights each time. `update_on_kvstore=False` lets us add up the
-# gradients ourselves (chapter 07).
+# `same_lenet` begins with the same weights each time:
 
 # %%
 def same_lenet(devices, dtype):
@@ -103,13 +102,14 @@ def same_lenet(devices, dtype):
     net = lenet()
     net.cast(dtype)
     net.initialize(mx.init.Xavier(), ctx=devices)
-    net(nd.zeros((1, 1, 28, 28), ctx=devices[0], dtype=dtype))  # makes the weights, by the seed
+    net(nd.zeros((1, 1, 28, 28), ctx=devices[0], dtype=dtype))  # the first call makes the weights
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05},
-                            update_on_kvstore=False)
+                            update_on_kvstore=False)  # needed for the means, below
     return net, trainer
 
 # %% [markdown]
-# First one device, by plain Gluon. Its weights are what should come out:
+# First one device, by plain Gluon: `backward` takes the gradient of the losses' sum, and `step`
+# divides by n. Its weights are what should come out:
 
 # %% tags=["trains"]
 def weights_on(net, device):
@@ -144,8 +144,8 @@ for shard in split_by_sizes(nd.arange(8), [6, 2]):
     print(shard.context, shard.asnumpy())
 
 # %% [markdown]
-# A step begins with each shard's losses, one an image. With sums, `trainer.step(n)` does the rest:
-# it adds the gradients of both devices, divides once by `n`, and updates.
+# A step begins with each shard's losses, one number for each image. With sums, `trainer.step(n)`
+# does the rest: it adds the gradients of both devices, divides once by `n`, and updates.
 
 # %% tags=["trains"]
 def shard_losses(net, x, y, sizes):
@@ -165,8 +165,9 @@ def step_of_sums(net, trainer, x, y, sizes):
     trainer.step(len(x))
 
 # %% [markdown]
-# `distance` is the largest difference between any device's weights and `whole`, as a share of the
-# array's largest weight. Each step has another cut. **Predict:** how large is it?
+# `distance` compares each device's weights with `whole`, and returns the largest difference,
+# divided by the array's largest weight. Each of the three steps cuts its batch elsewhere.
+# **Predict** the distance.
 
 # %% tags=["measured", "trains"]
 def distance(net):
@@ -181,9 +182,10 @@ for (x, y), sizes in zip(batches, UNEQUAL):
 print(f"sums are off by {distance(net):.0e}")
 
 # %% [markdown]
-# Only rounding. Now with means. `list_grad()` gives a parameter's gradients, one a device, and
-# `combine` makes them right in place. Then `trainer.update(1)` divides by 1 and updates.
-# `trainer.step` would add them up once more.
+# Only rounding. Now with means, as most losses in PyTorch are. For each parameter, a function
+# `combine`, such as `average`, gets the gradients of both devices and makes them right in place.
+# Then `trainer.update(1)` divides by 1 and updates. (`trainer.step` would add up the gradients of
+# both devices once more. `update` needs `update_on_kvstore=False`, chapter 07.)
 
 # %%
 def step_of_means(net, trainer, x, y, sizes, combine):
@@ -206,8 +208,8 @@ def distance_of_means(combine, cuts):
 print(f"weighted means are off by {distance_of_means(average, UNEQUAL):.0e}")
 
 # %% [markdown]
-# Right again. So here the cut is a matter of speed alone, if every device gets an image. (Not so
-# with BatchNorm, whose statistics come from a device's own shard, chapter 09.)
+# Right again. So here we may cut as we like, if every device gets an image. (Not so with BatchNorm,
+# whose statistics come from a device's own shard, chapter 09.)
 
 # %% tags=["fold"]
 # check: sums and weighted means are right to 1e-12, for twelve random cuts too; each weight moved
@@ -272,18 +274,17 @@ def with_handicap(x, y, handicap):
     return x.repeat(handicap, axis=0), y.repeat(handicap, axis=0), counts.reshape(-1)
 
 
-shard = nd.array([5, 6, 7])  # stands for three images, and for their labels
-repeated, _, counts = with_handicap(shard, shard, handicap=2)
+three_images = nd.array([5, 6, 7])  # numbers that stand for images
+their_labels = nd.array([0, 1, 2])
+repeated, _, counts = with_handicap(three_images, their_labels, handicap=2)
 print("images:", repeated.asnumpy())
 print("counts:", counts.asnumpy())
 
-# %% tags=["fold", "trains"]
-# check: with handicaps the weights are right; they are wrong if an image's repetitions count too
-from functools import partial
+# %% [markdown]
+# In a step each device makes a *pass* over its images, labels and counts:
 
-
+# %%
 def run_passes(net, passes):
-    """Forward and backward on all devices. A pass is one device's images, labels and counts."""
     sums = []
     with autograd.record():
         for x, y, counts in passes:
@@ -291,6 +292,10 @@ def run_passes(net, passes):
             sums.append((losses * counts).sum())
     autograd.backward(sums)
     return sums
+
+# %% tags=["fold", "trains"]
+# check: with handicaps the weights are right; they are wrong if an image's repetitions count too
+from functools import partial
 
 
 def passes_of(x, y, sizes, handicaps):
@@ -347,7 +352,8 @@ if not 2.7 < ratio < 3.3:
 # How should a batch be cut? A step ends when the last device is done. Nobody waits if all take
 # equally long, so the sizes should be in proportion to the speeds, in images a second.
 #
-# Sizes that are rounded one by one may not add up to $n$. So we round the *ends* of the shards:
+# Sizes that are rounded one by one may not add up to $n$. So we round the *ends* of the shards.
+# With speeds 2, 3 and 4 and 100 images, these are 22.2, 55.6 and 100, so 22, 56 and 100:
 
 # %%
 def shares_by_speed(n, speeds):
@@ -458,21 +464,23 @@ assert expected[-1] < expected[0] - 0.1, "it learns"
 #
 # ## When does a helper pay?
 #
-# Call the slower device a *helper*, and compare with the fast device **alone**. There a step takes
-# $b$ seconds for each of $n$ images, and some fixed time. With a helper of handicap $h$ and shares
-# by speed, the fast device does $h$ images while the helper does one. So one of $h + 1$ images is
-# the helper's, and it saves the fast device $\frac{b\,n}{h+1}$. But it costs $c$ seconds a step,
-# for instance for the all-reduce. It pays while it saves more than it costs:
+# Call the slower device a *helper*, and compare with the fast device **alone**. Its step takes some
+# fixed time, and $b$ seconds for each of $n$ images. With a helper of handicap $h$ and shares by
+# speed, the fast device does $h$ images while the helper does one. So one of $h + 1$ images is the
+# helper's, and that saves the fast device $\frac{b\,n}{h+1}$. But the helper costs $c$ seconds a
+# step, for instance for the all-reduce. It pays while it saves more than it costs:
 #
 # $$\frac{b\,n}{h+1} > c, \qquad\text{that is,}\qquad h < \frac{b\,n}{c} - 1.$$
 #
-# Is this law right? We find its two numbers at $n = 256$, without any slow helper:
+# If $b\,n$ is 80 ms and $c$ is 4 ms, the limit is 19: helpers of handicap 3, 7 and 15 pay, one of
+# 31 doesn't. Is this law right? We find its two numbers from steps without any slow helper.
+# $T(256)$ and $T(128)$ are the fast device alone, with so many images; $T(128, 128)$ is two
+# *equal* devices:
 #
-# - $b\,n$ is twice the time that 256 images alone take longer than 128 alone;
-# - $c$ is what two *equal* devices, with 128 images each, take longer than one with 128.
+# $$b\,n = 2 \cdot (T(256) - T(128)), \qquad c = T(128, 128) - T(128).$$
 #
-# Then we time helpers with handicap 3, 7, 15 and 31, in turns with the fast device alone.
-# **Predict:** which of them pay by the law, if $b\,n$ is 80 ms and $c$ is 4 ms?
+# (128 images more take $128\,b$, which is half of $b\,n$.) Then we time helpers of handicap 3, 7,
+# 15 and 31, in turns with the fast device alone.
 
 # %% tags=["fold", "measured", "few:ROUNDS = 15=>ROUNDS = 3"]
 # measure: bn and c, and what helpers of handicap 3, 7, 15 and 31 save
@@ -531,12 +539,10 @@ show(fig, alt="Milliseconds saved against the helper's handicap: the law's curve
               "four measured points with bars for the middle half of the rounds.")
 
 # %% [markdown]
-# With 80 and 4 ms the limit is 19. Below 0 the helper did harm. A bar holds the middle half of the
-# rounds: if it doesn't touch 0, the clock has decided.
-#
-# Where a point lies below the curve, the law promised too much. It takes $c$ for the same at each
-# handicap, which we haven't tested. **Far from its limit trust the law, near it the clock.** More
-# of it is in deeper: When a helper pays.
+# Below 0 the helper did harm. A bar holds the middle half of the rounds: if it doesn't touch 0, the
+# clock has decided. Where a point lies below the curve, the law promised too much. It assumes that
+# $c$ is the same for each handicap, which we haven't tested. **Near the law's limit, trust only the
+# clock.** More of it is in deeper: When a helper pays.
 #
 # **On GPUs** we have run none of this. By the law, a CPU beside a GPU that is 30 times as fast
 # brings at most $\frac{1}{30}$ more, 3 %. A second GPU that is half as fast brings up to 50 %.
@@ -544,7 +550,8 @@ show(fig, alt="Milliseconds saved against the helper's handicap: the law's curve
 # So what should you do with a slow device?
 #
 # 1. If $h$ is near the law's limit or above, leave it out, or give it work that nobody waits for.
-# 2. If speeds are nearly equal, keep equal shards: at $h = 1.1$ they lose less than 5 %.
+# 2. If speeds are nearly equal, keep equal shards: at $h = 1.1$ they are less than 5 % slower than
+#    shares by speed.
 # 3. Else cut by speed and train with sums. Compare the weights after some steps with one device's.
 #
 # ## Summary
