@@ -291,39 +291,24 @@ print(f"the product was there after {done * 1e3:.2f} ms")
 
 # %% tags=["fold"]
 # draw: four products on two devices, and Python's calls, as recorded
-import json
-import time
-from pathlib import Path
-
 from helpers.plotting import GREY, show, timeline
-from mxnet import profiler
+from helpers.trace import record
 
 halves = [A0.copyto(device) for device in pair]
 for half in halves:
     nd.dot(half, half)
 nd.waitall()
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder, "trace.json")
-    profiler.set_config(profile_imperative=True, profile_symbolic=True, profile_api=False,
-                        continuous_dump=False, filename=str(path))
-    profiler.set_state("run")
-    times = [time.time() * 1e3]  # ms, on the profiler's clock
+
+
+def four_products():
     for rank in [0, 1, 0, 1]:
         nd.dot(halves[rank], halves[rank])
-        times.append(time.time() * 1e3)
-    nd.waitall()
-    profiler.set_state("stop")
-    profiler.dump(finished=False)
-    text = path.read_text().replace("[\n,", "[", 1)  # a stray comma if this cell runs again
-events = [event for event in json.loads(text)["traceEvents"] if event["name"] == "dot"]
-lanes = {"Python": [(start - times[0], end - start, "Python")
-                    for start, end in zip(times, times[1:])]}
-for rank in range(2):  # the profiler numbers tracks cpu/0, cpu/1, ... by their pid
-    starts, ends = ([event["ts"] / 1e3 - times[0] for event in events
-                     if event["pid"] == rank and event["ph"] == phase] for phase in "BE")
-    lanes[f"cpu({rank})"] = [(start, end - start, "compute") for start, end in zip(starts, ends)]
-returned = times[-1] - times[0]
-last = max(start + length for rank in range(2) for start, length, _ in lanes[f"cpu({rank})"])
+
+
+recording = record(four_products)
+lanes = recording.rows  # for each lane: start, length and kind
+returned = recording.handed_out
+last = max(event.end for event in recording.events)
 title = f"Four calls return in {returned:.1f} ms, the devices work for {last:.0f} ms"
 fig, axes = timeline(title, {"": lanes})
 axes[0].axvline(returned, color="black", ls="--", lw=1)
@@ -533,7 +518,7 @@ import os
 import re
 import subprocess
 import sys
-
+from pathlib import Path
 
 FAILS_AT = {"ThreadedEnginePerDevice": 6, "NaiveEngine": 4}
 with tempfile.TemporaryDirectory() as folder:
@@ -587,11 +572,11 @@ print(f"the last takes {medians[64_000_000] / medians[4_000]:,.0f} times as long
 
 # %% tags=["fold"]
 # draw: the time of a copy against its size, with quartiles
+import numpy as np
 from helpers.plotting import curves
 
 megabytes = [nbytes / 1e6 for nbytes in SIZES]
-quartiles = [[1e6 * value for value in values]
-             for values in zip(*(spread(times[nbytes]) for nbytes in SIZES))]
+quartiles = 1e6 * np.transpose([spread(times[nbytes]) for nbytes in SIZES])  # µs
 title = (f"A copy of 4 KB takes {medians[4_000]:.0f} µs, "
          f"one of 64 MB {medians[64_000_000] / 1000:.1f} ms")
 fig, ax = curves(title, "size of the copy (MB)", "time of one copy (µs)",

@@ -476,7 +476,11 @@ def in_float64(net, places, like=None):
 def weights_of(net, trained_only=True):
     """The parameters of each replica."""
     kept = [p for p in net.collect_params().values() if p.grad_req != "null" or not trained_only]
-    return [[a.asnumpy() for a in replica] for replica in zip(*[p.list_data() for p in kept])]
+    by_parameter = [p.list_data() for p in kept]
+    replicas = []
+    for replica in zip(*by_parameter):
+        replicas.append([array.asnumpy() for array in replica])
+    return replicas
 
 
 def plain_loop(net, batches, size, lr, cuts):
@@ -781,7 +785,10 @@ large_losses = (change["actual"] < -14).sum()
 assert large_losses == 8
 assert abs(change["nominal"]).max() < 6, "with the nominal size no run changes by 6"
 # Before and after the last step of the last epoch.
-ends = [[100 * part["accuracy"] for part in run[-1]["parts"][-2:]] for run in tails["tail-actual"]]
+ends = []
+for run in tails["tail-actual"]:
+    before, after = run[-1]["parts"][-2:]
+    ends.append((100 * before["accuracy"], 100 * after["accuracy"]))
 assert min(before for before, after in ends) > 94, "they had recovered"
 lost = sorted((before - after for before, after in ends), reverse=True)
 print(f"actual: the last step of epoch 3 cost two runs {lost[0]:.0f} and {lost[1]:.0f} points")
