@@ -3,7 +3,6 @@
 Each is the one that its chapter teaches; a test holds the two equal.
 """
 
-import torch
 from torch import nn
 
 

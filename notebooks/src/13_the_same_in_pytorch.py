@@ -4,11 +4,10 @@
 # Apache MXNet was retired in 2023. PyTorch has devices, shards and replicas too. Most words
 # translate, but some don't mean the same:
 #
-# ![A dictionary of six rows. The same in both: the device, ctx=mx.cpu(0) and device="cpu";
-# to move, as_in_context and to. Not the same: to cut ten rows for four devices, split_and_load gives 3
-# 3 2 2, chunk 3 3 3 1; a second backward replaces the gradient or adds to it; the loss is one number
-# an image or their mean; in SGD with momentum the rate goes into the velocity or is applied after
-# it.](src/drawings/dictionary.svg)
+# ![A dictionary of six rows. The same in both: the device, ctx=mx.cpu(0) and device="cpu"; to
+# move, as_in_context and to. Not the same: ten rows cut for four devices, 3 3 2 2 and 3 3 3 1; a
+# second backward replaces the gradient or adds to it; the loss is one number an image or their
+# mean; in SGD with momentum the velocity has the rate in it, or not.](src/drawings/dictionary.svg)
 #
 # ## What you'll do
 #

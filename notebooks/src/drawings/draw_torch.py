@@ -1,4 +1,4 @@
-"""The drawings of chapter 13: a dictionary of MXNet and PyTorch, and a forward pass of DataParallel.
+"""The drawings of chapter 13: MXNet's words and PyTorch's, and a forward pass of DataParallel.
 
 Run it to write the two SVG files beside it, the same bytes each time.
 """
@@ -91,9 +91,9 @@ def draw_data_parallel():
     drawn.append(arrow(58, 375, 58, 258, width=6, color=ORANGE))
     drawn.append(words(320, 404, "back: the gradients of the copies add up", 21, bold=True))
     return page(632, 420, "One forward pass of DataParallel and its way back",
-                "A batch of ten images is scattered into shards of 4, 4 and 2; the network is copied "
-                "for each; copies are applied in parallel; scores are gathered. On the way back the "
-                "gradients of the copies add up in the network.", drawn)
+                "A batch of ten images is scattered into shards of 4, 4 and 2; the network is "
+                "copied for each; copies are applied in parallel; scores are gathered. On the way "
+                "back the gradients of the copies add up in the network.", drawn)
 
 
 DRAWINGS = {"dictionary": draw_dictionary, "data_parallel": draw_data_parallel}
