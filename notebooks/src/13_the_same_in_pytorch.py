@@ -277,7 +277,7 @@ assert shares["MXNet"] < 0.5 < shares["PyTorch"], "MXNet hands the work out, PyT
 # | one loss an example, `step(n)` | mean loss, `step()` | who divides |
 # | `"sgd"` with momentum | `SGD` with momentum | where the rate goes |
 # | `waitall` | `torch.accelerator.synchronize` | one device; raises without an accelerator |
-# | `BatchNorm` | `BatchNorm2d` | momentum, and the running variance (deeper: ResNet twice) |
+# | `BatchNorm` | `BatchNorm2d` | deeper: ResNet twice, and why float32 disagrees |
 #
 # **Keep:** a loop translated word by word runs. Ask what adds up, what is a mean, and where the
 # rate goes.

@@ -337,7 +337,7 @@ def weights_in(net):
     return [m.weight for m in net.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
 
 # %% tags=["trains"]
-def train_once(net, x, y):
+def train_briefly(net, x, y):
     reached = set_weights(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loss = F.cross_entropy(net(x), y)
@@ -356,8 +356,8 @@ images = torch.tensor(data.train_images - data.train_images.mean())
 labels = torch.tensor(data.train_labels).long()
 torch.manual_seed(13)
 net = lazy_resnet18()
-first_reached, first_spreads = train_once(net, images[:8], labels[:8])
-second_reached, second_spreads = train_once(net, images, labels)
+first_reached, first_spreads = train_briefly(net, images[:8], labels[:8])
+second_reached, second_spreads = train_briefly(net, images, labels)
 print("layers with weights:     ", len(weights_in(net)))
 print("reached by the first call:", first_reached, " by the second:", second_reached)
 
