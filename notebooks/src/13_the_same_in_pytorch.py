@@ -11,8 +11,8 @@
 #
 # ## What you'll do
 #
-# Run both side by side. Train LeNet in both from the same weights, and compare each step. Then
-# rebuild PyTorch's `nn.DataParallel` from its four pieces.
+# Run both side by side. Train LeNet in both from the same weights, and compare. Rebuild PyTorch's
+# `nn.DataParallel` from its four pieces.
 #
 # ## What you'll learn
 #
@@ -64,11 +64,10 @@ print("MXNet:  ", a.context)
 print("PyTorch:", b.device)
 
 # %% [markdown]
-# PyTorch drops the number. In MXNet `cpu(1)` is a device of its own. In PyTorch the CPU is *one*
-# device, so its CPU backend can't simulate two devices in a process. Below, MXNet trains on two
-# devices and PyTorch on one.
+# PyTorch drops the number: its CPU is *one* device. So PyTorch's CPU backend can't simulate two
+# devices in a process, and below it trains on one, MXNet on two.
 #
-# To move an array, `as_in_context` becomes `to`. Both return an array that is there already itself.
+# To move an array, `as_in_context` becomes `to`. Neither copies an array that is there already.
 
 # %% tags=["fold"]
 # check: both return the array itself on its own device; PyTorch refuses to mix devices
@@ -105,7 +104,15 @@ print("chunk, 5:          ", [len(shard) for shard in torch.arange(5).chunk(4)])
 # `tensor_split` cuts as Gluon does.
 
 # %% tags=["fold"]
-# check: tensor_split has Gluon's shards
+# check: tensor_split has Gluon's shards; Gluon refuses uneven ones by default, and too few examples
+for n, even_split in [(10, True), (3, False)]:
+    try:
+        gluon.utils.split_and_load(nd.arange(n), four, even_split=even_split)
+    except (ValueError, mx.base.MXNetError):
+        pass
+    else:
+        raise AssertionError("it should refuse")
+assert [len(shard) for shard in torch.arange(3).tensor_split(4)] == [1, 1, 1, 0]
 for n in range(4, 30):
     shards = gluon.utils.split_and_load(nd.arange(n), four, even_split=False)
     for shard, twin in zip(shards, torch.arange(n).tensor_split(4), strict=True):
@@ -174,13 +181,13 @@ assert w.grad.asscalar() == 12, "MXNet adds too, if told so"
 # rate $\eta$, one step is:
 #
 # - MXNet: $v \leftarrow m v + \eta g$, then $w \leftarrow w - v$. The rate goes into the velocity.
-# - PyTorch: $v \leftarrow m v + g$, then $w \leftarrow w - \eta v$. It is applied afterwards.
+# - PyTorch: $v \leftarrow m v + g$, then $w \leftarrow w - \eta v$. The rate comes afterwards.
 #
-# **Predict:** do they agree while the rate is constant? And if the last of three steps has half the
-# rate?
+# We take three steps from $w = 1$, with $m = 0.5$ and $g = 1$. **Predict:** do they agree if
+# $\eta = 0.125$ in all of them? And if it is halved for the last?
 
 # %% tags=["fold", "trains"]
-# check: "sgd" and SGD follow these rules, bit for bit: three steps, m = 0.5, g = 1, w = 1 at first
+# check: MXNet's "sgd" and PyTorch's SGD follow these rules, bit for bit
 def mxnet_rule(rates, decay=0.0):
     w = 1.0
     v = 0.0
@@ -225,8 +232,8 @@ def by_torch(rates, decay=0.0):
 
 constant = [0.125, 0.125, 0.125]
 halved = [0.125, 0.125, 0.0625]
-for name, rates in [("constant rate:", constant), ("halved at last:", halved)]:
-    print(f"{name:15} w = {by_mxnet(rates)} in MXNet, {by_torch(rates)} in PyTorch")
+for name, rates in [("constant:", constant), ("halved:", halved)]:
+    print(f"{name:9} w = {by_mxnet(rates)} in MXNet, {by_torch(rates)} in PyTorch")
     for decay in [0.0, 0.25]:
         assert by_mxnet(rates, decay) == mxnet_rule(rates, decay)
         assert by_torch(rates, decay) == torch_rule(rates, decay)
@@ -239,8 +246,8 @@ assert mxnet_rule(halved) < torch_rule(halved) - 0.03
 #
 # ### Waiting
 #
-# MXNet puts an operator into a queue and returns (chapter 01). And PyTorch, on a CPU? We time the
-# call of a matrix product, and a look at its result.
+# MXNet puts an operator into a queue and returns (chapter 01). And PyTorch, on a CPU? We time a
+# matrix product: the call, then a look at its result.
 
 # %% tags=["fold", "measured"]
 # measure: which share of the time the call takes, before anybody looks at the result
@@ -270,8 +277,8 @@ assert shares["MXNet"] < 0.5 < shares["PyTorch"], "MXNet hands the work out, PyT
 # | --- | --- | --- |
 # | `ctx=mx.cpu(1)` | `device="cpu:1"` | PyTorch's CPU is one device |
 # | `as_in_context` | `to` | |
-# | `split_and_load` | `chunk` | the sizes; `chunk` may use fewer devices |
-# | `even_split=False` | `tensor_split` | |
+# | `split_and_load` | `chunk` | refuses uneven shards; `chunk` may use fewer devices |
+# | `even_split=False` | `tensor_split` | too few examples: an error, or empty shards |
 # | `record()` records | what needs gradients | PyTorch adds gradients up: `zero_grad` |
 # | `record()`: training mode | `train()`, `eval()` | the mode is the module's |
 # | one loss an example, `step(n)` | mean loss, `step()` | who divides |
@@ -295,9 +302,9 @@ if not torch.accelerator.is_available():
 # %% [markdown]
 # ## LeNet twice
 #
-# Do both compute the same numbers? If so, each checks the other: a mistake would have to be made
-# twice. In chapter 06 Gluon found out how many numbers go into a layer. PyTorch is told, and its
-# linear layer doesn't flatten:
+# Do both compute the same numbers? Then each checks the other: a mistake would have to be made
+# twice. Gluon's LeNet is chapter 06's. PyTorch wants to know how many numbers go into a layer, and
+# its linear layer doesn't flatten:
 
 # %%
 def lenet():
@@ -416,11 +423,10 @@ for number, (x, y) in enumerate(batches[:5], start=1):
     replicas = [weights_on(ours, device) for device in pair]
     difference = largest_difference(replicas, list(theirs.parameters()))
     print(f"step {number}: loss {our_loss:.12f} and {their_loss:.12f}, "
-          f"weights differ by {float(difference):.0e}")
+          f"weights differ by {difference:.0e}")
 
 # %% [markdown]
-# The losses agree to twelve digits, and so do the weights. A wrong all-reduce on Gluon's side would
-# show here, since PyTorch needs none.
+# All agree to twelve digits. A wrong all-reduce on Gluon's side would show here: PyTorch needs none.
 
 # %% tags=["fold", "trains"]
 # check: five steps: losses, gradients, and weights on each device agree to 1e-10; 0.1 would not do
@@ -472,14 +478,14 @@ assert distances[float(np.float32(0.1))] < 1e-13 and distances[0.1] > 1e-11
 # shards in parallel. 4: ten scores are gathered. On the way back the gradients of the replicas add
 # up in the network.](src/drawings/data_parallel.svg)
 #
-# We build the four pieces for LeNet and ten images. PyTorch has one CPU device, so our replicas are
-# copies in the same memory. The first piece, *scatter*, is `chunk`:
+# We build the pieces for LeNet and ten images. On one CPU device, replicas are copies in the same
+# memory. The first piece, *scatter*, is `chunk`:
 
 # %%
 torch.manual_seed(13)
 net = lenet().double()
 ten = torch.randn((10, 1, 28, 28), dtype=torch.float64)  # noise will do as images
-answers = torch.arange(10)
+answers = torch.arange(10) % 3
 
 
 def scatter(x, k):
@@ -494,8 +500,8 @@ for shard in shards:
 # ### Replicate
 #
 # Each shard needs a copy of the network, and autograd records how it was copied. Look at one weight
-# first. Three copies are used with the factors 1, 10 and 100. **Predict:** what is the gradient of
-# the original?
+# first. Its three copies get the factors 1, 10 and 100. **Predict:** what is the gradient of the
+# original?
 
 # %%
 w = torch.tensor(2.0, requires_grad=True)
@@ -506,7 +512,7 @@ print(w.grad.item())
 
 # %% [markdown]
 # The gradients of the copies *add up*: the backward pass of a broadcast is a sum. So `DataParallel`
-# needs no all-reduce. For a whole network:
+# needs no all-reduce. A replica of a whole network is a copy of each parameter, by name:
 
 # %%
 def replicate(net, k):
@@ -597,8 +603,8 @@ def scores_and_gradients(model):
 
 whole_scores, whole_gradients = scores_and_gradients(net)
 scores, gradients = scores_and_gradients(DataParallel(net, 3))
-print(f"scores differ by    {float(largest_difference(scores, whole_scores)):.3f}")
-print(f"gradients differ by {float(largest_difference(gradients, whole_gradients)):.3f}")
+print(f"scores differ by    {largest_difference(scores, whole_scores):.3f}")
+print(f"gradients differ by {largest_difference(gradients, whole_gradients):.3f}")
 
 # %% tags=["fold"]
 # check: 2, 3 and 4 replicas equal the network, to 1e-12; PyTorch's own forward calls our pieces
@@ -687,14 +693,14 @@ class MakesNoCopies(DataParallel):
 # %%
 for kind in [DataParallel, ForgetsAReplica, GathersBackwards, MakesNoCopies]:
     scores, gradients = scores_and_gradients(kind(net, 3))
-    in_scores = float(largest_difference(scores, whole_scores))
-    in_gradients = float(largest_difference(gradients, whole_gradients))
+    in_scores = largest_difference(scores, whole_scores)
+    in_gradients = largest_difference(gradients, whole_gradients)
     print(f"{kind.__name__:16} scores differ by {in_scores:.3f}, gradients by {in_gradients:.3f}")
 
 # %% [markdown]
 # A forgotten replica has right scores: only gradients show it. `MakesNoCopies` has right numbers
-# throughout. If all replicas *are* the network, their gradients add up too. Only memory tells the
-# two apart: we count arrays at different addresses.
+# throughout: where all replicas *are* the network, their gradients add up too. Only memory tells
+# the two apart. We count arrays at different addresses:
 
 # %% tags=["fold"]
 # check: three replicas are copies; each mistake is seen, a mean of gradients too
@@ -742,25 +748,23 @@ assert addresses(MakesNoCopies(net, 3)) == own
 #
 # 1. It copies the network in *each* forward pass. DDP sends the parameters once, at the start.
 # 2. It gathers on one device, which computes the loss and updates all weights. The others wait.
-# 3. Its threads share one Python interpreter, which runs one of them at a time.
+# 3. Its threads share one Python interpreter, whose lock lets one of them run at a time.
 #
-# They are measured in deeper: What DataParallel costs, and a listing that uses it.
+# More in deeper: What DataParallel costs, and a listing that uses it.
 #
 # **Keep:** `DataParallel` is scatter, replicate, parallel apply, gather. Its reduce is the backward
 # pass of a copy.
 #
 # ## Summary
 #
-# - Most words translate. But PyTorch adds gradients up, takes the mean of the loss, multiplies the
-#   velocity by the rate, and has one CPU device.
-# - From the same weights, LeNet in Gluon on two devices and in PyTorch on one agree for five steps:
-#   losses, gradients and weights, to $10^{-10}$ in float64.
-# - `DataParallel` copies the network in each forward pass, and the gradients of the copies add up
-#   in the original. Right scores don't show that they do.
+# - PyTorch adds gradients up, takes the mean of the loss, multiplies the velocity by the rate, and
+#   has one CPU device.
+# - LeNet in Gluon on two devices and in PyTorch on one agree for five steps, to $10^{-10}$ in
+#   float64: losses, gradients and weights.
+# - `DataParallel` copies the network in each forward pass. The copies' gradients add up in the
+#   original; right scores don't show that.
 #
 # Next, chapter 14: a process for each device, and `DistributedDataParallel`, written by you.
-#
-# **Further reading.** PyTorch 2.13, `torch/nn/parallel/data_parallel.py`.
 
 # %% [markdown]
 # ## Exercises
@@ -797,7 +801,7 @@ for reduction, divisor in [("mean", 4), ("sum", 10)]:
     loss.backward()
     gradients = [parameter.grad for parameter in net.parameters()]
     difference = largest_difference(gradients, whole_gradients)
-    print(f"{reduction:4} gradients differ by {float(difference):.3f}")
+    print(f"{reduction:4} gradients differ by {difference:.3f}")
     if reduction == "sum":
         assert difference < 1e-12
     else:

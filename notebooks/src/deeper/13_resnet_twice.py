@@ -465,8 +465,8 @@ assert max(drift["float64"]) < 1e-10
 assert drift["float32"][-1] > 1000 * drift["float64"][-1]
 
 # %% [markdown]
-# Both grow while training goes on. In float32 the same networks are more than a thousand times as
-# far apart. A mistake of one part in a million would be lost there.
+# In float32 the same networks are more than a thousand times as far apart. A mistake of one part in
+# ten million would be lost there.
 #
 # ## float32: ResNet-18
 #
@@ -542,8 +542,37 @@ for name, batches in with_relu.items():
 
 # %% [markdown]
 # A row is a batch. In MXNet a dozen signs change or more, in PyTorch hardly any, of more than a
-# million. Where none changes, errors are small. A single change is enough for errors a thousand
-# times as large.
+# million. Where none changes, errors are small.
+#
+# Can a single sign matter so much? We try it in float64. In one block, the smallest input of the
+# first ReLU gets the other sign, and nothing else changes.
+
+# %% tags=["fold", "measured", "trains"]
+# measure: the gradients' errors after one sign was changed on purpose, in each of eight blocks
+def change_a_sign(layer, inputs, output):
+    changed = output.clone()
+    smallest = changed.detach().abs().flatten().argmin()
+    changed.view(-1)[smallest] *= -1
+    return changed
+
+
+x, y = eights[0]
+source = start_net(gluon_resnet18, pair[:1])
+_, truth = step_in_torch(carry_over(source, resnet18().double()), x, y)
+after_one_sign = []
+for place in range(3, 11):
+    exact = carry_over(source, resnet18().double())
+    exact[place].norm1.register_forward_hook(change_a_sign)
+    _, gradients = step_in_torch(exact, x, y)
+    found = [float(largest_difference(gradients[names.index(name)], truth[names.index(name)]))
+             for name in live]
+    after_one_sign.append(max(found))
+    print(f"block {place - 2}: median {np.median(found):.0e}, worst {max(found):.0e}")
+assert max(after_one_sign) > 1e-3
+
+# %% [markdown]
+# One sign of one input is enough for an error of some percent. In the later blocks it moves even the
+# median: the backward pass goes through all layers before them.
 #
 # ### A suspect
 #
@@ -632,7 +661,7 @@ for name, batches in rows.items():
 # draw: median and worst errors, for each batch
 from helpers.plotting import BLUE, ORANGE, figure
 
-fig, ax = figure("A smooth activation takes the large errors away, precise norms most of them",
+fig, ax = figure("With a smooth activation no large error is left",
                  "", "error of gradients in float32")
 for place, batches in enumerate(rows.values()):
     worst = [max(found.errors) for found in batches]
@@ -657,10 +686,8 @@ for batches in rows.values():
     for found in batches:
         if found.changed == 0:
             assert max(found.errors) < 1e-4, "large errors without a change of sign"
-for name in ["MXNet", "MXNet, norms in float64", "PyTorch"]:
-    for found in rows[name]:
-        if found.changed > 0:
-            assert max(found.errors) > 1e-4, "a change of sign without large errors"
+for found in rows["MXNet"]:
+    assert found.changed > 3 and max(found.errors) > 1e-4
 signs = note_signs(theirs)
 theirs(torch.tensor(images[:8]))
 assert sum(each.size for each in signs) > 1e6, "so many signs are compared"
