@@ -426,7 +426,7 @@ for number, (x, y) in enumerate(batches[:5], start=1):
           f"weights differ by {difference:.0e}")
 
 # %% [markdown]
-# All agree to twelve digits. A wrong all-reduce on Gluon's side would show here: PyTorch needs none.
+# All agree to twelve digits. A wrong all-reduce on Gluon's side would show: PyTorch needs none.
 
 # %% tags=["fold", "trains"]
 # check: five steps: losses, gradients, and weights on each device agree to 1e-10; 0.1 would not do
