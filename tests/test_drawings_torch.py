@@ -87,7 +87,7 @@ def test_the_dictionary_says_what_both_do():
     scores, answers = [[2.0, 0.0], [0.0, 1.0]], [0, 1]
     losses = gluon.loss.SoftmaxCrossEntropyLoss()(nd.array(scores), nd.array(answers))
     loss = torch.nn.functional.cross_entropy(torch.tensor(scores), torch.tensor(answers))
-    assert losses.shape == (2,) and loss.item() == pytest.approx(losses.mean().asscalar(), rel=1e-5)
+    assert losses.shape == (2,) and loss.item() == pytest.approx(losses.mean().asscalar(), rel=1e-3)
     assert found["loss"] == ("one an image", "their mean", "other")
     assert found["device"] == ("ctx=mx.cpu(0)", 'device="cpu"', "same")
     assert found["move"] == ("as_in_context", "to", "same")
