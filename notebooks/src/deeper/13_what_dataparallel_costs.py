@@ -161,8 +161,8 @@ class DataParallelCopyAll(DataParallel):
 
 # %% [markdown]
 # Now we note two events of a backward pass: the *last* layer's gradient is ready, and the backward
-# pass begins with the *first* layer, once in each replica. **Predict** which event comes last: in the
-# network alone, with our copies, and with `CopyAll`.
+# pass begins with the *first* layer, once in each replica. **Predict** which event comes last: in
+# the network alone, with our copies, and with `CopyAll`.
 
 # %%
 def order_of_events(wrap):
