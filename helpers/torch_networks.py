@@ -3,10 +3,7 @@
 Each is the one that its chapter teaches; a test holds the two equal.
 """
 
-import torch
 from torch import nn
-
-WIDTHS = 64, 128, 256, 512
 
 
 def lenet():
@@ -18,25 +15,37 @@ def lenet():
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way past them, from `before` to `after` channels. Chapter 13."""
+    """Two convolutions and a way past them, from `before` to `after` channels.
 
-    def __init__(self, before, after, stride=1, activate=torch.relu):
+    Taught in chapter 13's deeper notebook ResNet twice.
+    """
+
+    def __init__(self, before, after, stride=1, activation=nn.ReLU):
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1)
         self.norm1 = nn.BatchNorm2d(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1)
         self.norm2 = nn.BatchNorm2d(after)
-        self.project = nn.Conv2d(before, after, 1, stride) if stride > 1 else None
-        self.activate = activate
+        self.project = None
+        if stride > 1:
+            self.project = nn.Conv2d(before, after, 1, stride)
+        self.activation = activation()
 
     def forward(self, x):
-        change = self.norm2(self.conv2(self.activate(self.norm1(self.conv1(x)))))
-        return self.activate(change + (x if self.project is None else self.project(x)))
+        change = self.activation(self.norm1(self.conv1(x)))
+        change = self.norm2(self.conv2(change))
+        if self.project is not None:
+            x = self.project(x)
+        return self.activation(change + x)
 
 
-def resnet18(first=nn.ReLU, activate=torch.relu):
-    """d2l's ResNet-18 for `[n, 1, 28, 28]`, 10 scores. Taught in chapter 13."""
-    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), first()]
-    for before, after, stride in zip((64, *WIDTHS), WIDTHS, (1, 2, 2, 2)):
-        layers += [Residual(before, after, stride, activate), Residual(after, after, 1, activate)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+def resnet18(activation=nn.ReLU):
+    """d2l's ResNet-18 for `[n, 1, 28, 28]`, 10 scores. Taught with `Residual`."""
+    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), activation()]
+    before = 64
+    for width, stride in [(64, 1), (128, 2), (256, 2), (512, 2)]:
+        layers.append(Residual(before, width, stride, activation))
+        layers.append(Residual(width, width, 1, activation))
+        before = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers)

@@ -87,9 +87,11 @@ def test_the_script_to_copy_is_chapter_06s_loop():
     assert loops(definition(chapter, "train_one_epoch")) == [training]
 
 
-@pytest.mark.parametrize("name", ["lenet", "Residual", "resnet18"])
-def test_pytorchs_networks_are_those_of_chapter_13(name):
-    chapter = (ROOT / "notebooks/src/13_the_same_in_pytorch.py").read_text()
+@pytest.mark.parametrize("name, chapter", [
+    ("lenet", "13_the_same_in_pytorch"), ("Residual", "deeper/13_resnet_twice"),
+    ("resnet18", "deeper/13_resnet_twice")])
+def test_pytorchs_networks_are_those_of_chapter_13(name, chapter):
+    chapter = (ROOT / f"notebooks/src/{chapter}.py").read_text()
     helper = (ROOT / "helpers/torch_networks.py").read_text()
     assert definition(helper, name) == definition(chapter, name)
 
