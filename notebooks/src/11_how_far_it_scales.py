@@ -121,7 +121,7 @@ ROUNDS = 15
 BATCHES = [32, 64, 128, 256]
 
 
-def two_steps(n, k, x_shards, y_shards):  # so a round is long enough to see other programs in
+def two_training_steps(n, k, x_shards, y_shards):  # so a round is long enough to see other programs in
     for _ in range(2):
         step_on_devices(n, k, x_shards, y_shards)
 
@@ -131,7 +131,7 @@ for n in BATCHES:
     for k in [1, 2, 4]:
         x_shards = split_and_load(images[:n], places[:k])
         y_shards = split_and_load(labels[:n], places[:k])
-        contestants[n, k] = partial(two_steps, n, k, x_shards, y_shards)
+        contestants[n, k] = partial(two_training_steps, n, k, x_shards, y_shards)
 with Others() as others:
     rounds = in_turns(contestants, ROUNDS, quiet=0.05)
 
