@@ -121,7 +121,7 @@ ROUNDS = 15
 BATCHES = [32, 64, 128, 256]
 
 
-def two_training_steps(n, k, x_shards, y_shards):  # so a round is long enough to see other programs in
+def two_training_steps(n, k, x_shards, y_shards):  # long enough to see other programs in
     for _ in range(2):
         step_on_devices(n, k, x_shards, y_shards)
 
