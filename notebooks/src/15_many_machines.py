@@ -429,8 +429,8 @@ assert of_whole["step"] == 48
 assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has its own"
 
 # %% [markdown]
-# **Test a checkpoint by a kill, and compare bit for bit.** (With three ranks or more, last digits may
-# differ: DDP reorders its buckets after its first step, and a new process has not taken that;
+# **Test a checkpoint by a kill, and compare bit for bit.** (With three ranks or more, last digits
+# may differ: DDP reorders its buckets after its first step, and a new process has not taken that;
 # `should_rebuild_buckets` in c10d's `reducer.hpp`. **On GPUs:** so may those of some operators,
 # unless you call `use_deterministic_algorithms`.)
 #
