@@ -66,13 +66,14 @@ def new_training(seed):
     return model, optimizer
 
 
+# check: what `--kill-at` and `--leave-at` do, at the first start only
 def accident(step, options):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
     if step == options.kill_at and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if step == options.leave_at:  # the whole machine leaves; see "Elastic"
-        os.kill(os.getppid(), signal.SIGTERM)
+    if step == options.leave_at:
+        os.kill(os.getppid(), signal.SIGTERM)  # its torchrun: the whole machine leaves
         time.sleep(60)
 
 
@@ -110,7 +111,7 @@ def main(options):
         begin = 0
         if os.path.exists(path):
             begin = restore(path, model, optimizer)
-        print(f"{name} begins at step {begin}, on {dist.get_world_size()} ranks")
+        print(f"{name} begins at step {begin}; ranks: {dist.get_world_size()}")
         results = train_from(begin, path, model, optimizer, options)
         torch.save(results, f"{options.folder}/{name}.rank{dist.get_rank()}")
     dist.destroy_process_group()

@@ -32,7 +32,8 @@ from pathlib import Path
 from helpers import load_data
 from helpers.cluster import Failed, torchrun
 
-folder = Path(tempfile.mkdtemp())  # our shared disk
+scratch = tempfile.TemporaryDirectory()
+folder = Path(scratch.name)  # our shared disk
 
 # %% [markdown]
 # ## torchrun: who am I?
@@ -45,20 +46,21 @@ folder = Path(tempfile.mkdtemp())  # our shared disk
 # machine 1, two with rank 2 and rank 3. Their local ranks are 0 and 1 on each machine. Both
 # torchruns point to the rendezvous.](src/drawings/torchrun.svg)
 #
-# How does a process learn its place? From its environment: `torchrun` sets variables before it
-# starts the process. `RANK` is the process's number in the whole job. `LOCAL_RANK` is its number on
-# its machine. This program prints them:
+# How does a process learn its place? `torchrun` sets variables in its environment. `RANK` is its
+# number in the whole job, `LOCAL_RANK` its number on its machine, `GROUP_RANK` the machine's number,
+# and `WORLD_SIZE` the number of processes. This program prints them:
 
 # %% tags=["torch"]
 who = """
 import os, sys
 
-rank, local_rank = os.environ["RANK"], os.environ["LOCAL_RANK"]
-machine, ranks = os.environ["GROUP_RANK"], os.environ["WORLD_SIZE"]
-sys.stdout.write(f"rank {rank} of {ranks}: local rank {local_rank} on machine {machine}\\n")
+line = ""
+for name in ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE"]:
+    line += f"{name} = {os.environ[name]}   "
+sys.stdout.write(line + "\\n")
 """
-path = folder / "who.py"
-path.write_text(who)
+with open(folder / "who.py", "w") as file:
+    file.write(who)
 
 # %% [markdown]
 # On each of two machines, the same command is run. (192.0.2.11 stands for the machine that keeps
@@ -103,8 +105,8 @@ for line in lines:
 # check: four processes, each rank once, two on each machine
 expected = []
 for rank in range(4):
-    machine = rank // 2
-    expected.append(f"rank {rank} of 4: local rank {rank % 2} on machine {machine}")
+    line = f"RANK = {rank}   LOCAL_RANK = {rank % 2}   GROUP_RANK = {rank // 2}   WORLD_SIZE = 4   "
+    expected.append(line)
 assert lines == expected
 
 # %% [markdown]
@@ -309,7 +311,6 @@ def train_from(begin, path, model, optimizer, options):
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
 def main(options):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in options.names:
         path = f"{options.folder}/{name}.pt"
@@ -389,7 +390,6 @@ print("step:     ", left["step"])
 print("model:    ", len(left["model"]), "arrays")
 print("optimizer:", len(left["optimizer"]["state"]), "arrays of momentum")
 print("random:   ", len(left["random"]), "states")
-assert left["step"] == 20
 
 # %% [markdown]
 # Steps 20 and 21 are lost, and have to be done again. This time one restart is allowed.
@@ -409,7 +409,7 @@ assert difference == 0
 # same in all four parts.
 
 # %% tags=["torch", "fold"]
-# check: the checkpoints after step 48 are equal: weights, momentum, step, both random states
+# check: the step is 20; the checkpoints after step 48 are equal: weights, momentum, step, both random states
 def same(a, b):
     if torch.is_tensor(a):
         return torch.equal(a, b)
@@ -425,6 +425,7 @@ of_again = torch.load(folder / "again.pt")
 for part in ["model", "optimizer", "step", "random"]:
     assert same(of_whole[part], of_again[part]), part
     assert not same(of_whole[part], left[part]), f"{part} should have changed since step 20"
+assert left["step"] == 20
 assert of_whole["step"] == 48
 assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has its own"
 
@@ -433,9 +434,6 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # may differ: DDP reorders its buckets after its first step, and a new process has not taken that;
 # `should_rebuild_buckets` in c10d's `reducer.hpp`. **On GPUs:** so may those of some operators,
 # unless you call `use_deterministic_algorithms`.)
-#
-# How often should you save? If saving costs $C$ seconds, and failures come every $M$ seconds on
-# average, about every $\sqrt{2CM}$ seconds (J. W. Young, CACM, 1974).
 #
 # ### Killed while it writes
 #
