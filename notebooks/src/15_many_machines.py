@@ -105,25 +105,24 @@ for line in lines:
 # check: four processes, each rank once, two on each machine
 expected = []
 for rank in range(4):
-    line = f"RANK = {rank}   LOCAL_RANK = {rank % 2}   GROUP_RANK = {rank // 2}   WORLD_SIZE = 4   "
-    expected.append(line)
-assert lines == expected
+    line = f"RANK = {rank} LOCAL_RANK = {rank % 2} GROUP_RANK = {rank // 2} WORLD_SIZE = 4"
+    expected.append(line.split())
+assert [line.split() for line in lines] == expected
 
 # %% [markdown]
 # On a machine with GPUs, `LOCAL_RANK` chooses the process's device: `cuda:0`, `cuda:1`.
 #
-# **Mind where it listens:** on all addresses of its machine, and so does a second store, on rank 0
+# **Mind:** the rendezvous listens on all addresses of its machine, and so does a store on rank 0
 # (`tests/test_cluster.py` checks it). On a network that you don't trust, put a firewall in front.
 #
-# From now on `helpers.cluster.torchrun` starts one `torchrun` on this computer. It returns what
-# each process printed, and leaves nothing running.
+# From now on `helpers.cluster.torchrun` starts one `torchrun` here, with as many processes as we
+# say. It returns what each printed.
 #
 # ## A program that can be killed
 #
 # If a process fails, `torchrun` ends the others. With `--max-restarts` it then starts *all* of them
-# anew (`torch/distributed/run.py`). The new processes have their program, arguments and
-# environment. Everything else is gone, unless it is in a file. That file is a *checkpoint*. What
-# must it hold? Everything that changes during training:
+# anew (`torch/distributed/run.py`). The new processes have their program and their arguments.
+# Everything else is gone, unless it is in a file, a *checkpoint*. What must that hold?
 #
 # ![Four things change during training: the model's weights, the optimizer's momentum, the step, and
 # the random state of each rank. All four go into the checkpoint. New processes read all four from
@@ -160,8 +159,8 @@ def dropout_lenet():
 # %% [markdown]
 # ### The step tells which images come next
 #
-# Which 32 of the 512 images are in a step's batch? If the step's number alone decides that, this
-# number is all that a checkpoint needs. Each epoch's number is the seed of its order:
+# Which 32 of the 512 images are in a step's batch? If the step's number alone decides, a checkpoint
+# needs only that. The epoch's number is the seed of its order:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -177,9 +176,8 @@ def batch_rows(step):
 
 # %% tags=["torch"]
 rows = batch_rows(step=20)
-print("step 20:", rows[:6].tolist(), "...")
-print("rank 0: ", rows[0::2][:3].tolist(), "...")
-print("rank 1: ", rows[1::2][:3].tolist(), "...")
+print("rank 0 of 2:", rows[0::2])  # every second row, from the first
+print("rank 1 of 2:", rows[1::2])
 
 # %% tags=["torch", "fold"]
 # check: each epoch has every image once, whatever the number of ranks, and an order of its own
@@ -275,8 +273,8 @@ def accident(step, options):
 
 
 # %% [markdown]
-# The loop saves before every fourth step. All ranks call `snapshot`, and rank 0 writes for all. The
-# function returns the loss and the weights after each step, for us to compare.
+# The loop saves before every fourth step. All ranks call `snapshot`, and rank 0 writes for all. We
+# keep loss and weights of each step, to compare them.
 
 # %% tags=["torch", "file:resumable_train.py", "trains"]
 # resumable_train.py
@@ -367,7 +365,7 @@ def run_anew(name, *options, max_restarts=0):
 printed = run_anew("whole")
 print(printed[0], end="")
 losses, whole = torch.load(folder / "whole.rank0")
-print("losses of", len(losses), "steps, weights after each:", list(whole.shape))
+print("weights after each step:", list(whole.shape))
 
 # %% tags=["torch", "fold"]
 # check: it learns, and both ranks have the same weights after each step
@@ -402,14 +400,12 @@ print(printed[0], end="")
 _, again = torch.load(folder / "again.rank0")
 difference = (again - whole[20:]).abs().max().item()
 print("largest difference of a weight, after any of the last 28 steps:", difference)
-assert difference == 0
 
 # %% [markdown]
-# Bit for bit the unbroken run. And not the weights alone: the last checkpoints of both runs are the
-# same in all four parts.
+# Bit for bit. And the last checkpoints of both runs are the same in all four parts:
 
 # %% tags=["torch", "fold"]
-# check: the step is 20; the checkpoints after step 48 are equal: weights, momentum, step, both random states
+# check: after step 48 the checkpoints are equal: weights, momentum, step, both random states
 def same(a, b):
     if torch.is_tensor(a):
         return torch.equal(a, b)
@@ -420,6 +416,7 @@ def same(a, b):
     return a == b
 
 
+assert difference == 0
 of_whole = torch.load(folder / "whole.pt")
 of_again = torch.load(folder / "again.pt")
 for part in ["model", "optimizer", "step", "random"]:
@@ -431,9 +428,9 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 
 # %% [markdown]
 # **Test a checkpoint by a kill, and compare bit for bit.** (With three ranks or more, last digits
-# may differ: DDP reorders its buckets after its first step, and a new process has not taken that;
-# `should_rebuild_buckets` in c10d's `reducer.hpp`. **On GPUs:** so may those of some operators,
-# unless you call `use_deterministic_algorithms`.)
+# may differ, since DDP reorders its buckets after a process's first step: `should_rebuild_buckets`
+# in c10d's `reducer.hpp`. **On GPUs:** so may those of some operators, unless you call
+# `use_deterministic_algorithms`.)
 #
 # ### Killed while it writes
 #
@@ -480,28 +477,26 @@ print("by `save`:        the old checkpoint, of step", torch.load(folder / "save
 # %% [markdown]
 # ## What if a part is missing?
 #
-# A test must also fail when it should. So we take the checkpoint that the killed run left, and put
-# into one part what a *new* process has there. Then the program resumes like one that forgot this
-# part. A new process has no momentum, and its random numbers begin at its seed:
+# A test must also fail when it should. We take the checkpoint that the killed run left, and put
+# into one part what a *new* process has there, as if the program had forgotten this part. A new
+# process has no momentum, and its random numbers begin at its seed:
 
 # %% tags=["torch"]
 no_momentum = {**left["optimizer"], "state": {}}  # a copy of it, with another "state"
-random_at_start = []
-for rank in range(2):
-    torch.manual_seed(rank)
-    random_at_start.append(torch.get_rng_state())
+new_0 = torch.Generator().manual_seed(0).get_state()  # rank 0's, when it is new
+new_1 = torch.Generator().manual_seed(1).get_state()  # rank 1's
 
 # %% [markdown]
-# Four programs forgot something. The second knows its epoch only, and begins it again. The fourth
-# gives rank 0's random state to rank 1, too.
+# Four cases. The second knows its epoch only, and begins it again. The fourth gives rank 0's random
+# state to rank 1, too.
 
 # %% tags=["torch"]
-state_0 = left["random"][0]
+rank_0 = left["random"][0]
 forgot = {
     "optimizer": {**left, "optimizer": no_momentum},
     "step in the epoch": {**left, "step": 16},
-    "random states": {**left, "random": random_at_start},
-    "rank 1's random state": {**left, "random": [state_0, state_0]},
+    "random states": {**left, "random": [new_0, new_1]},
+    "rank 1's random state": {**left, "random": [rank_0, rank_0]},
 }
 
 # %% [markdown]
@@ -523,8 +518,7 @@ for name in ["another seed", *forgot]:
 
 # %% [markdown]
 # Nothing raised, and all went on learning. With no unbroken run beside them, none of these losses
-# would look wrong. How far are the weights from the unbroken run's? We take the length of the
-# difference, as a share of the weights' own length.
+# would look wrong. How far are the weights from the unbroken run's?
 
 # %% tags=["torch", "measured", "fold"]
 # draw: distance of the weights from the unbroken run's, for each missing part and another seed
@@ -584,8 +578,8 @@ assert twice == 128
 # **Rank 1's random state: noise.** From then on both ranks drop the same units. Each mask is still
 # drawn fairly, but a batch has one mask where two are meant.
 #
-# This depends on what random numbers decide. Where they also shuffle the images, a lost state
-# doubles some and loses others. NumPy's, Python's and a GPU's generators have states of their own.
+# Where random numbers also shuffle the images, a lost state doubles some and loses others. NumPy's,
+# Python's and a GPU's generators have states of their own.
 #
 # ## Elastic: a machine leaves
 #
@@ -627,7 +621,12 @@ torchrun("resumable_train.py", 1, arguments=[folder, "alone"], log=None)
 _, elastic = torch.load(folder / "elastic.rank0")
 _, alone = torch.load(folder / "alone.rank0")
 print("largest difference:", (elastic - alone).abs().max().item())
+
+# %% tags=["torch", "fold"]
+# check: the machine that stayed began again at step 20, alone, and there is no difference
+assert elastic_printed.splitlines()[-1] == "elastic begins at step 20; ranks: 1"
 assert torch.equal(elastic, alone)
+assert not torch.equal(alone, whole[20:]), "two ranks would have made another run"
 
 # %% [markdown]
 # Bit for bit. A step has 32 images on any number of ranks, so weights, momentum and step still fit.
@@ -635,24 +634,21 @@ assert torch.equal(elastic, alone)
 # two ranks would have made. And where the number of ranks doesn't divide 32, DDP's mean is not the
 # batch's (exercise 2).
 #
-# If the machine that keeps the rendezvous is lost, the job ends, and whatever started it has to
-# start it again (`run.py`, "Failure Modes").
+# If the machine that keeps the rendezvous is lost, the job ends (`run.py`, "Failure Modes").
 #
-# MXNet's own way over several machines is another: deeper: The parameter server. When a link or
-# memory is the limit: deeper: Costs on paper.
+# MXNet's own way over several machines: deeper: The parameter server. What links and memory allow,
+# and how often to save: deeper: Costs on paper.
 
 # %% [markdown]
 # ## Summary
 #
-# - `torchrun`s meet at a rendezvous and give each process a rank and a local rank. After a failure
-#   they end the rest and, if `--max-restarts` (default 0) allows, start all anew. They bring back
-#   no state.
+# - `torchrun` gives each process a rank and a local rank. After a failure it ends the rest and, if
+#   `--max-restarts` (default 0) allows, starts all anew. It brings back no state.
 # - A checkpoint holds model, optimizer, step, and each rank's random state. Resumed from it, LeNet
 #   on two ranks ended bit for bit like the unbroken run.
 # - Write aside, then rename. Test a checkpoint by a kill.
 # - No error says that a part is missing. A lost optimizer state or step does damage; a lost random
-#   state is another seed, as long as it decides dropout only.
-# - After an elastic restart the random states don't fit; the rest does.
+#   state is another seed, if it decides dropout only.
 #
 # **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation, and the text at the
 # top of `torch/distributed/run.py`.
