@@ -103,7 +103,6 @@ def train_from(begin, path, model, optimizer, options):
 
 
 def main(options):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in options.names:
         path = f"{options.folder}/{name}.pt"

@@ -47,8 +47,8 @@ folder = Path(scratch.name)  # our shared disk
 # torchruns point to the rendezvous.](src/drawings/torchrun.svg)
 #
 # How does a process learn its place? `torchrun` sets variables in its environment. `RANK` is its
-# number in the whole job, `LOCAL_RANK` its number on its machine, `GROUP_RANK` the machine's number,
-# and `WORLD_SIZE` the number of processes. This program prints them:
+# number in the whole job, `LOCAL_RANK` its number on its machine, `GROUP_RANK` the machine's
+# number, and `WORLD_SIZE` the number of processes. This program prints them:
 
 # %% tags=["torch"]
 who = """
@@ -308,7 +308,7 @@ def train_from(begin, path, model, optimizer, options):
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
-def main(options):
+def train_all(options):
     dist.init_process_group("gloo")
     for name in options.names:
         path = f"{options.folder}/{name}.pt"
@@ -331,7 +331,7 @@ if __name__ == "__main__" and "__file__" in globals():
     parser.add_argument("--kill-at", type=int, help="step before which rank 1 is killed")
     parser.add_argument("--leave-at", type=int, help="step before which this machine leaves")
     try:
-        main(parser.parse_args())
+        train_all(parser.parse_args())
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one
         raise

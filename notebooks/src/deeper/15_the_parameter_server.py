@@ -82,11 +82,11 @@ def write_script(*functions):
     return path
 
 
-def hello(name):
+def say_hello(name):
     print("hello,", name)
 
 
-path = write_script(hello)
+path = write_script(say_hello)
 print(path.read_text()[-80:])
 
 # %% [markdown]
@@ -112,7 +112,7 @@ def variables(role, host, root, port, workers, servers):
 # We start one scheduler, one server and the workers by hand, on this machine:
 
 # %%
-def start(role, port, workers, command):
+def start_role(role, port, workers, command):
     settings = variables(role, "127.0.0.1", "127.0.0.1", port, workers, servers=1)
     return subprocess.Popen([sys.executable, *command], env={**os.environ, **settings}, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -124,9 +124,9 @@ def run_by_hand(script, workers):
         port = listener.getsockname()[1]
     processes = []
     for role in ["scheduler", "server"]:
-        processes.append(start(role, port, workers, ["-c", "import mxnet"]))
+        processes.append(start_role(role, port, workers, ["-c", "import mxnet"]))
     for _ in range(workers):
-        processes.append(start("worker", port, workers, [str(script), "{}"]))
+        processes.append(start_role("worker", port, workers, [str(script), "{}"]))
     printed = []
     try:
         for process in processes[2:]:
@@ -267,7 +267,7 @@ def run_workers(name, **options):
         log=None)
 
 
-def load(name, rank):
+def load_run(name, rank):
     saved = np.load(folder / f"{name}-{rank}.npz")
     weights = [saved[f"arr_{i}"] for i in range(8)]
     return weights, saved["losses"]
@@ -279,9 +279,9 @@ def load(name, rank):
 # %% tags=["trains"]
 train_worker(folder, "one", kind="local")
 run_workers("two")
-whole, whole_losses = load("one", 0)
+whole, whole_losses = load_run("one", 0)
 for rank in range(2):
-    weights, _ = load("two", rank)
+    weights, _ = load_run("two", rank)
     difference = largest_difference(weights, whole)
     print(f"worker {rank}: within 1e-12 of one worker: {difference < 1e-12}")
     assert difference < 1e-12
@@ -301,9 +301,9 @@ assert whole_losses[-8:].mean() < 0.7 * whole_losses[:8].mean()
 # %% tags=["trains"]
 run_workers("wrong", divide_by=16, epochs=1)
 train_worker(folder, "fast", kind="local", lr=0.5, epochs=1)
-_, losses_of_0 = load("wrong", 0)
-_, losses_of_1 = load("wrong", 1)
-_, fast_losses = load("fast", 0)
+_, losses_of_0 = load_run("wrong", 0)
+_, losses_of_1 = load_run("wrong", 1)
+_, fast_losses = load_run("fast", 0)
 wrong_losses = losses_of_0 + losses_of_1
 print("equal to one worker at twice the learning rate:",
       np.allclose(wrong_losses[:8], fast_losses[:8], rtol=1e-8))
