@@ -6,8 +6,8 @@
 #
 # ## What you'll do
 #
-# Start processes with `torchrun`, write a training program that can be killed, kill it, and resume.
-# Then leave parts out of its checkpoint, and let a whole machine leave.
+# Start processes with `torchrun`, and write a training program that can be killed. Kill it, and
+# resume. Leave parts out of its checkpoint. Let a whole machine leave.
 #
 # ## What you'll learn
 #
@@ -63,11 +63,10 @@ with open(folder / "who.py", "w") as file:
     file.write(who)
 
 # %% [markdown]
-# On each of two machines, the same command is run. (192.0.2.11 stands for the machine that keeps
-# the rendezvous.)
+# On each of two machines, the same command is run. HOST is the one that keeps the rendezvous.
 #
 # ```
-# torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=192.0.2.11:9000 who.py
+# torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:9000 who.py
 # ```
 #
 # Here we run it twice on this computer. **Predict:** what does the last process print?
@@ -113,10 +112,10 @@ assert [line.split() for line in lines] == expected
 # On a machine with GPUs, `LOCAL_RANK` chooses the process's device: `cuda:0`, `cuda:1`.
 #
 # **Mind:** the rendezvous listens on all addresses of its machine, and so does a store on rank 0
-# (`tests/test_cluster.py` checks it). On a network that you don't trust, put a firewall in front.
+# (`tests/test_cluster.py`). Put a firewall in front.
 #
-# From now on `helpers.cluster.torchrun` starts one `torchrun` here, with as many processes as we
-# say. It returns what each printed.
+# From now on we start `torchrun` here, by `helpers.cluster.torchrun`. It returns what each process
+# printed.
 #
 # ## A program that can be killed
 #
@@ -434,9 +433,9 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 #
 # With three ranks or more, last digits may differ, since DDP reorders its buckets after a process's
 # first step (`should_rebuild_buckets` in c10d's `reducer.hpp`). **On GPUs:** so may those of some
-# operators, unless you call `use_deterministic_algorithms`. And with gloo, restarts can fail on the
-# dead processes' keys in torchrun's store (`next_rendezvous` in `dynamic_rendezvous.py`); the
-# helper sets `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` against that.
+# operators, unless you call `use_deterministic_algorithms`. With gloo, a restart can fail on keys
+# of the dead in torchrun's store (`next_rendezvous` in `dynamic_rendezvous.py`), unless you set
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, as the helper does.
 #
 # ### Killed while it writes
 #
@@ -523,8 +522,8 @@ for name in ["another seed", *forgot]:
     print(f"{name:22} loss of the last 8 steps {its_losses[-8:].mean():.2f}")
 
 # %% [markdown]
-# Nothing raised, and all went on learning. With no unbroken run beside them, none of these losses
-# would look wrong. How far are the weights from the unbroken run's?
+# Nothing raised, and without the unbroken run none of these losses would look wrong. How far are
+# the weights from the unbroken run's?
 
 # %% tags=["torch", "measured", "fold"]
 # draw: distance of the weights from the unbroken run's, for each missing part and another seed
@@ -586,8 +585,7 @@ assert twice == 128
 # %% [markdown]
 # A learning rate that changes with the step would be wrong, too (exercise 3).
 #
-# **Random states: no damage.** Dropout draws other masks, as good as those of another seed. But our
-# test could not compare bit for bit.
+# **Random states: no damage.** Dropout draws other masks, as good as those of another seed.
 #
 # **Rank 1's random state: noise.** From then on both ranks drop the same units. Each mask is still
 # drawn fairly, but a batch has one mask where two are meant.
@@ -645,9 +643,8 @@ assert not torch.equal(alone, whole[20:]), "two ranks would have made another ru
 
 # %% [markdown]
 # Bit for bit. A step has 32 images on any number of ranks, so weights, momentum and step still fit.
-# The random states don't: rank 0 now draws the masks of all 32 images. So this is not the run that
-# two ranks would have made. And where the number of ranks doesn't divide 32, DDP's mean is not the
-# batch's (exercise 2).
+# The random states don't: rank 0 now draws the masks of all 32 images. And where the number of
+# ranks doesn't divide 32, DDP's mean is not the batch's (exercise 2).
 #
 # If the machine that keeps the rendezvous is lost, the job ends (`run.py`, "Failure Modes").
 #
@@ -665,8 +662,7 @@ assert not torch.equal(alone, whole[20:]), "two ranks would have made another ru
 # - No error says that a part is missing. A lost optimizer state or step does damage; a lost random
 #   state is another seed, if it decides dropout only.
 #
-# **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation, and the text at the
-# top of `torch/distributed/run.py`.
+# **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation.
 
 # %% [markdown]
 # ## Exercises
