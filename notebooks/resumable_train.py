@@ -48,6 +48,12 @@ def save(state, path):
     os.replace(f"{path}.new", path)  # the rename
 
 
+def checkpoint(model, optimizer, step, path):
+    state = snapshot(model, optimizer, step)  # all ranks take part
+    if dist.get_rank() == 0:  # one writes for all
+        save(state, path)
+
+
 def restore(path, model, optimizer):
     saved = torch.load(path)
     model.module.load_state_dict(saved["model"])
@@ -83,15 +89,10 @@ def train_from(begin, path, model, optimizer, options):
     images, labels = torch.load(f"{options.folder}/data.pt")
     losses = []
     weights = []
-    for step in range(begin, LAST + 1):
+    for step in range(begin, LAST):
         if step % 4 == 0:
-            state = snapshot(model, optimizer, step)
-            if rank == 0:
-                save(state, path)
-        if step == LAST:
-            break
+            checkpoint(model, optimizer, step, path)
         accident(step, options)
-
         rows = batch_rows(step)[rank::k]
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images[rows]), labels[rows])
@@ -99,10 +100,11 @@ def train_from(begin, path, model, optimizer, options):
         optimizer.step()
         losses.append(loss.item())
         weights.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    checkpoint(model, optimizer, LAST, path)
     return torch.tensor(losses), torch.stack(weights)
 
 
-def main(options):
+def train_all(options):
     dist.init_process_group("gloo")
     for name in options.names:
         path = f"{options.folder}/{name}.pt"
@@ -125,7 +127,7 @@ if __name__ == "__main__" and "__file__" in globals():
     parser.add_argument("--kill-at", type=int, help="step before which rank 1 is killed")
     parser.add_argument("--leave-at", type=int, help="step before which this machine leaves")
     try:
-        main(parser.parse_args())
+        train_all(parser.parse_args())
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one
         raise

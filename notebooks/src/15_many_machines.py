@@ -672,9 +672,9 @@ assert not torch.equal(alone, whole[20:]), "two ranks would have made another ru
 # 2. **Three ranks come back.** 32 images on three ranks are 11, 11 and 10, and DDP takes the mean
 #    of the three gradients. Show with numbers that a mean of means is not the batch's mean. By what
 #    must each rank multiply the *sum* of its losses?
-# 3. **A schedule.** Let `torch.optim.lr_scheduler.StepLR` halve the learning rate every 10 steps.
-#    Which learning rate does a program have at step 20, if it forgot the scheduler's state? Which
-#    part of the checkpoint holds the *present* rate?
+# 3. **A schedule.** Let `torch.optim.lr_scheduler.StepLR` halve the learning rate every 10 steps. A
+#    program resumes at step 24, and forgot the scheduler's state. Which part of its checkpoint
+#    holds the present rate? At which step is the next halving, and when should it be?
 
 # %% [markdown]
 # ### Answer 1
@@ -743,8 +743,7 @@ assert abs(sum(s * 3 / 32 for s in sums) / 3 - sum(sums) / 32) < 1e-12
 # ### Answer 3
 #
 # The optimizer's state holds the present rate, so the first steps are right. But the scheduler
-# counts from zero again: it halves the rate at step 30, then at step 40, and so on, each time
-# counted from the restart. Here the schedule happens to fit at 20; resumed at 24, it doesn't.
+# counts from zero again: it halves the rate ten steps after the restart, at step 34 and not at 30.
 
 # %% tags=["torch", "solution", "trains"]
 def rates(begin, optimizer_state, scheduler_state):

@@ -87,7 +87,7 @@ def say_hello(name):
 
 
 path = write_script(say_hello)
-print(path.read_text()[-80:])
+print(path.read_text())
 
 # %% [markdown]
 # ## Who am I?
@@ -258,7 +258,10 @@ def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25, epochs=2
     weights = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
     np.savez(f"{folder}/{name}-{store.rank}.npz", *weights, losses=losses, seconds=seconds)
 
+# %% [markdown]
+# `run_workers` trains on two workers, under a name. `load_run` reads what one worker left:
 
+# %%
 worker = write_script(start_network, backward_of_sum, train_worker)
 
 
@@ -466,6 +469,14 @@ assert slow_ages[2] > max(slow_ages[0], slow_ages[1])
 # the run above they take `rest` seconds. We wait half a second longer. **Predict:** how many of the
 # four processes are still there then?
 
+# %%
+def still_there(cluster):
+    found = []
+    for name, number in cluster.processes.items():
+        if psutil.pid_exists(number):
+            found.append(name)
+    return found
+
 # %% tags=["trains"]
 seconds = [float(np.load(folder / f"two-{rank}.npz")["seconds"]) for rank in range(2)]
 rest = 2 * max(seconds)
@@ -477,10 +488,7 @@ def kill(victim):
         cluster.wait(until="epoch 0 done")
         os.kill(cluster.processes[victim], signal.SIGKILL)
         time.sleep(rest + 0.5)
-        there = []
-        for name, number in cluster.processes.items():
-            if psutil.pid_exists(number):
-                there.append(name)
+        there = still_there(cluster)
         print(f"{victim} killed; still there:", ", ".join(there))
         try:
             cluster.wait()
@@ -519,10 +527,7 @@ with Cluster(write_script(one_step_more), 2, arguments=["{}"], log=None) as clus
     for _ in range(2):  # each worker says so
         cluster.wait(until="step 2 done")
     time.sleep(1)
-    there = []
-    for name, number in cluster.processes.items():
-        if psutil.pid_exists(number):
-            there.append(name)
+    there = still_there(cluster)
     os.kill(cluster.processes["worker 1"], signal.SIGKILL)
     try:
         cluster.wait()  # reads the lines that came meanwhile
@@ -596,7 +601,7 @@ os.environ["GLIBC_TUNABLES"] = "glibc.malloc.perturb=254:glibc.malloc.tcache_cou
 ones = float(run_by_hand(script, workers=1)[0])
 del os.environ["GLIBC_TUNABLES"]
 zeros = float(run(script, 1, arguments=["{}"], log=None)[0])
-print(f"1/3 comes back off by {abs(ones):.0e} with ones, by {abs(zeros):.0e} with zeros")
+print(f"1/3 comes back off by {abs(ones):.0e} with ones, by {abs(zeros):.0f} with zeros")
 assert zeros == 0
 assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 
