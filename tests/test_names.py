@@ -18,18 +18,15 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
     "accuracy": ("04", "14"),
-    "apart": ("14", "15", "16"),
+    "apart": ("14", "16"),
     "Awkward": ("14", "16"),
-    "backward": ("15", "16"),
-    "batches": ("04", "15"),
     "counts_twice": ("04", "deeper/03"),
     "first_only": ("04", "deeper/03"),
     "learn": ("14", "16"),
-    "lenet": ("04", "06", "13", "14", "15"),
+    "lenet": ("04", "06", "13", "14"),
     "no_broadcast": ("04", "deeper/03"),
     "race": ("14", "16"),
-    "train": ("04", "08", "14", "15", "16"),
-    "uneven": ("14", "15"),
+    "train": ("04", "08", "14", "16"),
 }
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.

@@ -336,7 +336,7 @@ assert max(253, 100 * 3) > 256 > max(254, 100 * 2), "3 images are too many, 2 ar
 # their speeds. The results should agree up to rounding.
 #
 # The other way out is not to wait at all: with `dist_async` each worker updates when it is ready
-# (chapter 15). Then the steps are no longer one device's.
+# (deeper: The parameter server). Then the steps are no longer one device's.
 #
 # ## Summary
 #

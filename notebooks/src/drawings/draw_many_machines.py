@@ -1,0 +1,123 @@
+"""The drawings of chapter 15: who starts whom, and what a checkpoint holds; and of its deeper
+notebook: a parameter server.
+
+Run it to write three SVG files beside it, the same bytes each time. The elements are those of
+`draw_all_reduce.py`.
+"""
+
+from pathlib import Path
+
+from draw_all_reduce import (BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE,
+                             arrow, box, group, line, page, words)
+
+MACHINES, DEVICES = 2, 2
+PALE_GREEN = "#cdebe1"
+
+
+def process(x, y, rank, local_rank):
+    """A process, with its two numbers."""
+    return group([box(x, y, 118, 84, PALE_BLUE, BLUE, stroke_width=3, rx=8),
+                  words(x + 59, y + 36, f"rank {rank}", 22, bold=True),
+                  words(x + 59, y + 66, f"local rank {local_rank}")],
+                 class_="process", data_rank=rank, data_local_rank=local_rank)
+
+
+def draw_torchrun():
+    """Two machines: a torchrun on each, which starts the processes; a rendezvous for both."""
+    drawn = [words(320, 32, "One torchrun a machine, one process a device", 22, bold=True),
+             box(220, 52, 200, 46, PALE_ORANGE, ORANGE, stroke_width=3, rx=22),
+             words(320, 82, "rendezvous", 20, bold=True)]
+    for machine in range(MACHINES):
+        left = 16 + 312 * machine
+        middle = left + 148
+        held = [box(left, 156, 296, 214, "white", FRAME, stroke_width=2, rx=10),
+                box(middle - 70, 174, 140, 42, PALE_GREY, "black", stroke_width=2, rx=6),
+                words(middle, 202, "torchrun", 20, bold=True)]
+        for local_rank in range(DEVICES):
+            x = left + 20 + 138 * local_rank
+            held.append(arrow(middle + 40 * (2 * local_rank - 1), 218, x + 59, 252, "black", 3))
+            held.append(process(x, 256, machine * DEVICES + local_rank, local_rank))
+        held.append(words(middle, 396, f"machine {machine}", 20))
+        drawn.append(group(held, class_="machine", data_machine=machine))
+        toward = 320 + 70 * (2 * machine - 1)
+        drawn.append(arrow(middle, 172, toward, 102, ORANGE, 4))
+    return page(640, 412, "One torchrun a machine, one process a device",
+                "Machine 0 runs a torchrun that has started rank 0 with local rank 0, and rank 1 "
+                "with local rank 1. Machine 1 runs one that has started rank 2 with local rank 0, "
+                "and rank 3 with local rank 1. Arrows lead from both torchruns to the rendezvous.",
+                drawn)
+
+
+CHANGES = (  # name, and what it is in our program
+    ("model", "weights"),
+    ("optimizer", "momentum"),
+    ("step", "which images are next"),
+    ("random states", "one for each rank"),
+)
+
+
+def draw_checkpoint():
+    """What changes in the processes goes into the file, and from there into new processes."""
+    drawn = [words(320, 32, "All that changes during training", 22, bold=True)]
+    top, height = 92, 66
+    bottom = top + height * len(CHANGES)
+    drawn.append(box(16, 52, 126, bottom - 32, PALE_BLUE, BLUE, stroke_width=3, rx=8))
+    drawn.append(box(498, 52, 126, bottom - 32, "white", BLUE, stroke_width=3, rx=8))
+    drawn.append(words(79, 190, "processes", 18, bold=True))
+    drawn.append(words(79, 216, "that are"))
+    drawn.append(words(79, 240, "killed"))
+    drawn.append(words(561, 190, "new", 18, bold=True))
+    drawn.append(words(561, 216, "processes", 18, bold=True))
+    drawn.append(box(204, 52, 232, bottom - 32, PALE_GREY, "black", stroke_width=3, rx=8))
+    drawn.append(words(320, 80, "checkpoint", 20, bold=True))
+    for number, (name, what) in enumerate(CHANGES):
+        y = top + height * number
+        drawn.append(group([box(216, y, 208, height - 8, PALE_GREEN, GREEN, stroke_width=2, rx=6),
+                            words(320, y + 25, name, 20, bold=True),
+                            words(320, y + 48, what, 17)], class_="part", data_name=name))
+        middle = y + (height - 8) / 2
+        drawn.append(arrow(146, middle, 212, middle, "black", 3))
+        drawn.append(arrow(428, middle, 494, middle, "black", 3))
+    return page(640, bottom + 36, "A checkpoint holds all that changes during training",
+                "A file with four parts: the model's weights, the optimizer's momentum, the step, "
+                "which says which images are next, and the random states, one for each rank. An "
+                "arrow leads into each part from the processes that are killed, and from each part "
+                "to new processes.", drawn)
+
+
+def draw_parameter_server():
+    """Workers push gradients to the server and pull sums; the scheduler stands apart."""
+    drawn = [words(320, 32, "Gradients in, their sum out", 22, bold=True)]
+    drawn.append(group([box(230, 56, 180, 74, PALE_ORANGE, ORANGE, stroke_width=3, rx=8),
+                        words(320, 86, "server", 20, bold=True),
+                        words(320, 114, "1 + 2 + 3 = 6", 20)], class_="server"))
+    for rank in range(3):
+        x = 112 + 208 * rank
+        drawn.append(group([box(x - 84, 246, 168, 72, PALE_BLUE, BLUE, stroke_width=3, rx=8),
+                            words(x, 276, f"worker {rank}", 20, bold=True),
+                            words(x, 304, f"has {rank + 1}, gets 6")],
+                           class_="worker", data_rank=rank, data_value=rank + 1))
+        toward = 320 + 56 * (rank - 1)
+        drawn.append(arrow(x - 14, 242, toward - 12, 134, BLUE, 4))
+        drawn.append(arrow(toward + 12, 134, x + 14, 242, ORANGE, 4, dashed=True))
+    drawn.append(box(474, 66, 150, 52, "white", GREY, stroke_width=2, rx=8))
+    drawn.append(words(549, 98, "scheduler", 18))
+    drawn.append(line(412, 92, 472, 92, GREY, 2, stroke_dasharray="3 4"))
+    return page(640, 336, "Workers push gradients to a server and pull their sum",
+                "Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which "
+                "adds them up to 6; dashed arrows lead back, and each gets 6. A scheduler stands "
+                "beside the server; no arrow leads to it.", drawn)
+
+
+DRAWINGS = {"checkpoint": draw_checkpoint, "parameter_server": draw_parameter_server,
+            "torchrun": draw_torchrun}
+
+
+def main(folder=Path(__file__).parent):
+    """Write all drawings into `folder`."""
+    for name, draw in DRAWINGS.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
