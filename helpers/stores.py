@@ -13,7 +13,9 @@ PAIR = [mx.cpu(0), mx.cpu(1)]
 
 
 def kilobytes(sizes, kind="device", arrays_a_key=2, prepare=None):
-    """The most kB, to four digits, that a store takes on `cpu(0)` and `cpu(1)` in a push of all keys.
+    """The most kB that a store takes on `cpu(0)` and on `cpu(1)`, for one push of all keys.
+
+    MXNet tells four digits.
 
     `sizes` has each key's number of float32 entries. More arrays a key than two take turns on
     the two devices, since the profiler has one counter for each core: with fewer than two cores

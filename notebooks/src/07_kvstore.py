@@ -556,8 +556,8 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 replica = 2 * weights_mb
 ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
-fig, ax = figure(f"Without activations, the embedding's owner\nholds {ratio:.1f} times what cpu(3) holds",
-                 "device", "MB on each device (computed)")
+title = f"Without activations, the embedding's owner holds {ratio:.1f} times what cpu(3) holds"
+fig, ax = figure(title, "device", "MB on each device (computed)")
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
 ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")
