@@ -244,7 +244,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm(self, largest):
-        """As torch's clip_grad_norm_ does with one process: returns the norm before. All call it."""
+        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
         self.reduce_all()
         shards = [shard.grad for shard in self.shards.values() if shard.grad is not None]
         return clip(shards, largest, also=self.local_grads())
@@ -276,8 +276,8 @@ class ShardedGradients(ShardedOptimizer):
     """ZeRO's stage 2: reduces each gradient as soon as it is complete, and frees it.
 
     All ranks must use the same parameters in the same order in every backward pass, each of which
-    sends. After it `p.grad` is only a mark, NaN everywhere: the gradient is `optimizer.shards[p]`'s.
-    Clear it in any way that PyTorch has, clip it by `clip_grad_norm`.
+    sends. After it `p.grad` is only a mark, NaN everywhere: the gradient is that of
+    `optimizer.shards[p]`. Clear it in any way that PyTorch has, clip it by `clip_grad_norm`.
     """
 
     def add_param_group(self, group):
@@ -346,12 +346,194 @@ def call(weak, *given):
 UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
 
 
+def before_step(optimizer, given, options):
+    """Raises where an ordinary optimizer would step with what FSDP has made of its parameters."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            cut = getattr(p, "cut", None)
+            if cut is None:
+                continue
+            if type(optimizer).__name__ in WHOLE:
+                raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
+                                 "shards; take one that is elementwise, such as Adam")
+            if cut.fsdp() is not None and cut.fsdp().sent:
+                raise RuntimeError(UNFINISHED)
+            for key, value in optimizer.state.get(p, {}).items():
+                if torch.is_tensor(value) and value.dim() and value.shape == cut.shape != p.shape:
+                    raise ValueError(f"the optimizer's {key} is of the whole parameter: load what "
+                                     "is whole by FSDP's load_optimizer_state")
+
+
+def refuse_random(*given, **options):
+    raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
+                       "wraps it, or call load_full_params")
+
+
+class Sharded(nn.Module):
+    """What programs want of an FSDP module beside training."""
+
+    def refuse(self, module):
+        """Raises for what FSDP can't do, before anything is changed."""
+        for each in module.modules():
+            if isinstance(each, nn.RNNBase):
+                raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their "
+                                 "weights")
+            if isinstance(each, nn.parallel.DistributedDataParallel):
+                raise ValueError("module is wrapped by DDP already: wrap what is in it")
+            if getattr(each, "max_norm", None) is not None:
+                raise ValueError("module has an embedding with max_norm, which writes into its "
+                                 "weight: that would be lost")
+        for p in module.parameters():
+            if p._post_accumulate_grad_hooks or p._backward_hooks:
+                raise ValueError("a parameter has hooks, made for the whole of it: register them "
+                                 "after wrapping, by register_post_accumulate_grad_hook, and wrap "
+                                 "before you make DDP or ShardedGradients")
+
+    def shard_parameters(self, module):
+        """Every parameter becomes this rank's shard of it, and is read through `read`."""
+        self.refuse(module)
+        copy_from_rank_0(module)
+        device = next(iter(module.parameters())).device
+        self.anchor = torch.zeros((), device=device, requires_grad=True)  # leads to Gather.backward
+        self.depth = 0  # in how many modules' calls we are
+        self.order = 0  # a number made of all that was gathered and sent
+        self.arrived = {}  # parameters whose gradients came since the last backward pass
+        for number, p in enumerate(module.parameters()):
+            p.cut = Cut(p.shape, number)
+            p.cut.fsdp = weakref.ref(self)
+            p.data = p.cut.shard(p.data)
+            p.uniform_ = p.normal_ = refuse_random
+        for owner in module.modules():
+            read_through(owner, self)
+        hook = register_optimizer_step_pre_hook(before_step)
+        weakref.finalize(self, hook.remove)  # it looks at optimizers as long as this object lives
+
+    def in_a_pass(self):
+        """In a call of the module or of a part of it, or in autograd, as checkpoint's calls are."""
+        return self.depth > 0 or torch._C._current_graph_task_id() >= 0
+
+    def cast(self, value):
+        change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
+        return value.to(self.compute_dtype) if change else value
+
+    def note(self, p, what):
+        """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
+        if not hasattr(p, "cut") or p.numel() != p.cut.size:
+            raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
+        self.order = hash((self.order, p.cut.number, what))
+
+    def arrive(self, p, mean):
+        p.grad = mean if p.grad is None else p.grad + mean
+        self.arrived[p] = True
+
+    def end_of_backward(self):
+        self.lent.clear()
+        refuse_other_order(self.order, self.anchor.device)
+        for p in self.arrived:
+            self.run_hooks(p)
+        self.arrived.clear()
+
+    def named(self):
+        return dict(self.module.named_parameters(remove_duplicate=False))
+
+    @torch.no_grad()
+    def gather_full_params(self):
+        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
+        found = {}
+        for name, value in self.module.state_dict().items():
+            found[name] = value.clone() if torch.is_tensor(value) else value
+        for name, p in self.named().items():
+            if name in found:
+                whole, wait = self.collectives.all_gather(p.detach().reshape(-1))
+                wait()
+                found[name] = p.cut.join(whole).clone()
+        return found
+
+    @torch.no_grad()
+    def load_full_params(self, saved):
+        """Whole weights and buffers as rank 0 has them, by `module`'s names. All ranks call it."""
+        own = {}
+        named = self.named()
+        facts = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
+        refuse_different(list(facts.items()))
+        for name, value in saved.items():
+            if name in named:
+                cut = named[name].cut
+                if value.shape != cut.shape:
+                    raise ValueError(f"saved: {name} has shape {tuple(value.shape)}, not "
+                                     f"{tuple(cut.shape)}")
+            own[name] = value
+            if torch.is_tensor(value):
+                whole = value.to(next(iter(named.values())).device).contiguous().clone()
+                dist.broadcast(whole, src=0)
+                own[name] = cut.shard(whole) if name in named else whole
+        self.module.load_state_dict(own)
+
+    def get_extra_state(self):
+        """With `state_dict`, which has this rank's shards: whose they are."""
+        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
+
+    def set_extra_state(self, state):
+        if state != self.get_extra_state():
+            raise ValueError(f"these are the shards of {state}, not of {self.get_extra_state()}: "
+                             "every rank loads what it saved, or all call load_full_params with "
+                             "what gather_full_params gave")
+
+    def load_state_dict(self, saved, *given, **options):
+        """This rank's shards, from `state_dict`."""
+        if "_extra_state" not in saved:
+            raise ValueError("these are not the shards that FSDP's state_dict has: for whole "
+                             "weights call load_full_params on all ranks")
+        self.set_extra_state(saved["_extra_state"])  # before anything is loaded
+        return super().load_state_dict(saved, *given, **options)
+
+    def gather_optimizer_state(self, optimizer):
+        """What `optimizer` would save in one process. All ranks call it."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return convert_state(optimizer.state_dict(), parameters, self.whole_state)
+
+    def load_optimizer_state(self, optimizer, saved):
+        """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.load_state_dict(convert_state(saved, parameters, self.own_state))
+
+    def whole_state(self, p, key, value):
+        if key in SINGLE or value.shape != p.shape:
+            return value
+        whole, wait = self.collectives.all_gather(value.reshape(-1))
+        wait()
+        return p.cut.join(whole)
+
+    def own_state(self, p, key, value):
+        part = shard_of_state(p.cut, key, value)
+        return part if part is value else p.cut.shard(value)
+
+    @torch.no_grad()
+    def clip_grad_norm(self, largest):
+        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
+        if self.sent:
+            raise RuntimeError(UNFINISHED)
+        return clip([p.grad for p in self.parameters() if p.grad is not None], largest)
+
+    def run_hooks(self, p):
+        if p._backward_hooks:
+            raise RuntimeError("register_hook on a shard: gradients come by another way; take "
+                               "register_post_accumulate_grad_hook")
+        for hook in list((p._post_accumulate_grad_hooks or {}).values()):
+            hook(p)
+
+    def __getstate__(self):
+        raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
+
+
 def read_through(owner, fsdp):
     """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
     owner.fsdp = weakref.ref(fsdp)
-    names = list(owner._parameters)
-    reads = {name: property(make_read(name)) for name in names if owner._parameters[name] is not None}
-    if reads:
+    reads = {}
+    for name, p in owner._parameters.items():
+        if p is not None:
+            reads[name] = property(make_read(name))
+    if reads:  # a class of the same name, with these properties
         owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
     owner.register_forward_pre_hook(enter, prepend=True)
     owner.register_forward_hook(leave, always_call=True)
@@ -396,178 +578,30 @@ class Gather(torch.autograd.Function):
         return None, None
 
 
-class Sharded(nn.Module):
-    """What programs want of an FSDP module beside training."""
-
-    def refuse(self, module):
-        """Raises for what FSDP can't do, before anything is changed."""
-        for each in module.modules():
-            if isinstance(each, nn.RNNBase):
-                raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their "
-                                 "weights")
-            if getattr(each, "max_norm", None) is not None:
-                raise ValueError("module has an embedding with max_norm, which writes into its "
-                                 "weight: that would be lost")
-        for p in module.parameters():
-            if p._post_accumulate_grad_hooks or p._backward_hooks:
-                raise ValueError("a parameter has hooks, made for the whole of it: register them "
-                                 "after wrapping, by register_post_accumulate_grad_hook, and wrap "
-                                 "before you make DDP or ShardedGradients")
-
-    def named(self):
-        return dict(self.module.named_parameters(remove_duplicate=False))
-
-    @torch.no_grad()
-    def gather_full_params(self):
-        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
-        found = {}
-        for name, value in self.module.state_dict().items():
-            found[name] = value.clone() if torch.is_tensor(value) else value
-        for name, p in self.named().items():
-            if name in found:
-                whole, wait = self.collectives.all_gather(p.detach().reshape(-1))
-                wait()
-                found[name] = p.cut.join(whole).clone()
-        return found
-
-    @torch.no_grad()
-    def load_full_params(self, saved):
-        """Whole weights and buffers, by the wrapped module's names, as rank 0 has them. All call it."""
-        own = {}
-        named = self.named()
-        facts = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
-        refuse_different(list(facts.items()))
-        for name, value in saved.items():
-            if name in named:
-                cut = named[name].cut
-                if value.shape != cut.shape:
-                    raise ValueError(f"saved: {name} has shape {tuple(value.shape)}, not "
-                                     f"{tuple(cut.shape)}")
-            own[name] = value
-            if torch.is_tensor(value):
-                whole = value.to(next(iter(named.values())).device).contiguous().clone()
-                dist.broadcast(whole, src=0)
-                own[name] = cut.shard(whole) if name in named else whole
-        self.module.load_state_dict(own)
-
-    def get_extra_state(self):
-        """With `state_dict`, which has this rank's shards: whose they are."""
-        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
-
-    def set_extra_state(self, state):
-        if state != self.get_extra_state():
-            raise ValueError(f"these are the shards of {state}, not of {self.get_extra_state()}: "
-                             "every rank loads what it saved, or all call load_full_params with "
-                             "what gather_full_params gave")
-
-    def load_state_dict(self, saved, *given, **options):
-        """This rank's shards, from `state_dict`."""
-        if "_extra_state" not in saved:
-            raise ValueError("these are not the shards that FSDP's state_dict has: for whole "
-                             "weights call load_full_params on all ranks")
-        self.set_extra_state(saved["_extra_state"])  # before anything is loaded
-        return super().load_state_dict(saved, *given, **options)
-
-    def gather_optimizer_state(self, optimizer):
-        """What `optimizer`, of this model's parameters, would save in one process. All call it."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return convert_state(optimizer.state_dict(), parameters, self.whole_state)
-
-    def load_optimizer_state(self, optimizer, saved):
-        """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        optimizer.load_state_dict(convert_state(saved, parameters, self.own_state))
-
-    def whole_state(self, p, key, value):
-        if key in SINGLE or value.shape != p.shape:
-            return value
-        whole, wait = self.collectives.all_gather(value.reshape(-1))
-        wait()
-        return p.cut.join(whole)
-
-    def own_state(self, p, key, value):
-        part = shard_of_state(p.cut, key, value)
-        return part if part is value else p.cut.shard(value)
-
-    @torch.no_grad()
-    def clip_grad_norm(self, largest):
-        """As torch's clip_grad_norm_ does with one process: returns the norm before. All call it."""
-        if self.sent:
-            raise RuntimeError(UNFINISHED)
-        return clip([p.grad for p in self.parameters() if p.grad is not None], largest)
-
-    def run_hooks(self, p):
-        if p._backward_hooks:
-            raise RuntimeError("register_hook on a shard: gradients come by another way; take "
-                               "register_post_accumulate_grad_hook")
-        for hook in list((p._post_accumulate_grad_hooks or {}).values()):
-            hook(p)
-
-    def __getstate__(self):
-        raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
-
-
-def before_step(optimizer, given, options):
-    """Raises where an ordinary optimizer would step with what FSDP has made of its parameters."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            cut = getattr(p, "cut", None)
-            if cut is None:
-                continue
-            if type(optimizer).__name__ in WHOLE:
-                raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
-                                 "shards; take one that is elementwise, such as Adam")
-            if cut.fsdp() is not None and cut.fsdp().sent:
-                raise RuntimeError(UNFINISHED)
-            for key, value in optimizer.state.get(p, {}).items():
-                if torch.is_tensor(value) and value.dim() and value.shape == cut.shape != p.shape:
-                    raise ValueError(f"the optimizer's {key} is of the whole parameter: load what "
-                                     "is whole by FSDP's load_optimizer_state")
-
-
-register_optimizer_step_pre_hook(before_step)
-
-
-def refuse_random(*given, **options):
-    raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
-                       "wraps it, or call load_full_params")
-
-
 class FSDP(Sharded):
     """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
-    All ranks run every pass, through the same layers in the same order, and call
-    finish_gradient_synchronization() after each backward pass: then the gradients are there.
-    A parameter that is read during a pass is whole, a copy: what is written into it is lost.
-    Outside it is this rank's shard, with as many dimensions; so are its gradient and an optimizer's
-    state. Take optimizers that are elementwise; clip by this class's clip_grad_norm, not by torch's;
-    use no GradScaler. Each rank saves and loads its own shards, of the optimizer, too; for what is
-    whole there are gather_full_params and load_full_params, gather_optimizer_state and
-    load_optimizer_state. With `compute_dtype`, parameters and tensor arguments are cast, buffers
-    aren't.
+    All ranks run every pass, through the same layers in the same order, and after each backward
+    pass call finish_gradient_synchronization(): then the gradients are there. During a pass a
+    parameter is read whole, a copy: what is written into it is lost. Outside it is this rank's
+    shard, with as many dimensions, as are its gradient and the optimizer's state. So take an
+    optimizer that is elementwise, such as Adam, clip by this class's clip_grad_norm and not by
+    torch's, and use no GradScaler. Each rank saves and loads its own state_dict, the optimizer's,
+    too; for what is whole, all ranks call gather_full_params and load_full_params, and
+    gather_optimizer_state and load_optimizer_state.
+
+    With `compute_dtype`, parameters and tensor arguments are cast, buffers aren't.
     """
 
     collectives = Collectives()
 
     def __init__(self, module, compute_dtype=None):
         super().__init__()
-        self.refuse(module)
-        copy_from_rank_0(module)
+        self.shard_parameters(module)
+        self.module = module
         self.compute_dtype = compute_dtype
-        self.depth = 0  # in how many modules' calls we are
         self.lent = {}  # notes of whole weights, by address
         self.sent = []  # gradients under way
-        self.arrived = {}  # parameters whose gradients came since the last backward pass
-        self.order = 0  # a number made of all that was gathered and sent
-        for number, p in enumerate(module.parameters()):
-            p.cut = Cut(p.shape, number)
-            p.cut.fsdp = weakref.ref(self)
-            p.data = p.cut.shard(p.data)
-            p.uniform_ = p.normal_ = refuse_random
-            self.anchor = torch.zeros((), device=p.device, requires_grad=True)
-        for owner in module.modules():
-            read_through(owner, self)
-        self.module = module
 
     def forward(self, *inputs, **options):
         if self.sent and torch.is_grad_enabled():
@@ -580,22 +614,17 @@ class FSDP(Sharded):
             self.lent.clear()
         return result
 
-    def cast(self, value):
-        change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
-        return value.to(self.compute_dtype) if change else value
-
+    # 1. A parameter is read.
     def read(self, p):
-        in_backward = torch._C._current_graph_task_id() >= 0  # as when checkpoint computes again
-        if self.depth == 0 and not in_backward:
+        if not self.in_a_pass():
             return p
         if p.requires_grad:
             return Gather.apply(self.anchor, (p, self))
         return self.lend(p)
 
+    # 2. Gather it, for the forward and again for the backward pass.
     def start(self, p):
-        if not hasattr(p, "cut") or p.numel() != p.cut.size:
-            raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
-        self.order = hash((self.order, p.cut.number, 0))
+        self.note(p, 0)
         return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
 
     def fetch(self, p):
@@ -603,6 +632,7 @@ class FSDP(Sharded):
         wait()
         return p.cut.join(whole)
 
+    # 3. Free it: autograd saves a note in its place.
     def lend(self, p):
         whole = self.fetch(p)
         storage = weakref.ref(whole.untyped_storage())
@@ -623,9 +653,10 @@ class FSDP(Sharded):
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
         return self.fetch(p).as_strided(*view)
 
+    # 4. Send its gradient, and don't wait.
     def send(self, p, gradient):
         self.receive(most=1)
-        self.order = hash((self.order, p.cut.number, 1))
+        self.note(p, 1)
         flat = p.cut.pad(gradient.reshape(-1), p.cut.ranks)
         self.sent.append((p, *self.collectives.reduce_scatter(flat)))
 
@@ -633,18 +664,12 @@ class FSDP(Sharded):
         while len(self.sent) > most:
             p, total, wait = self.sent.pop(0)
             wait()
-            mean = total.to(p.dtype).view_as(p) / p.cut.ranks
-            p.grad = mean if p.grad is None else p.grad + mean
-            self.arrived[p] = True
+            self.arrive(p, total.to(p.dtype).view_as(p) / p.cut.ranks)
 
     def finish_gradient_synchronization(self):
         """To be called after each backward pass, before the optimizer's step."""
         self.receive()
-        self.lent.clear()
-        refuse_other_order(self.order, self.anchor.device)
-        for p in self.arrived:
-            self.run_hooks(p)
-        self.arrived.clear()
+        self.end_of_backward()
 
 
 def make_images(n, seed):
@@ -652,7 +677,7 @@ def make_images(n, seed):
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     source = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (n,), generator=source)
-    return patterns[labels] + 2 * torch.randn(n, 784, generator=source), labels
+    return patterns[labels] + 8 * torch.randn(n, 784, generator=source), labels
 
 
 def main(stage, steps, batch_size, lr):
