@@ -1,3 +1,4 @@
+# check: sharded_train.py begins so: how to run it, how to use it, what it imports
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
 
     torchrun --standalone --nproc-per-node=2 sharded_train.py --stage 3    # trains, see --help
@@ -40,6 +41,7 @@ class Collectives:
         return whole, dist.all_gather_single(whole, shard, async_op=True).wait
 
 
+# check: `Cut`, a tensor flat, padded and cut
 class Cut:
     """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
@@ -71,6 +73,7 @@ class Cut:
         return self.pad(self.mine(whole), 1).clone().reshape(shape)
 
 
+# check: before training, all ranks get rank 0's values; what can't be shared is refused
 def copy_from_rank_0(module):
     """All ranks begin with rank 0's parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -107,6 +110,7 @@ def refuse_other_order(order, device):
                            "ranks take the same way through the module")
 
 
+# check: saved state converted between whole and shards; clipping by the norm of all shards
 # Optimizers that look at a parameter as a whole: a shard of it gives another update.
 WHOLE = {"Adafactor", "LBFGS", "Muon"}
 SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
@@ -150,6 +154,7 @@ def clip(grads, largest, also=()):
     return norm
 
 
+# check: stage 1 for any network
 class ShardedOptimizer(torch.optim.Optimizer):
     """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
 
@@ -272,6 +277,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return shard_of_state(self.cuts[p], key, value)
 
 
+# check: stage 2 for any network; after a backward pass, p.grad is a mark
 class ShardedGradients(ShardedOptimizer):
     """ZeRO's stage 2: reduces each gradient as soon as it is complete, and frees it.
 
@@ -343,6 +349,114 @@ def call(weak, *given):
         method(*given)
 
 
+def read_through(owner, fsdp):
+    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
+    owner.fsdp = weakref.ref(fsdp)
+    reads = {}
+    for name, p in owner._parameters.items():
+        if p is not None:
+            reads[name] = property(make_read(name))
+    if reads:  # a class of the same name, with these properties
+        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
+    owner.register_forward_pre_hook(enter, prepend=True)
+    owner.register_forward_hook(leave, always_call=True)
+
+
+def make_read(name):
+    def read(owner):
+        return fsdp_of(owner).read(owner._parameters[name])
+    return read
+
+
+def fsdp_of(owner):
+    fsdp = owner.fsdp()
+    if fsdp is None:
+        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
+                           "other ranks' shards: keep it")
+    return fsdp
+
+
+def enter(owner, inputs):
+    fsdp_of(owner).depth += 1
+
+
+def leave(owner, inputs, output):
+    fsdp_of(owner).depth -= 1
+
+
+class Gather(torch.autograd.Function):
+    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
+
+    @staticmethod
+    def forward(ctx, anchor, given):
+        ctx.given = given
+        shard, fsdp = given
+        return fsdp.lend(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
+        shard, fsdp = ctx.given
+        fsdp.send(shard, gradient)
+        return None, None
+
+
+# check: such properties for all parameters of a module; `Gather`, which lets FSDP gather and send
+def read_through(owner, fsdp):
+    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
+    owner.fsdp = weakref.ref(fsdp)
+    reads = {}
+    for name, p in owner._parameters.items():
+        if p is not None:
+            reads[name] = property(make_read(name))
+    if reads:  # a class of the same name, with these properties
+        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
+    owner.register_forward_pre_hook(enter, prepend=True)
+    owner.register_forward_hook(leave, always_call=True)
+
+
+def make_read(name):
+    def read(owner):
+        return fsdp_of(owner).read(owner._parameters[name])
+    return read
+
+
+def fsdp_of(owner):
+    fsdp = owner.fsdp()
+    if fsdp is None:
+        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
+                           "other ranks' shards: keep it")
+    return fsdp
+
+
+def enter(owner, inputs):
+    fsdp_of(owner).depth += 1
+
+
+def leave(owner, inputs, output):
+    fsdp_of(owner).depth -= 1
+
+
+class Gather(torch.autograd.Function):
+    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
+
+    @staticmethod
+    def forward(ctx, anchor, given):
+        ctx.given = given
+        shard, fsdp = given
+        return fsdp.lend(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
+        shard, fsdp = ctx.given
+        fsdp.send(shard, gradient)
+        return None, None
+
+
+# check: what a program needs beside: whole weights saved and loaded, clipping, refusals
 UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
 
 
@@ -526,58 +640,6 @@ class Sharded(nn.Module):
         raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
 
 
-def read_through(owner, fsdp):
-    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
-    owner.fsdp = weakref.ref(fsdp)
-    reads = {}
-    for name, p in owner._parameters.items():
-        if p is not None:
-            reads[name] = property(make_read(name))
-    if reads:  # a class of the same name, with these properties
-        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
-    owner.register_forward_pre_hook(enter, prepend=True)
-    owner.register_forward_hook(leave, always_call=True)
-
-
-def make_read(name):
-    def read(owner):
-        return fsdp_of(owner).read(owner._parameters[name])
-    return read
-
-
-def fsdp_of(owner):
-    fsdp = owner.fsdp()
-    if fsdp is None:
-        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
-                           "other ranks' shards: keep it")
-    return fsdp
-
-
-def enter(owner, inputs):
-    fsdp_of(owner).depth += 1
-
-
-def leave(owner, inputs, output):
-    fsdp_of(owner).depth -= 1
-
-
-class Gather(torch.autograd.Function):
-    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
-
-    @staticmethod
-    def forward(ctx, anchor, given):
-        ctx.given = given
-        shard, fsdp = given
-        return fsdp.lend(shard)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        shard, fsdp = ctx.given
-        fsdp.send(shard, gradient)
-        return None, None
-
-
 class FSDP(Sharded):
     """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
@@ -672,6 +734,7 @@ class FSDP(Sharded):
         self.end_of_backward()
 
 
+# check: and what sharded_train.py does when it is run: it trains, with the stage that you ask for
 def make_images(n, seed):
     """Ten patterns of 28 x 28, with noise: something to learn where there is no data set."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
