@@ -349,59 +349,6 @@ def call(weak, *given):
         method(*given)
 
 
-def read_through(owner, fsdp):
-    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
-    owner.fsdp = weakref.ref(fsdp)
-    reads = {}
-    for name, p in owner._parameters.items():
-        if p is not None:
-            reads[name] = property(make_read(name))
-    if reads:  # a class of the same name, with these properties
-        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
-    owner.register_forward_pre_hook(enter, prepend=True)
-    owner.register_forward_hook(leave, always_call=True)
-
-
-def make_read(name):
-    def read(owner):
-        return fsdp_of(owner).read(owner._parameters[name])
-    return read
-
-
-def fsdp_of(owner):
-    fsdp = owner.fsdp()
-    if fsdp is None:
-        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
-                           "other ranks' shards: keep it")
-    return fsdp
-
-
-def enter(owner, inputs):
-    fsdp_of(owner).depth += 1
-
-
-def leave(owner, inputs, output):
-    fsdp_of(owner).depth -= 1
-
-
-class Gather(torch.autograd.Function):
-    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
-
-    @staticmethod
-    def forward(ctx, anchor, given):
-        ctx.given = given
-        shard, fsdp = given
-        return fsdp.lend(shard)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
-        shard, fsdp = ctx.given
-        fsdp.send(shard, gradient)
-        return None, None
-
-
 # check: such properties for all parameters of a module; `Gather`, which lets FSDP gather and send
 def read_through(owner, fsdp):
     """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
@@ -444,6 +391,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchor, given):
         ctx.given = given
+        ctx.set_materialize_grads(False)  # a gradient that is None stays None
         shard, fsdp = given
         return fsdp.lend(shard)
 
@@ -452,7 +400,8 @@ class Gather(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
         shard, fsdp = ctx.given
-        fsdp.send(shard, gradient)
+        if gradient is not None:
+            fsdp.send(shard, gradient)
         return None, None
 
 
@@ -743,7 +692,7 @@ def make_images(n, seed):
     return patterns[labels] + 8 * torch.randn(n, 784, generator=source), labels
 
 
-def main(stage, steps, batch_size, lr):
+def train_stage(stage, steps, batch_size, lr):
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
@@ -786,4 +735,4 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
     parser.add_argument("--lr", type=float, default=1e-3)
-    main(**vars(parser.parse_args()))
+    train_stage(**vars(parser.parse_args()))

@@ -202,14 +202,14 @@ class FirstZeRO:
 
 
 # %% tags=["trains"]
-def share(batch):
+def my_share(batch):
     return batch.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def train_with(kind):
     net = make_net()
     optimizer = kind(net.parameters(), lr=0.01)
-    shares = [(share(x), share(y)) for x, y in batches]
+    shares = [(my_share(x), my_share(y)) for x, y in batches]
     weights = train(net, optimizer, shares)
     state = sum(state["exp_avg"].numel() for state in optimizer.adam.state.values())
     return weights, state
@@ -605,59 +605,6 @@ def call(weak, *given):
     if method is not None:
         method(*given)
 
-
-def read_through(owner, fsdp):
-    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
-    owner.fsdp = weakref.ref(fsdp)
-    reads = {}
-    for name, p in owner._parameters.items():
-        if p is not None:
-            reads[name] = property(make_read(name))
-    if reads:  # a class of the same name, with these properties
-        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
-    owner.register_forward_pre_hook(enter, prepend=True)
-    owner.register_forward_hook(leave, always_call=True)
-
-
-def make_read(name):
-    def read(owner):
-        return fsdp_of(owner).read(owner._parameters[name])
-    return read
-
-
-def fsdp_of(owner):
-    fsdp = owner.fsdp()
-    if fsdp is None:
-        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
-                           "other ranks' shards: keep it")
-    return fsdp
-
-
-def enter(owner, inputs):
-    fsdp_of(owner).depth += 1
-
-
-def leave(owner, inputs, output):
-    fsdp_of(owner).depth -= 1
-
-
-class Gather(torch.autograd.Function):
-    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
-
-    @staticmethod
-    def forward(ctx, anchor, given):
-        ctx.given = given
-        shard, fsdp = given
-        return fsdp.lend(shard)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
-        shard, fsdp = ctx.given
-        fsdp.send(shard, gradient)
-        return None, None
-
 # %% tags=["fold", "trains"]
 # check: stages 1 and 2 equal one process with an untidy network, on 1 to 3 ranks
 class Untidy(nn.Module):
@@ -693,7 +640,7 @@ def train_untidy(make):
     for number, (x, y) in enumerate(batches[:5]):
         optimizer.zero_grad()
         if dist.is_initialized():
-            x, y = share(x), share(y)
+            x, y = my_share(x), my_share(y)
         for half_x, half_y in zip(x.chunk(2), y.chunk(2)):
             F.cross_entropy(model(half_x), half_y).backward()
             finish(model)
@@ -855,6 +802,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchor, given):
         ctx.given = given
+        ctx.set_materialize_grads(False)  # a gradient that is None stays None
         shard, fsdp = given
         return fsdp.lend(shard)
 
@@ -863,7 +811,8 @@ class Gather(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
         shard, fsdp = ctx.given
-        fsdp.send(shard, gradient)
+        if gradient is not None:
+            fsdp.send(shard, gradient)
         return None, None
 
 # %% tags=["fold", "file:sharded_train.py"]
@@ -1160,7 +1109,7 @@ def train_fsdp(kind):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for x, y in batches:
         model.zero_grad()
-        F.cross_entropy(model(share(x)), share(y)).backward()
+        F.cross_entropy(model(my_share(x)), my_share(y)).backward()
         model.finish_gradient_synchronization()  # NEW
         optimizer.step()
     stored = sum(p.numel() for p in model.parameters())
@@ -1197,7 +1146,7 @@ print("stage 3 equals one process to 1e-12")
 
 # %% tags=["fold"]
 # measure: len(sent) after each send and at each gather, and the same for two mistakes
-class Counted(FSDP):
+class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
         self.after_send = []
@@ -1212,13 +1161,13 @@ class Counted(FSDP):
         return super().fetch(p)
 
 
-class WaitsAtOnce(Counted):
+class WaitsAtOnce(Noting):
     def send(self, p, gradient):
         super().send(p, gradient)
         self.receive(most=0)
 
 
-class NeverWaits(Counted):
+class NeverWaits(Noting):
     def receive(self, most=0):
         super().receive(most if most == 0 else 1000)
 
@@ -1230,7 +1179,7 @@ def under_way(kind):
     return model.after_send, model.at_gather[6:]  # the first six are the forward pass
 
 
-for kind in [Counted, WaitsAtOnce, NeverWaits]:
+for kind in [Noting, WaitsAtOnce, NeverWaits]:
     after_send, at_gather = ranks(under_way, kind)[0]
     print(f"{kind.__name__:12} after sending {after_send}, when the next is gathered {at_gather}")
 
@@ -1243,7 +1192,7 @@ def as_told(kind):
     return all(right)
 
 
-assert as_told(Counted)
+assert as_told(Noting)
 assert not as_told(NeverWaits) and max(ranks(under_way, NeverWaits)[0][0]) == 6
 assert not as_told(WaitsAtOnce) and ranks(under_way, WaitsAtOnce)[0][1] == [0, 0]
 print("as told; both mistakes are noticed")
@@ -1328,7 +1277,7 @@ def backward(model, x, y):
 
 
 def held(make):
-    x, y = pixels[:1], labels[:1]
+    x, y = pixels[:1].clone(), labels[:1].clone()
     with Bytes() as memory:
         net = wide_net()
         size = 4 * sum(p.numel() for p in net.parameters())
@@ -1429,7 +1378,7 @@ for name, each in times.items():
 # check: the norm of a shard is too small, and FSDP's method has the right one
 def norms():
     model = FSDP(make_net())
-    backward(model, share(batches[0][0]), share(batches[0][1]))
+    backward(model, my_share(batches[0][0]), my_share(batches[0][1]))
     of_shards = nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
     return of_shards, model.clip_grad_norm(1e9).item()
 
@@ -1512,7 +1461,7 @@ def make_images(n, seed):
     return patterns[labels] + 8 * torch.randn(n, 784, generator=source), labels
 
 
-def main(stage, steps, batch_size, lr):
+def train_stage(stage, steps, batch_size, lr):
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
@@ -1555,7 +1504,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
     parser.add_argument("--lr", type=float, default=1e-3)
-    main(**vars(parser.parse_args()))
+    train_stage(**vars(parser.parse_args()))
 
 # %% [markdown]
 # ## Exercises
@@ -1587,7 +1536,7 @@ def clip_by_hand(model, largest):
 
 def clip_twice(largest):
     model = FSDP(make_net())
-    backward(model, share(batches[0][0]), share(batches[0][1]))
+    backward(model, my_share(batches[0][0]), my_share(batches[0][1]))
     return clip_by_hand(model, largest), clip_by_hand(model, largest)
 
 

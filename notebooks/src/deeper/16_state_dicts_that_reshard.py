@@ -62,7 +62,7 @@ def adam(params):
     return torch.optim.Adam(params, lr=0.01)
 
 
-def take_steps(model, optimizer, batches):
+def train_steps(model, optimizer, batches):
     for x, y in batches:
         if dist.is_initialized():
             x = x.chunk(dist.get_world_size())[dist.get_rank()]
@@ -75,7 +75,7 @@ def take_steps(model, optimizer, batches):
 
 
 net = odd_net()
-take_steps(net, adam(net.parameters()), batches)
+train_steps(net, adam(net.parameters()), batches)
 unbroken = net.state_dict()
 print("trained:", ", ".join(unbroken))
 
@@ -89,7 +89,7 @@ print("trained:", ", ".join(unbroken))
 def five_with_stage_1():
     net = odd_net()
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=0.01)
-    take_steps(net, optimizer, batches[:5])
+    train_steps(net, optimizer, batches[:5])
     mine = [tuple(state["exp_avg"].shape) for state in optimizer.local.state.values()]
     return net.state_dict(), optimizer.state_dict(), mine
 
@@ -109,7 +109,7 @@ net = odd_net()
 net.load_state_dict(weights)
 optimizer = adam(net.parameters())
 optimizer.load_state_dict(copy.deepcopy(state))  # a copy: Adam goes on in the arrays that it gets
-take_steps(net, optimizer, batches[5:])
+train_steps(net, optimizer, batches[5:])
 print("four ranks, then plain Adam, equal ten steps:",
       largest_difference(net.state_dict(), unbroken) < 1e-12)
 
@@ -119,7 +119,7 @@ def go_on_with(kind, weights, state):
     net.load_state_dict(weights)
     optimizer = kind(net.parameters(), torch.optim.Adam, lr=0.01)
     optimizer.load_state_dict(state)  # each rank takes its shard of it
-    take_steps(net, optimizer, batches[5:])
+    train_steps(net, optimizer, batches[5:])
     return net.state_dict()
 
 
@@ -156,7 +156,7 @@ print("checked")
 def five_with_stage_3():
     model = FSDP(odd_net())
     optimizer = adam(model.parameters())
-    take_steps(model, optimizer, batches[:5])
+    train_steps(model, optimizer, batches[:5])
     return model.gather_full_params(), model.gather_optimizer_state(optimizer)
 
 
@@ -165,7 +165,7 @@ net = odd_net()
 net.load_state_dict(weights)
 optimizer = adam(net.parameters())
 optimizer.load_state_dict(copy.deepcopy(state))
-take_steps(net, optimizer, batches[5:])
+train_steps(net, optimizer, batches[5:])
 print("stage 3 on four ranks, then plain Adam:",
       largest_difference(net.state_dict(), unbroken) < 1e-12)
 assert largest_difference(net.state_dict(), unbroken) < 1e-12
@@ -176,7 +176,7 @@ def go_on_with_stage_3(weights, state):
     optimizer = adam(model.parameters())
     model.load_full_params(weights)  # after wrapping; each rank takes its shard of it
     model.load_optimizer_state(optimizer, state)
-    take_steps(model, optimizer, batches[5:])
+    train_steps(model, optimizer, batches[5:])
     return model.gather_full_params()
 
 
@@ -273,7 +273,7 @@ class Holds(ShardedGradients):
 def is_freed(kind):
     net = odd_net()
     optimizer = kind(net.parameters(), torch.optim.Adam)
-    take_steps(net, optimizer, batches[:1])
+    train_steps(net, optimizer, batches[:1])
     still_there = weakref.ref(optimizer)
     weight_there = weakref.ref(net[0].weight)
     del optimizer
@@ -291,7 +291,7 @@ for kind in [Holds, ShardedGradients]:
 def fsdp_is_freed():
     model = FSDP(odd_net())
     optimizer = adam(model.parameters())
-    take_steps(model, optimizer, batches[:1])
+    train_steps(model, optimizer, batches[:1])
     there = [weakref.ref(model), weakref.ref(model.module[0].weight)]
     del model, optimizer
     gc.collect()
@@ -352,13 +352,13 @@ def whole_mean(model, optimizer, p):
 def mean_of_first_weight():
     model = FSDP(odd_net())
     optimizer = adam(model.parameters())
-    take_steps(model, optimizer, batches[:1])
+    train_steps(model, optimizer, batches[:1])
     return whole_mean(model, optimizer, model.module[0].weight)
 
 
 net = odd_net()
 optimizer = adam(net.parameters())
-take_steps(net, optimizer, batches[:1])
+train_steps(net, optimizer, batches[:1])
 expected = optimizer.state[net[0].weight]["exp_avg"]
 for found in ranks(mean_of_first_weight, world=4):
     assert largest_difference(found, expected) < 1e-12

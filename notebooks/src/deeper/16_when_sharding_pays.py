@@ -453,5 +453,5 @@ show(fig, alt="Seconds a step against the number of GPUs: the published times of
 # - In float32 our FSDP agrees with `fully_shard` to $10^{-5}$.
 # - Published: with a growing batch FSDP's step on 128 H100s was 2 to 3 % longer than on 8 (single
 #   readings); a projected step of a fixed batch took 82 s on 384 A100s, 67 on 768 and on 1,536.
-# - Where the replica doesn't fit, take the first stage with which it does, and measure: a prediction
-#   from bandwidths alone may be far too good.
+# - Where the replica doesn't fit, take the first stage with which it does, and measure: what
+#   bandwidths alone predict may be far too good.
