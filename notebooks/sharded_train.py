@@ -479,11 +479,20 @@ class Sharded(nn.Module):
         change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
         return value.to(self.compute_dtype) if change else value
 
+    def cast_all(self, inputs, options):
+        return ([self.cast(value) for value in inputs],
+                {name: self.cast(value) for name, value in options.items()})
+
     def note(self, p, what):
         """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
         if not hasattr(p, "cut") or p.numel() != p.cut.size:
             raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
         self.order = hash((self.order, p.cut.number, what))
+
+    def start(self, p):
+        """Begins to gather `p`: all shards one after the other, and a function that waits."""
+        self.note(p, 0)
+        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
 
     def arrive(self, p, mean):
         p.grad = mean if p.grad is None else p.grad + mean
@@ -617,8 +626,7 @@ class FSDP(Sharded):
     def forward(self, *inputs, **options):
         if self.sent and torch.is_grad_enabled():
             raise RuntimeError(UNFINISHED)
-        inputs = [self.cast(value) for value in inputs]
-        options = {name: self.cast(value) for name, value in options.items()}
+        inputs, options = self.cast_all(inputs, options)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             result = self.module(*inputs, **options)
         if not torch.is_grad_enabled():
@@ -634,10 +642,6 @@ class FSDP(Sharded):
         return self.lend(p)
 
     # 2. Gather it, for the forward and again for the backward pass.
-    def start(self, p):
-        self.note(p, 0)
-        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
-
     def fetch(self, p):
         whole, wait = self.start(p)
         wait()
@@ -729,10 +733,13 @@ def train_stage(stage, steps, batch_size, lr):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "__file__" in globals():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stage", type=int, default=3, choices=(1, 2, 3))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
     parser.add_argument("--lr", type=float, default=1e-3)
-    train_stage(**vars(parser.parse_args()))
+    options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
+    train_stage(**vars(options))

@@ -11,8 +11,7 @@
 #
 # ## What you'll do
 #
-# Write all three stages, check each against one process, then measure the memory that they save
-# and the time that they cost.
+# Write all three stages, check each against one process, and measure memory and time.
 #
 # ## What you'll learn
 #
@@ -139,7 +138,8 @@ print("right on 1, 2, 3 and 4 ranks")
 # Must every device update all weights? It is enough if each updates *its shard*, and if the shards
 # are gathered. First the oracle: one process trains a small network on ten batches.
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# measure: the data, ten batches of 24 images, and the network, from a seed
 data = load_data("mnist", limit=2560)
 print(data)
 pixels = torch.tensor(data.train_images - data.train_images.mean()).flatten(1)
@@ -237,16 +237,15 @@ class SecondZeRO(FirstZeRO):
         for p in self.params:
             p.register_post_accumulate_grad_hook(self.reduce_and_free)
 
-    def reduce_and_free(self, p):  # NEW: called in the backward pass
+    def reduce_and_free(self, p):  # NEW: in the backward pass
         self.reduce(p, self.shard[p])
         p.grad = None
 
-    def reduce_all(self):
-        left = [p for p in self.params if p.grad is not None]
-        assert left == [], "all gradients are reduced already"
+    def reduce_all(self):  # NEW: is done
+        pass
 
 
-for rank, (weights, _) in enumerate(ranks(train_with, SecondZeRO)):
+for weights, _ in ranks(train_with, SecondZeRO):
     assert largest_difference(weights, whole) < 1e-12, "not as one process"
 print("stage 2: both ranks have one process's weights, to 1e-12")
 
@@ -890,11 +889,20 @@ class Sharded(nn.Module):
         change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
         return value.to(self.compute_dtype) if change else value
 
+    def cast_all(self, inputs, options):
+        return ([self.cast(value) for value in inputs],
+                {name: self.cast(value) for name, value in options.items()})
+
     def note(self, p, what):
         """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
         if not hasattr(p, "cut") or p.numel() != p.cut.size:
             raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
         self.order = hash((self.order, p.cut.number, what))
+
+    def start(self, p):
+        """Begins to gather `p`: all shards one after the other, and a function that waits."""
+        self.note(p, 0)
+        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
 
     def arrive(self, p, mean):
         p.grad = mean if p.grad is None else p.grad + mean
@@ -1000,10 +1008,10 @@ class Sharded(nn.Module):
         raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
 
 # %% [markdown]
-# Now all of it in one class. Three parts are in the folded cells. `shard_parameters` cuts each
-# parameter, and lets reading it call `read`. `Gather` is as `GatherAndWait`, but calls `lend` and
-# `send`; it gets `anchor`, a number that needs a gradient, or autograd would not call its
-# `backward`. `arrive` adds to `p.grad`.
+# Now all of it in one class. Its base class is folded above, with what is plain: `shard_parameters`
+# cuts each parameter, and lets reading it call `read`; `start` begins an all-gather; `arrive` adds
+# to `p.grad`. `Gather` is as `GatherAndWait`, but calls `lend` and `send`. It also gets `anchor`, a
+# number that needs a gradient, or autograd would not call its `backward`.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -1035,8 +1043,7 @@ class FSDP(Sharded):
     def forward(self, *inputs, **options):
         if self.sent and torch.is_grad_enabled():
             raise RuntimeError(UNFINISHED)
-        inputs = [self.cast(value) for value in inputs]
-        options = {name: self.cast(value) for name, value in options.items()}
+        inputs, options = self.cast_all(inputs, options)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             result = self.module(*inputs, **options)
         if not torch.is_grad_enabled():
@@ -1052,10 +1059,6 @@ class FSDP(Sharded):
         return self.lend(p)
 
     # 2. Gather it, for the forward and again for the backward pass.
-    def start(self, p):
-        self.note(p, 0)
-        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
-
     def fetch(self, p):
         whole, wait = self.start(p)
         wait()
@@ -1430,27 +1433,6 @@ def use_either():
 print(ranks(use_either)[0])
 assert "in another order" in ranks(use_either)[1]
 
-# %% [markdown]
-# ## Summary
-#
-# | | weights, gradients and Adam's state: bytes a parameter | sent, of the weights' bytes |
-# | --- | --- | --- |
-# | data parallel | $16$ | $2 (k-1)/k$ |
-# | stage 1 | $8 + 8/k$ | $2 (k-1)/k$ |
-# | stage 2 | $4 + 12/k$ | $2 (k-1)/k$ |
-# | stage 3 | $16/k$ | at most $3 (k-1)/k$ |
-#
-# - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
-# - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
-# - All stages compute what one process does, to $10^{-12}$ in float64.
-# - In stages 2 and 3 all ranks must use the same layers in the same order.
-#
-# What is sent is counted in deeper: When sharding pays; how to save on four ranks and go on with
-# two is in deeper: State dicts that reshard. Next, [the map](map.md): what else can be divided.
-#
-# **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-# Parallel* (2023), arXiv:2304.11277.
-
 # %% tags=["fold", "file:sharded_train.py"]
 # check: and what sharded_train.py does when it is run: it trains, with the stage that you ask for
 def make_images(n, seed):
@@ -1498,13 +1480,48 @@ def train_stage(stage, steps, batch_size, lr):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "__file__" in globals():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stage", type=int, default=3, choices=(1, 2, 3))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
     parser.add_argument("--lr", type=float, default=1e-3)
-    train_stage(**vars(parser.parse_args()))
+    options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
+    train_stage(**vars(options))
+
+# %% [markdown]
+# ## The program
+#
+# `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network with the stage
+# that you ask for. Here a helper starts it:
+
+# %% tags=["measured"]
+from helpers.cluster import torchrun
+
+print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None)[0])
+
+# %% [markdown]
+# ## Summary
+#
+# | | weights, gradients and Adam's state: bytes a parameter | sent, of the weights' bytes |
+# | --- | --- | --- |
+# | data parallel | $16$ | $2 (k-1)/k$ |
+# | stage 1 | $8 + 8/k$ | $2 (k-1)/k$ |
+# | stage 2 | $4 + 12/k$ | $2 (k-1)/k$ |
+# | stage 3 | $16/k$ | at most $3 (k-1)/k$ |
+#
+# - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
+# - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
+# - All stages compute what one process does, to $10^{-12}$ in float64.
+# - In stages 2 and 3 all ranks must use the same layers in the same order.
+#
+# More: deeper: State dicts that reshard and deeper: When sharding pays. Next, [the map](map.md):
+# what else can be divided.
+#
+# **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+# Parallel* (2023), arXiv:2304.11277.
 
 # %% [markdown]
 # ## Exercises
