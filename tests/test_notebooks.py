@@ -291,7 +291,9 @@ WRITTEN = {"01_devices_and_arrays", "02_splitting_a_batch", "03_all_reduce",
            "deeper/09_the_law_of_the_difference", "deeper/10_a_slow_link",
            "deeper/10_a_time_budget_that_closes",
            "deeper/11_counting_operations_predicting_gpus", "deeper/11_telling_constants_apart",
-           "deeper/12_mistakes_with_unequal_shards", "deeper/12_when_a_helper_pays"}
+           "deeper/12_mistakes_with_unequal_shards", "deeper/12_when_a_helper_pays",
+           "16_sharded_training", "deeper/16_state_dicts_that_reshard",
+           "deeper/16_when_sharding_pays"}
 
 
 def in_open_cells(notebook, find):
