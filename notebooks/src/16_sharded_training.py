@@ -39,7 +39,7 @@ from helpers.compare import largest_difference
 # `ranks`, of chapter 14, runs a function in several processes and returns what each returned. Cells
 # with `# sharded_train.py` also go into a program to keep, [sharded_train.py](sharded_train.py).
 
-# %% tags=["fold", "file:sharded_train.py"]
+# %% tags=["fold", "file:sharded_train.py", "trains"]
 # check: sharded_train.py begins so: how to run it, how to use it, what it imports
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
 
@@ -1433,7 +1433,7 @@ def use_either():
 print(ranks(use_either)[0])
 assert "in another order" in ranks(use_either)[1]
 
-# %% tags=["fold", "file:sharded_train.py"]
+# %% tags=["fold", "file:sharded_train.py", "trains"]
 # check: and what sharded_train.py does when it is run: it trains, with the stage that you ask for
 def make_images(n, seed):
     """Ten patterns of 28 x 28, with noise: something to learn where there is no data set."""

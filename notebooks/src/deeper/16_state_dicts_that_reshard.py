@@ -57,7 +57,7 @@ def odd_net():
     return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double()
 
 
-# %%
+# %% tags=["trains"]
 def adam(params):
     return torch.optim.Adam(params, lr=0.01)
 

@@ -127,7 +127,7 @@ class Reader(nn.Module):
         return self.scores(self.blocks(self.rows(x) + self.place).mean(1))
 
 
-# %%
+# %% tags=["trains"]
 images = torch.randn(16, 28, 28, generator=torch.Generator().manual_seed(16))
 labels = torch.arange(16) % 10
 
@@ -276,7 +276,7 @@ print(f"equal to 1e-5 after 20 steps; momenta on each device: {momenta[0].size} 
 # the first dimension and gathers a layer's parameters in one message. Scalars it refuses
 # (`_fsdp_init.py`).
 
-# %%
+# %% tags=["trains"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -297,7 +297,7 @@ def their_five_steps(compute):
     return {name: value.full_tensor() for name, value in net.state_dict().items()}
 
 
-# %%
+# %% tags=["trains"]
 def our_five_steps(compute):
     torch.manual_seed(16)
     model = FSDP(Reader(32, 2), compute)
@@ -443,7 +443,7 @@ show(fig, alt="Seconds a step against the number of GPUs: the published times of
 # Even if no message were hidden, 1,536 GPUs should need 26 s, not 67. Each GPU then has one
 # sequence in place of four, which may make computing less efficient too; the paper blames
 # communication between machines. We can't separate the two. With tensor and pipeline parallelism,
-# which gather no weights, it estimates 23 days in place of 74 (see [the map](map.md)).
+# which gather no weights, it estimates 23 days in place of 74 (see [the map](../map.md)).
 #
 # ## Summary
 #
