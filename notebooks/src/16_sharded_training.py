@@ -1201,6 +1201,9 @@ assert not as_told(WaitsAtOnce) and ranks(under_way, WaitsAtOnce)[0][1] == [0, 0
 print("as told; both mistakes are noticed")
 
 # %% [markdown]
+# FSDP gathers the second weight while two gradients are under way, and never has three. Waiting at
+# once leaves none under way, and without waiting all six pile up.
+#
 # ## What it saves, and what it costs
 #
 # We count the memory of tensors during steps with Adam on four ranks, in units of the weights'
@@ -1297,6 +1300,7 @@ def held(make):
     return np.array([rest, gradients, memory.peak]) / size
 
 
+assert largest_difference(ranks(train_untidy, data_parallel), untidy) < 1e-12
 stages = {"data parallel": data_parallel, "stage 1": stage1, "stage 2": stage2, "stage 3": stage3}
 memory = {}
 for name, make in stages.items():
@@ -1326,7 +1330,7 @@ formula = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2
            "stage 3": (3 / k, 1 / k)}
 for name, expected in formula.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
-assert memory["stage 3"][2] < 0.6 * memory["data parallel"][2], "its peak, too"
+assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 print("they are")
 
 # %% [markdown]
