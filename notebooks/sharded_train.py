@@ -1,4 +1,9 @@
+# check: sharded_train.py begins so: how to run it, how to use it, what it imports
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
+
+    torchrun --standalone --nproc-per-node=2 sharded_train.py --stage 3    # trains, see --help
+
+In a program of your own, which every rank runs on its share of the batch:
 
     copy_from_rank_0(net)                                                      # stage 1
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=1e-3)
@@ -9,18 +14,19 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Every rank runs the same program, under torchrun, on its share of the batch. Made for PyTorch 2.13.
-Where torch.distributed has no reduce_scatter_single and all_gather_single, call them by their
-earlier names, reduce_scatter_tensor and all_gather_into_tensor.
+Made for PyTorch 2.13. Where torch.distributed has no reduce_scatter_single and all_gather_single,
+call them by their earlier names, reduce_scatter_tensor and all_gather_into_tensor.
 """
 
+import argparse
+import os
 import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Collectives:
@@ -35,12 +41,16 @@ class Collectives:
         return whole, dist.all_gather_single(whole, shard, async_op=True).wait
 
 
+# check: `Cut`, a tensor flat, padded and cut
 class Cut:
     """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
-    def __init__(self, shape):
-        self.shape, self.numbers, self.ranks = shape, shape.numel(), dist.get_world_size()
-        self.size = -(-self.numbers // self.ranks)  # of a shard, rounded up
+    def __init__(self, shape, number=0):
+        self.shape = shape
+        self.number = number  # of the tensor, the same on all ranks
+        self.numbers = shape.numel()
+        self.ranks = dist.get_world_size()
+        self.size = (self.numbers + self.ranks - 1) // self.ranks  # of a shard, rounded up
         self.begin = dist.get_rank() * self.size
 
     def mine(self, whole):
@@ -56,57 +66,141 @@ class Cut:
         """The tensor, from all shards one after the other: a view."""
         return flat[: self.numbers].view(self.shape)
 
-
-class Shards(torch.optim.Optimizer):
-    """An `optimizer_cls` for this rank's shard of each parameter."""
-
-    def __init__(self, params, optimizer_cls, **options):
-        if optimizer_cls.__name__ in ("Adafactor", "LBFGS", "Muon"):
-            raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
-                             "one that is elementwise, such as Adam")
-        self.cuts, self.shards = {}, {}  # for each parameter
-        self.make, self.local = lambda shards: optimizer_cls(shards, **options), None
-        super().__init__(params, options)
-
-    def add_param_group(self, group):
-        super().add_param_group(group)
-        group = self.param_groups[-1]
-        for p in group["params"]:
-            if not p.is_contiguous():
-                raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous")
-            dist.broadcast(p.detach(), src=0)
-            self.cuts[p] = Cut(p.shape)
-            self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
-        own = {**group, "params": [self.shards[p] for p in group["params"]]}
-        if self.local is None:
-            self.local = self.make([own])
-            self.defaults = self.local.defaults
-        else:
-            self.local.add_param_group(own)
-        copy_options(self.local.param_groups[-1], group)
+    def shard(self, whole):
+        """A copy of this rank's shard, padded, with as many dimensions as the tensor has."""
+        ones = [1] * (len(self.shape) - 1)
+        shape = [self.size, *ones] if self.shape else []
+        return self.pad(self.mine(whole), 1).clone().reshape(shape)
 
 
+# check: before training, all ranks get rank 0's values; what can't be shared is refused
 def copy_from_rank_0(module):
     """All ranks begin with rank 0's parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError("module is on the meta device: it has no values to share")
-    kinds = [None] * dist.get_world_size()
-    dist.all_gather_object(kinds, [(t.shape, t.dtype, t.requires_grad) for t in tensors])
-    if any(each != kinds[0] for each in kinds):
-        raise ValueError("the ranks' modules differ in their parameters or buffers")
+    refuse_sharded(tensors)
+    refuse_different([(t.shape, t.dtype, t.requires_grad) for t in tensors])
     for tensor in tensors:
         whole = tensor.detach().contiguous()
         dist.broadcast(whole, src=0)
         tensor.detach().copy_(whole)
 
 
-class ShardedStep(Shards):
+def refuse_sharded(tensors):
+    if any(hasattr(tensor, "cut") or hasattr(tensor, "device_mesh") for tensor in tensors):
+        raise ValueError("these parameters are sharded already: build the module anew")
+
+
+def refuse_different(facts):
+    """Raises where the ranks' facts about what they share differ."""
+    kinds = [None] * dist.get_world_size()
+    dist.all_gather_object(kinds, facts)
+    if any(each != kinds[0] for each in kinds):
+        raise ValueError("the ranks' modules differ in their parameters or buffers")
+
+
+def refuse_other_order(order, device):
+    """Raises where `order`, a number made of what was sent, isn't the same on all ranks."""
+    both = torch.tensor([order, -order], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    if both[0] != -both[1]:
+        raise RuntimeError("the ranks used different parameters, or in another order, so their "
+                           "messages were mixed up: go back to the last checkpoint, and let all "
+                           "ranks take the same way through the module")
+
+
+# check: saved state converted between whole and shards; clipping by the norm of all shards
+# Optimizers that look at a parameter as a whole: a shard of it gives another update.
+WHOLE = {"Adafactor", "LBFGS", "Muon"}
+SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
+
+
+def copy_options(source, target):
+    """A parameter group's learning rate and so on, not its parameters."""
+    target.update((name, value) for name, value in source.items() if name != "params")
+
+
+def convert_state(saved, parameters, convert):
+    """An optimizer's `saved` state, each value of it converted by `convert(p, key, value)`."""
+    state = {}
+    for number, values in saved["state"].items():
+        state[number] = {}
+        for key, value in values.items():
+            value = torch.as_tensor(value)
+            state[number][key] = convert(parameters[number], key, value).clone()
+    return {"state": state, "param_groups": [dict(group) for group in saved["param_groups"]]}
+
+
+def shard_of_state(cut, key, value):
+    """This rank's part of a whole value of an optimizer's state."""
+    if value.dim() and value.shape != cut.shape:
+        raise ValueError(f"saved: {key} has shape {tuple(value.shape)}, not {tuple(cut.shape)}")
+    is_array = value.shape == cut.shape and key not in SINGLE
+    return cut.mine(value) if is_array else value
+
+
+def clip(grads, largest, also=()):
+    """Scales `grads`, shards of all ranks, so that their norm together is at most `largest`."""
+    device = grads[0].device if grads else None
+    square = torch.zeros((), device=device)
+    for grad in grads:
+        square = square + grad.square().sum()
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1)
+    for grad in [*grads, *also]:
+        grad.mul_(factor.to(grad.dtype))
+    return norm
+
+
+# check: stage 1 for any network
+class ShardedOptimizer(torch.optim.Optimizer):
+    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
+
+    `step` takes the mean of all ranks' gradients, updates this rank's shard and gathers the rest:
+    all ranks call it, and `state_dict`, too. `optimizer_cls` must be elementwise, as SGD and Adam
+    are. `p.grad` is this rank's gradient only: clip it by this class's `clip_grad_norm`, not by
+    torch's, and use no GradScaler. For frozen parameters and buffers call copy_from_rank_0(module)
+    first.
+    """
+
     collectives = Collectives()
+
+    def __init__(self, params, optimizer_cls, **options):
+        if optimizer_cls.__name__ in WHOLE:
+            raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
+                             "one that is elementwise, such as Adam")
+        self.optimizer_cls = optimizer_cls
+        self.options = options
+        self.cuts = {}  # by parameter
+        self.shards = {}
+        self.local = None  # the optimizer of the shards
+        super().__init__(params, options)
+
+    def add_param_group(self, group):
+        super().add_param_group(group)
+        group = self.param_groups[-1]
+        refuse_sharded(group["params"])
+        refuse_different([(p.shape, p.dtype) for p in group["params"]])
+        for p in group["params"]:
+            if not p.is_contiguous():
+                raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous")
+            dist.broadcast(p.detach(), src=0)
+            self.cuts[p] = Cut(p.shape, len(self.cuts))
+            self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
+        own = {**group, "params": [self.shards[p] for p in group["params"]]}
+        if self.local is None:
+            self.local = self.optimizer_cls([own], **self.options)
+            self.defaults = self.local.defaults
+        else:
+            self.local.add_param_group(own)
+        copy_options(self.local.param_groups[-1], group)
 
     def reduce(self, p):
         """Adds this rank's shard of the mean gradient of `p` to what it has."""
-        cut, shard = self.cuts[p], self.shards[p]
+        cut = self.cuts[p]
+        shard = self.shards[p]
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         total, wait = self.collectives.reduce_scatter(cut.pad(gradient.reshape(-1), cut.ranks))
         wait()
@@ -128,17 +222,13 @@ class ShardedStep(Shards):
         wait()
         return self.cuts[p].join(whole)
 
-
-def copy_options(source, target):
-    """A parameter group's learning rate and so on, not its parameters."""
-    target.update((name, value) for name, value in source.items() if name != "params")
-
-
-class ShardedUpdate(ShardedStep):
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for p, shard in self.shards.items():
+            if p.shape != self.cuts[p].shape:
+                raise RuntimeError(f"a parameter had shape {tuple(self.cuts[p].shape)} and has "
+                                   f"{tuple(p.shape)}: make the optimizer after such a change")
             shard.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
         self.reduce_all()
         for group, local in zip(self.param_groups, self.local.param_groups):
@@ -147,149 +237,421 @@ class ShardedUpdate(ShardedStep):
         for p, shard in self.shards.items():
             if shard.grad is not None:
                 p.copy_(self.gather(p, shard))
-                shard.grad = None
+        self.forget()
         return loss
 
-    def zero_grad(self, set_to_none=True):
-        super().zero_grad(set_to_none)
+    def forget(self):
+        """After a step: `p.grad` has all that a next one needs."""
         for shard in self.shards.values():
             shard.grad = None
 
+    # What follows completes it; a step needs no more.
 
-SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
+    @torch.no_grad()
+    def clip_grad_norm(self, largest):
+        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
+        self.reduce_all()
+        shards = [shard.grad for shard in self.shards.values() if shard.grad is not None]
+        return clip(shards, largest, also=self.local_grads())
 
-
-class ShardedOptimizer(ShardedUpdate):
-    """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
-
-    `step` takes the mean of all ranks' gradients, updates this rank's shard and gathers the rest.
-    `optimizer_cls` must be elementwise, as SGD and Adam are. `p.grad` is this rank's gradient only:
-    don't clip or unscale it. For frozen parameters and buffers call copy_from_rank_0(module) first.
-    """
+    def local_grads(self):
+        return [p.grad for p in self.shards if p.grad is not None]
 
     def state_dict(self):
         """What one process would save, whole. Communicates, so all ranks call it."""
-        return self.converted(self.local.state_dict(), self.param_groups, lambda p, key, value:
-                              self.gather(p, value) if value.dim() else value)
+        saved = convert_state(self.local.state_dict(), list(self.shards), self.whole)
+        for source, target in zip(self.param_groups, saved["param_groups"]):
+            copy_options(source, target)
+        return saved
+
+    def whole(self, p, key, value):
+        return self.gather(p, value) if value.dim() else value
 
     def load_state_dict(self, saved):
         """From `state_dict`, of as many ranks as it may have been, or of one process."""
-        self.local.load_state_dict(self.converted(saved, saved["param_groups"], self.own))
+        self.local.load_state_dict(convert_state(saved, list(self.shards), self.own))
         for group, local in zip(self.param_groups, self.local.param_groups):
             copy_options(local, group)
 
     def own(self, p, key, value):
-        if value.dim() and value.shape != p.shape:
-            raise ValueError(f"saved: {key} has shape {tuple(value.shape)}, not {tuple(p.shape)}")
-        whole = value.shape == p.shape and key not in SINGLE
-        return self.cuts[p].mine(value) if whole else value
-
-    def converted(self, saved, groups, convert):
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        state = {i: {key: convert(parameters[i], key, torch.as_tensor(value)).clone()
-                     for key, value in each.items()} for i, each in saved["state"].items()}
-        numbered = [dict(group) for group in saved["param_groups"]]
-        for source, target in zip(groups, numbered):
-            copy_options(source, target)
-        return {"state": state, "param_groups": numbered}
+        return shard_of_state(self.cuts[p], key, value)
 
 
+# check: stage 2 for any network; after a backward pass, p.grad is a mark
 class ShardedGradients(ShardedOptimizer):
     """ZeRO's stage 2: reduces each gradient as soon as it is complete, and frees it.
 
-    All ranks must use the same parameters in every backward pass, each of which sends.
+    All ranks must use the same parameters in the same order in every backward pass, each of which
+    sends. After it `p.grad` is only a mark, NaN everywhere: the gradient is that of
+    `optimizer.shards[p]`. Clear it in any way that PyTorch has, clip it by `clip_grad_norm`.
     """
 
     def add_param_group(self, group):
+        if self.local is None:
+            self.marks = {}
+            self.order = 0
         super().add_param_group(group)
+        before = weakref.WeakMethod(self.take_mark_away)  # weak: the parameters don't keep us
+        after = weakref.WeakMethod(self.reduce_and_mark)
         for p in self.param_groups[-1]["params"]:
+            self.marks[p] = mark = p.detach().new_full((), torch.nan).expand(p.shape)
+            mark.is_mark = True  # it has the memory of one number
+            if getattr(p.grad, "is_mark", False):
+                p.grad = None  # of an optimizer that was there before
             if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self.reduce_and_free)
+                here = weakref.ref(p)
+                p.register_hook(lambda gradient, here=here: call(before, here()))
+                p.register_post_accumulate_grad_hook(lambda p: call(after, p))
 
-    def reduce_and_free(self, p):
+    def drop_cleared(self, p):
+        """Where `p.grad` is None, or zero in place of NaN, it was cleared."""
+        if p.grad is self.marks[p] and not p.grad.as_strided((), ()).isnan():
+            p.grad.fill_(torch.nan)
+            self.shards[p].grad = None
         if p.grad is None:
+            self.shards[p].grad = None
+
+    def take_mark_away(self, p):
+        self.drop_cleared(p)
+        if getattr(p.grad, "is_mark", False):
+            p.grad = None
+
+    def reduce_and_mark(self, p):
+        if getattr(p.grad, "is_mark", False):
             raise RuntimeError("another ShardedGradients has taken this gradient")
+        self.order = hash((self.order, self.cuts[p].number))
         self.reduce(p)
-        p.grad = None
+        p.grad = self.marks[p]
 
     def reduce_all(self):  # is done
-        if any(p.grad is not None for p in self.shards):
-            raise RuntimeError("a parameter was frozen when this optimizer was made")
+        for p in self.shards:
+            self.drop_cleared(p)
+            if p.grad is not None and p.grad is not self.marks[p]:
+                raise RuntimeError("a gradient did not come by a backward pass: its parameter was "
+                                   "frozen when this optimizer was made, or it was set by hand")
+        refuse_other_order(self.order, next(iter(self.shards)).device)
+
+    def local_grads(self):
+        return []
+
+    def forget(self):
+        pass  # until it is cleared
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none=True)
+        for p in self.shards:
+            self.drop_cleared(p)
 
 
-class Unshard(nn.Module):
-    """Between a parameter's shard, which is stored, and the whole, which is read."""
+def call(weak, *given):
+    method = weak()
+    if method is not None:
+        method(*given)
 
-    def __init__(self, cut, fsdp):
-        super().__init__()
-        self.given = cut, fsdp  # a tuple, since `fsdp` is no child of this module
 
-    def forward(self, shard):
-        return Gather.apply(shard, *self.given)
+# check: such properties for all parameters of a module; `Gather`, which lets FSDP gather and send
+def read_through(owner, fsdp):
+    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
+    owner.fsdp = weakref.ref(fsdp)
+    reads = {}
+    for name, p in owner._parameters.items():
+        if p is not None:
+            reads[name] = property(make_read(name))
+    if reads:  # a class of the same name, with these properties
+        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
+    owner.register_forward_pre_hook(enter, prepend=True)
+    owner.register_forward_hook(leave, always_call=True)
 
-    def right_inverse(self, shard):
-        return shard
+
+def make_read(name):
+    def read(owner):
+        return fsdp_of(owner).read(owner._parameters[name])
+    return read
+
+
+def fsdp_of(owner):
+    fsdp = owner.fsdp()
+    if fsdp is None:
+        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
+                           "other ranks' shards: keep it")
+    return fsdp
+
+
+def enter(owner, inputs):
+    fsdp_of(owner).depth += 1
+
+
+def leave(owner, inputs, output):
+    fsdp_of(owner).depth -= 1
 
 
 class Gather(torch.autograd.Function):
     """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
 
     @staticmethod
-    def forward(ctx, shard, cut, fsdp):
-        ctx.given = shard, cut, fsdp
-        return fsdp.lend(shard, cut)
+    def forward(ctx, anchor, given):
+        ctx.given = given
+        ctx.set_materialize_grads(False)  # a gradient that is None stays None
+        shard, fsdp = given
+        return fsdp.lend(shard)
 
     @staticmethod
     def backward(ctx, gradient):
-        shard, cut, fsdp = ctx.given
-        fsdp.send(shard, cut, gradient)
-        return None, None, None
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
+        shard, fsdp = ctx.given
+        if gradient is not None:
+            fsdp.send(shard, gradient)
+        return None, None
 
 
-class ShardedModule(nn.Module):
-    """Keeps this rank's shard of each parameter of `module`, and gathers it when it is read."""
+# check: what a program needs beside: whole weights saved and loaded, clipping, refusals
+UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
 
-    collectives = Collectives()
 
-    def __init__(self, module, compute_dtype=None):
-        super().__init__()
-        if any(isinstance(each, nn.RNNBase) for each in module.modules()):
-            raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their weights")
-        self.compute_dtype, self.names = compute_dtype, list(module.state_dict())
-        self.lent, self.sent = {}, []
+def before_step(optimizer, given, options):
+    """Raises where an ordinary optimizer would step with what FSDP has made of its parameters."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            cut = getattr(p, "cut", None)
+            if cut is None:
+                continue
+            if type(optimizer).__name__ in WHOLE:
+                raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
+                                 "shards; take one that is elementwise, such as Adam")
+            if cut.fsdp() is not None and cut.fsdp().sent:
+                raise RuntimeError(UNFINISHED)
+            for key, value in optimizer.state.get(p, {}).items():
+                if torch.is_tensor(value) and value.dim() and value.shape == cut.shape != p.shape:
+                    raise ValueError(f"the optimizer's {key} is of the whole parameter: load what "
+                                     "is whole by FSDP's load_optimizer_state")
+
+
+def refuse_random(*given, **options):
+    raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
+                       "wraps it, or call load_full_params")
+
+
+class Sharded(nn.Module):
+    """What programs want of an FSDP module beside training."""
+
+    def refuse(self, module):
+        """Raises for what FSDP can't do, before anything is changed."""
+        for each in module.modules():
+            if isinstance(each, nn.RNNBase):
+                raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their "
+                                 "weights")
+            if isinstance(each, nn.parallel.DistributedDataParallel):
+                raise ValueError("module is wrapped by DDP already: wrap what is in it")
+            if getattr(each, "max_norm", None) is not None:
+                raise ValueError("module has an embedding with max_norm, which writes into its "
+                                 "weight: that would be lost")
+        for p in module.parameters():
+            if p._post_accumulate_grad_hooks or p._backward_hooks:
+                raise ValueError("a parameter has hooks, made for the whole of it: register them "
+                                 "after wrapping, by register_post_accumulate_grad_hook, and wrap "
+                                 "before you make DDP or ShardedGradients")
+
+    def shard_parameters(self, module):
+        """Every parameter becomes this rank's shard of it, and is read through `read`."""
+        self.refuse(module)
         copy_from_rank_0(module)
-        self.cuts = {p: Cut(p.shape) for p in module.parameters()}
-        places = [(owner, name, p) for owner in module.modules()
-                  for name, p in owner.named_parameters(recurse=False, remove_duplicate=False)]
-        for p, cut in self.cuts.items():
-            p.data = cut.pad(cut.mine(p.data), 1).clone()
-        for owner, name, p in places:
-            unshard = Unshard(self.cuts[p], self)
-            parametrize.register_parametrization(owner, name, unshard, unsafe=True)
-        self.module = module
+        device = next(iter(module.parameters())).device
+        self.anchor = torch.zeros((), device=device, requires_grad=True)  # leads to Gather.backward
+        self.depth = 0  # in how many modules' calls we are
+        self.order = 0  # a number made of all that was gathered and sent
+        self.arrived = {}  # parameters whose gradients came since the last backward pass
+        for number, p in enumerate(module.parameters()):
+            p.cut = Cut(p.shape, number)
+            p.cut.fsdp = weakref.ref(self)
+            p.data = p.cut.shard(p.data)
+            p.uniform_ = p.normal_ = refuse_random
+        for owner in module.modules():
+            read_through(owner, self)
+        hook = register_optimizer_step_pre_hook(before_step)
+        weakref.finalize(self, hook.remove)  # it looks at optimizers as long as this object lives
 
-    def parameters(self, recurse=True):
-        """In the order that `module` had, by which an optimizer numbers its state."""
-        return iter(self.cuts if recurse else ())
+    def in_a_pass(self):
+        """In a call of the module or of a part of it, or in autograd, as checkpoint's calls are."""
+        return self.depth > 0 or torch._C._current_graph_task_id() >= 0
 
     def cast(self, value):
         change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
         return value.to(self.compute_dtype) if change else value
 
+    def cast_all(self, inputs, options):
+        return ([self.cast(value) for value in inputs],
+                {name: self.cast(value) for name, value in options.items()})
 
-class Lending(ShardedModule):
-    def start(self, shard, cut):
-        return self.collectives.all_gather(self.cast(shard.detach()))
+    def note(self, p, what):
+        """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
+        if not hasattr(p, "cut") or p.numel() != p.cut.size:
+            raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
+        self.order = hash((self.order, p.cut.number, what))
 
-    def fetch(self, shard, cut):
-        whole, wait = self.start(shard, cut)
+    def start(self, p):
+        """Begins to gather `p`: all shards one after the other, and a function that waits."""
+        self.note(p, 0)
+        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
+
+    def arrive(self, p, mean):
+        p.grad = mean if p.grad is None else p.grad + mean
+        self.arrived[p] = True
+
+    def end_of_backward(self):
+        self.lent.clear()
+        refuse_other_order(self.order, self.anchor.device)
+        for p in self.arrived:
+            self.run_hooks(p)
+        self.arrived.clear()
+
+    def named(self):
+        return dict(self.module.named_parameters(remove_duplicate=False))
+
+    @torch.no_grad()
+    def gather_full_params(self):
+        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
+        found = {}
+        for name, value in self.module.state_dict().items():
+            found[name] = value.clone() if torch.is_tensor(value) else value
+        for name, p in self.named().items():
+            if name in found:
+                whole, wait = self.collectives.all_gather(p.detach().reshape(-1))
+                wait()
+                found[name] = p.cut.join(whole).clone()
+        return found
+
+    @torch.no_grad()
+    def load_full_params(self, saved):
+        """Whole weights and buffers as rank 0 has them, by `module`'s names. All ranks call it."""
+        own = {}
+        named = self.named()
+        facts = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
+        refuse_different(list(facts.items()))
+        for name, value in saved.items():
+            if name in named:
+                cut = named[name].cut
+                if value.shape != cut.shape:
+                    raise ValueError(f"saved: {name} has shape {tuple(value.shape)}, not "
+                                     f"{tuple(cut.shape)}")
+            own[name] = value
+            if torch.is_tensor(value):
+                whole = value.to(next(iter(named.values())).device).contiguous().clone()
+                dist.broadcast(whole, src=0)
+                own[name] = cut.shard(whole) if name in named else whole
+        self.module.load_state_dict(own)
+
+    def get_extra_state(self):
+        """With `state_dict`, which has this rank's shards: whose they are."""
+        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
+
+    def set_extra_state(self, state):
+        if state != self.get_extra_state():
+            raise ValueError(f"these are the shards of {state}, not of {self.get_extra_state()}: "
+                             "every rank loads what it saved, or all call load_full_params with "
+                             "what gather_full_params gave")
+
+    def load_state_dict(self, saved, *given, **options):
+        """This rank's shards, from `state_dict`."""
+        if "_extra_state" not in saved:
+            raise ValueError("these are not the shards that FSDP's state_dict has: for whole "
+                             "weights call load_full_params on all ranks")
+        self.set_extra_state(saved["_extra_state"])  # before anything is loaded
+        return super().load_state_dict(saved, *given, **options)
+
+    def gather_optimizer_state(self, optimizer):
+        """What `optimizer` would save in one process. All ranks call it."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return convert_state(optimizer.state_dict(), parameters, self.whole_state)
+
+    def load_optimizer_state(self, optimizer, saved):
+        """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.load_state_dict(convert_state(saved, parameters, self.own_state))
+
+    def whole_state(self, p, key, value):
+        if key in SINGLE or value.shape != p.shape:
+            return value
+        whole, wait = self.collectives.all_gather(value.reshape(-1))
         wait()
-        return cut.join(whole)
+        return p.cut.join(whole)
 
-    def lend(self, shard, cut):
-        whole = self.fetch(shard, cut)
-        note = weakref.ref(whole.untyped_storage()), whole.dtype, shard, cut, shard._version
-        self.lent[whole.data_ptr()] = note
+    def own_state(self, p, key, value):
+        part = shard_of_state(p.cut, key, value)
+        return part if part is value else p.cut.shard(value)
+
+    @torch.no_grad()
+    def clip_grad_norm(self, largest):
+        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
+        if self.sent:
+            raise RuntimeError(UNFINISHED)
+        return clip([p.grad for p in self.parameters() if p.grad is not None], largest)
+
+    def run_hooks(self, p):
+        if p._backward_hooks:
+            raise RuntimeError("register_hook on a shard: gradients come by another way; take "
+                               "register_post_accumulate_grad_hook")
+        for hook in list((p._post_accumulate_grad_hooks or {}).values()):
+            hook(p)
+
+    def __getstate__(self):
+        raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
+
+
+class FSDP(Sharded):
+    """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
+
+    All ranks run every pass, through the same layers in the same order, and after each backward
+    pass call finish_gradient_synchronization(): then the gradients are there. During a pass a
+    parameter is read whole, a copy: what is written into it is lost. Outside it is this rank's
+    shard, with as many dimensions, as are its gradient and the optimizer's state. So take an
+    optimizer that is elementwise, such as Adam, clip by this class's clip_grad_norm and not by
+    torch's, and use no GradScaler. Each rank saves and loads its own state_dict, the optimizer's,
+    too; for what is whole, all ranks call gather_full_params and load_full_params, and
+    gather_optimizer_state and load_optimizer_state.
+
+    With `compute_dtype`, parameters and tensor arguments are cast, buffers aren't.
+    """
+
+    collectives = Collectives()
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.shard_parameters(module)
+        self.module = module
+        self.compute_dtype = compute_dtype
+        self.lent = {}  # notes of whole weights, by address
+        self.sent = []  # gradients under way
+
+    def forward(self, *inputs, **options):
+        if self.sent and torch.is_grad_enabled():
+            raise RuntimeError(UNFINISHED)
+        inputs, options = self.cast_all(inputs, options)
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            result = self.module(*inputs, **options)
+        if not torch.is_grad_enabled():
+            self.lent.clear()
+        return result
+
+    # 1. A parameter is read.
+    def read(self, p):
+        if not self.in_a_pass():
+            return p
+        if p.requires_grad:
+            return Gather.apply(self.anchor, (p, self))
+        return self.lend(p)
+
+    # 2. Gather it, for the forward and again for the backward pass.
+    def fetch(self, p):
+        whole, wait = self.start(p)
+        wait()
+        return p.cut.join(whole)
+
+    # 3. Free it: autograd saves a note in its place.
+    def lend(self, p):
+        whole = self.fetch(p)
+        storage = weakref.ref(whole.untyped_storage())
+        self.lent[whole.data_ptr()] = storage, whole.dtype, p, p._version
         return whole
 
     def pack(self, tensor):  # called for each tensor that autograd saves
@@ -301,64 +663,83 @@ class Lending(ShardedModule):
     def unpack(self, saved):  # called when the backward pass needs it
         if torch.is_tensor(saved):
             return saved
-        shard, cut, version, *view = saved
-        if shard._version != version:
+        p, version, *view = saved
+        if p._version != version:
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
-        return self.fetch(shard, cut).as_strided(*view)
+        return self.fetch(p).as_strided(*view)
 
-
-UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
-
-
-class Reducing(Lending):
-    def forward(self, *inputs, **options):
-        if self.sent and torch.is_grad_enabled():
-            raise RuntimeError(UNFINISHED)
-        inputs = [self.cast(value) for value in inputs]
-        options = {name: self.cast(value) for name, value in options.items()}
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-            return self.module(*inputs, **options)
-
-    def send(self, shard, cut, gradient):
+    # 4. Send its gradient, and don't wait.
+    def send(self, p, gradient):
         self.receive(most=1)
-        flat = cut.pad(gradient.reshape(-1), cut.ranks)
-        self.sent.append((shard, *self.collectives.reduce_scatter(flat)))
+        self.note(p, 1)
+        flat = p.cut.pad(gradient.reshape(-1), p.cut.ranks)
+        self.sent.append((p, *self.collectives.reduce_scatter(flat)))
 
     def receive(self, most=0):
         while len(self.sent) > most:
-            shard, total, wait = self.sent.pop(0)
+            p, total, wait = self.sent.pop(0)
             wait()
-            mean = total.to(shard.dtype) / dist.get_world_size()
-            shard.grad = mean if shard.grad is None else shard.grad + mean
+            self.arrive(p, total.to(p.dtype).view_as(p) / p.cut.ranks)
 
     def finish_gradient_synchronization(self):
         """To be called after each backward pass, before the optimizer's step."""
         self.receive()
-        self.lent.clear()
+        self.end_of_backward()
 
 
-class FSDP(Reducing):
-    """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
+# check: and what sharded_train.py does when it is run: it trains, with the stage that you ask for
+def make_images(n, seed):
+    """Ten patterns of 28 x 28, with noise: something to learn where there is no data set."""
+    patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
+    source = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (n,), generator=source)
+    return patterns[labels] + 8 * torch.randn(n, 784, generator=source), labels
 
-    A parameter is gathered when it is read, and again where the backward pass needs it: a copy, so
-    what is written into it is lost. With `compute_dtype`, parameters and tensor arguments are cast,
-    buffers aren't. The optimizer gets `parameters()`, flat shards, and must be elementwise. Their
-    `grad` is there after finish_gradient_synchronization(), to be called after each backward pass.
-    All ranks run every pass, through the same layers in the same order.
-    """
 
-    @torch.no_grad()
-    def gather_full_params(self):
-        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
-        found = {}
-        for name in self.names:
-            path, _, last = name.rpartition(".")
-            owner = self.module.get_submodule(path)
-            if parametrize.is_parametrized(owner, last):
-                cut, _ = owner.parametrizations[last][0].given
-                whole, wait = self.collectives.all_gather(owner.parametrizations[last].original)
-                wait()
-                found[name] = cut.join(whole).clone()
-            else:
-                found[name] = getattr(owner, last).detach().clone()
-        return found
+def train_stage(stage, steps, batch_size, lr):
+    dist.init_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.manual_seed(16)
+    net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
+                        nn.Linear(256, 10)).to(device)
+    if stage == 3:
+        model = FSDP(net)
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    else:
+        model = net
+        copy_from_rank_0(net)
+        kind = ShardedOptimizer if stage == 1 else ShardedGradients
+        optimizer = kind(net.parameters(), torch.optim.Adam, lr=lr)
+    for step in range(steps):
+        x, y = make_images(batch_size, seed=1 + step * ranks + rank)  # this rank's share
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        if stage == 3:
+            model.finish_gradient_synchronization()
+        (model if stage == 3 else optimizer).clip_grad_norm(1.0)
+        optimizer.step()
+        if rank == 0 and (step + 1) % 20 == 0:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+    x, y = make_images(1000, seed=0)
+    with torch.no_grad():
+        hits = (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+    kept = sum(p.numel() for p in model.parameters())
+    print(f"rank {rank}: {hits / 10:.1f} % right; weights kept: {kept:,}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__" and "__file__" in globals():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--stage", type=int, default=3, choices=(1, 2, 3))
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
+    train_stage(**vars(options))

@@ -487,7 +487,7 @@ def test_chapter_01s_deeper_notebook_counts_two_other_cuts():
 
 
 def test_chapter_16_has_as_many_adapters_as_gpus_in_a_machine():
-    text = (NOTEBOOKS / "src/16_sharded_training.py").read_text(encoding="utf-8")
+    text = (NOTEBOOKS / "src/deeper/16_when_sharding_pays.py").read_text(encoding="utf-8")
     text = " ".join(text.replace("\n#", "\n").split())
     count = stated(r"\(chapter 16's have (\w+)\)")
     assert f"A100s, {count} to a machine with {count} adapters of 200 Gbit/s" in text

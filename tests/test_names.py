@@ -18,14 +18,10 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
     "accuracy": ("04", "14"),
-    "apart": ("14", "16"),
-    "Awkward": ("14", "16"),
     "counts_twice": ("04", "deeper/03"),
     "first_only": ("04", "deeper/03"),
-    "learn": ("14", "16"),
     "lenet": ("04", "06", "13", "14"),
     "no_broadcast": ("04", "deeper/03"),
-    "race": ("14", "16"),
     "train": ("04", "08", "14", "16"),
 }
 
@@ -47,7 +43,6 @@ REPEATED = {
     "replicate": ("13", "deeper/13"),
     "run_passes": ("12", "deeper/12"),
     "scatter": ("13", "deeper/13"),
-    "share": ("14", "16"),
     "shares_by_speed": ("12", "deeper/12"),
     "slowed_step": ("12", "deeper/12"),
     "split_by_sizes": ("12", "deeper/12"),

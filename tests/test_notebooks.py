@@ -295,10 +295,13 @@ WRITTEN = {"01_devices_and_arrays", "02_splitting_a_batch", "03_all_reduce",
            "deeper/10_a_time_budget_that_closes",
            "deeper/11_counting_operations_predicting_gpus", "deeper/11_telling_constants_apart",
            "deeper/12_mistakes_with_unequal_shards", "deeper/12_when_a_helper_pays",
+           "16_sharded_training",
            "deeper/13_resnet_twice",
            "deeper/13_what_dataparallel_costs",
            "deeper/15_costs_on_paper",
-           "deeper/15_the_parameter_server"}
+           "deeper/15_the_parameter_server",
+           "deeper/16_state_dicts_that_reshard",
+           "deeper/16_when_sharding_pays"}
 
 
 def in_open_cells(notebook, find):
