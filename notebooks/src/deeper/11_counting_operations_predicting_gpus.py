@@ -14,7 +14,7 @@
 #
 # - how far a data sheet carries, and what one fitted point adds;
 # - why one big array can spoil scaling;
-# - to count floating-point operations, and which assumptions a prediction from them needs.
+# - to count operations, and what a prediction from them has to assume.
 #
 # ## What you need
 #
@@ -277,8 +277,7 @@ fitted = resnet.nbytes / (seconds_on_two - resnet.seconds)
 print(f"fitted: {fitted / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# With it we predict the other eleven. (Without latency both ring formulas are one, so we call it
-# "ring".) **Predict:** which comes closer for AlexNet, a ring or by key?
+# With it we predict the other eleven. (Without latency both ring formulas are one: "ring".) **Predict:** which comes closer for AlexNet, a ring or by key?
 
 # %%
 for k in [2, 4, 8, 16]:
@@ -527,8 +526,8 @@ for name, share in [("ResNet-18", 0.3), ("ResNet-18", 0.6), ("LeNet", 0.3), ("Le
 #
 # But does LeNet reach 30 %? In *The Straight Dope* it ran at 172 · 10⁹ operations a second, which
 # would be 1 % of a V100's peak. At 1 % it gains *more* than ResNet-18 at 30 % in three ways, and as
-# much in the fourth. So which of the two scales better depends on shares that we haven't measured.
-# Other assumptions, changed one at a time:
+# much in the fourth. So which scales better depends on shares that we haven't measured. Other
+# assumptions, changed one at a time:
 
 # %% tags=["fold"]
 # measure: ResNet-18's speed-ups with one assumption changed at a time, lowest and highest
@@ -597,15 +596,15 @@ assert round(lenet_rate / 1e9) == 172 and round(100 * lenet_rate / PEAK) == 1
 #
 # 1. **A third count.** Called with a symbol, `net(mx.sym.var("data").as_np_ndarray())` gives its
 #    graph, from which `get_internals().infer_shape` tells all shapes with nothing computed. Count
-#    ResNet-18's operations from that. (In the graph's `tojson()`, a layer's second input is its
-#    weight.)
+#    ResNet-18's operations from that.
 # 2. **What would AlexNet need?** For each published point, find the effective bandwidth that meets
 #    it, by a ring and by key, without latency and overlap. Which way comes closer to one constant?
 
 # %% [markdown]
 # ### Answer 1
 #
-# Outputs and weights have shapes in the graph.
+# Outputs and weights have shapes in the graph. In its `tojson()`, a layer's second input is its
+# weight.
 
 # %% tags=["solution"]
 import json
