@@ -171,9 +171,9 @@ assert onp.isclose(by_key(easy._replace(largest=1e6), 4, 1e-3, 1e9), 24e-3)
 #
 # ## Are data sheets enough?
 #
-# We assume $\alpha$ = 5.7 µs (NCCL's for PCIe, deeper: More all-reduces) and $B$ = 15.75 GB/s (PCIe
-# 3.0 ×16, deeper: Three ways to divide a network). Loading data, Python and the update cost
-# nothing.
+# We assume $\alpha$ = 5.7 µs (of NVIDIA's library NCCL, deeper: More all-reduces) and $B$ = 15.75
+# GB/s (PCIe 3.0 ×16, deeper: Three ways to divide a network). Loading data, Python and the update
+# cost nothing.
 
 # %%
 ALPHA = 5.7e-6
@@ -247,8 +247,9 @@ small = jobs["LeNet"]
 extra = step_on_two - step_on_one  # is 2 · (arrays · α + bytes / 2 / B), per array
 alpha_needed = (extra / 2 - small.nbytes / 2 / BANDWIDTH) / small.arrays
 bandwidth_needed = small.nbytes / 2 / (extra / 2 - small.arrays * ALPHA)
-print(f"LeNet's {efficiency['LeNet', 2]:.0%} would need a latency of {1e6 * alpha_needed:.0f} µs, "
-      f"or {bandwidth_needed / 1e9:.2f} GB/s")
+print(f"LeNet's {efficiency['LeNet', 2]:.0%} would need a latency of {1e6 * alpha_needed:.0f} µs "
+      f"(we assume {1e6 * ALPHA:.1f}), or {bandwidth_needed / 1e9:.2f} GB/s "
+      f"(we assume {BANDWIDTH / 1e9:.2f})")
 
 for (name, k), share in efficiency.items():
     low, high = range_of(name, k, ALPHA, BANDWIDTH)
@@ -260,9 +261,8 @@ assert round(100 * bandwidth_needed / BANDWIDTH) == 4
 
 # %% [markdown]
 # The predictions **missed all thirteen**: they were too optimistic. Worse assumptions hit more: up
-# to four GPUs may share a link, or a message may take ten times as long. (LeNet needs a little more
-# than ten times, or 4 % of the bandwidth.) But we can't choose assumptions *because* they hit and
-# call that a prediction.
+# to four GPUs may share a link, or a message may take ten times as long. But we can't choose
+# assumptions *because* they hit and call that a prediction.
 #
 # ## What does one fitted constant add?
 #
@@ -277,7 +277,8 @@ fitted = resnet.nbytes / (seconds_on_two - resnet.seconds)
 print(f"fitted: {fitted / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# With it we predict the other eleven. (Without latency both ring formulas are one: "ring".) **Predict:** which comes closer for AlexNet, a ring or by key?
+# With it we predict the other eleven. (Without latency both ring formulas are one: "ring".)
+# **Predict:** which comes closer for AlexNet, a ring or by key?
 
 # %%
 for k in [2, 4, 8, 16]:
@@ -318,8 +319,8 @@ show(fig, alt="AlexNet's published efficiency on 2 to 16 GPUs as points, falling
 
 # %% [markdown]
 # The bands show what changes if the fitted point is 1 % off. (At four GPUs AlexNet lies outside
-# both.) Now all eleven. A prediction needs a baseline to beat: ours says that all networks have
-# ResNet-152's efficiency on two GPUs.
+# both.) Now all eleven, in percentage points. A prediction needs a baseline to beat: ours says that
+# all networks have ResNet-152's efficiency on two GPUs.
 
 # %% tags=["fold"]
 # measure: errors of the eleven predictions, in points of efficiency
@@ -498,7 +499,7 @@ assert jobs["ResNet-152"].arrays == len(gradient_bytes(vision.resnet152_v2()))
 # Now the step: a batch of 256, 32 images for each of eight GPUs. A V100's peak is 15.7 · 10¹²
 # operations a second. Which *share* of it is reached is one assumption more. One GPU alone would
 # compute eight times as long for the same batch (strong scaling), so the speed-up is eight times
-# the efficiency.
+# the efficiency. **Predict:** does a GPU that computes twice as fast scale better, or worse?
 
 # %%
 PEAK = 15.7e12
@@ -521,7 +522,7 @@ for name, share in [("ResNet-18", 0.3), ("ResNet-18", 0.6), ("LeNet", 0.3), ("Le
 # %% [markdown]
 # At 30 % the way of sending alone moves ResNet-18's speed-up from 5.0 to 8.0. At 60 % it scales
 # *worse*: computing is shorter, and communication takes as long as before. At 30 % LeNet gains less
-# in all four ways, as d2l says. Per array it is even slower on eight GPUs than on one:
+# in all four ways, which is d2l's point. Per array it is even slower on eight GPUs than on one:
 # communication takes longer than what seven more GPUs save.
 #
 # But does LeNet reach 30 %? In *The Straight Dope* it ran at 172 · 10⁹ operations a second, which
@@ -586,10 +587,9 @@ assert round(lenet_rate / 1e9) == 172 and round(100 * lenet_rate / PEAK) == 1
 # - ResNet-18 has 2.3 times LeNet's operations for each byte of gradients, and 21 times for each
 #   array.
 #
-# **Sources.** *The Straight Dope*, "Training on multiple GPUs with gluon" (2017, commit 72a83ca).
-# MXNet 1.9.1: `example/image-classification/README.md`, `src/kvstore/comm.h` (`InitMergeBuffer`).
-# Horovod: arXiv:1802.05799, `docs/benchmarks.rst`. NVIDIA, *Tesla V100 GPU Architecture*. d2l,
-# "Concise Implementation for Multiple GPUs".
+# **Sources.** *The Straight Dope*, "Training on multiple GPUs with gluon" (commit 72a83ca, 2017).
+# MXNet 1.9.1: `example/image-classification/README.md`, `InitMergeBuffer` in `src/kvstore/comm.h`.
+# Horovod: arXiv:1802.05799, `docs/benchmarks.rst`. NVIDIA, *Tesla V100 GPU Architecture*.
 
 # %% [markdown]
 # ## Exercises
