@@ -85,7 +85,7 @@ for name, units in UNITS.items():
     print(f"{name}: {arrays[name]} arrays, {megabytes[name]:.2f} MB")
 
 # %% [markdown]
-# 13 times the bytes, in as many arrays.
+# 13 times the bytes, in the same number of arrays.
 #
 # ## What can a plan tell apart?
 #
@@ -157,7 +157,7 @@ print(matrix_of(plan_for(["narrow"]), TWO_CORES)[:3].round(2))
 # %%
 for names in [["narrow"], ["narrow", "wide"]]:
     rank = np.linalg.matrix_rank(matrix_of(plan_for(names), TWO_CORES))
-    print(f"{names}: {rank} can be told apart")
+    print(f"{' and '.join(names)}: {rank} can be told apart")
 
 # %% [markdown]
 # Three of four. Look at the last two columns above: in one network, megabytes are always the same
@@ -264,7 +264,7 @@ print(one_sided(example, groups=np.array(["k = 1", "k = 1", "k = 2", "k = 2"])))
 # measure: how often each kind of made-up times is found to miss the law
 devices_of = np.array([f"k = {point.k}" for point in PLAN])
 several = np.array([point.k > 1 for point in PLAN])
-compute = PLANNED[:, :4] @ known[:4]
+compute = PLANNED[:, :4] @ known[:4]  # without the copies
 kinds = {"the law itself": exact,
          "10 % slower": exact + 0.1 * compute * several,
          "2 ms more": exact + 2e-3 * several}
@@ -292,10 +292,15 @@ assert 50 < missed["10 % slower"] < 100 and 50 < missed["2 ms more"] < 100
 flat = np.ones((4, 1))
 scatter = 1 + 0.01 * np.random.default_rng(0).standard_normal((9, 4))
 two_levels = np.array([1.0, 1.0, 1.4, 1.4]) * scatter
-assert size_by_noise(flat, two_levels) > 1.5
-sided = one_sided(residuals_of_fit(flat, np.median(two_levels, axis=0)),
-                  np.array(["a", "a", "b", "b"]))
+found = residuals_of_fit(flat, np.median(two_levels, axis=0))
+noise = np.sqrt(np.mean(noise_of_medians(two_levels) ** 2))
+expected = np.sqrt(np.sum(found**2) / 3) / noise  # four measurements, one constant
+assert np.isclose(size_by_noise(flat, two_levels), expected) and expected > 1.5
+sided = one_sided(found, np.array(["a", "a", "b", "b"]))
 assert sided == ["too slow for all of a", "too fast for all of b"]
+scattered = 1 + 0.01 * np.random.default_rng(0).standard_normal((15, 200))
+noise = np.mean(noise_of_medians(scattered))
+assert np.isclose(noise, 1.25 * 0.01 / np.sqrt(15), rtol=0.2), "a median of 15 scatters so"
 
 # %% [markdown]
 # Few false alarms, but some of the faults pass. **"Not missed" doesn't mean right.**
