@@ -582,7 +582,8 @@ else:
 #
 # - Can measurements tell two costs apart? Only if the plan allows it: its rank says how many
 #   constants, before anything is measured. One network can't part arrays from bytes.
-# - Are they what they are named after? Not here: they carried what the law has no term for.
+# - Are they what they are named after? Not here: in quiet runs they charged more than twice what
+#   all-reduce took. They can carry whatever the law has no term for.
 # - Judge a fit by how many measurements are left, and by its residuals' size and signs. Some faults
 #   pass all three.
 # - The same all-reduce takes longer after a large one. Measure a constant as it will be used.
