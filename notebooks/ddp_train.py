@@ -27,17 +27,14 @@ def broadcast_module(module):
 def fill_buckets(parameters, most):
     """Lists of parameters of one type: at most `most` bytes, or a single larger parameter."""
     buckets = []
-    latest = {}  # for each type and device the bucket that is being filled
-    room = {}  # and the bytes that are left in it
+    latest = {}  # for each type and device, the bucket that is being filled
     for p in parameters:
         kind = (p.dtype, p.device)
-        nbytes = p.numel() * p.element_size()
-        if kind not in latest or nbytes > room[kind]:
+        filled = sum(other.nbytes for other in latest.get(kind, []))
+        if kind not in latest or filled + p.nbytes > most:
             latest[kind] = []
-            room[kind] = most
             buckets.append(latest[kind])
         latest[kind].append(p)
-        room[kind] -= nbytes
     return buckets
 
 
@@ -46,12 +43,9 @@ def flatten(bucket):
     parts = []
     used = []
     for p in bucket:
-        if p.grad is None:
-            parts.append(torch.zeros_like(p).flatten())
-            used.append(0)
-        else:
-            parts.append(p.grad.flatten())
-            used.append(1)
+        used.append(p.grad is not None)
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        parts.append(gradient.flatten())
     parts.append(torch.tensor(used).to(parts[0]))
     return torch.cat(parts)
 
@@ -61,11 +55,10 @@ def write_back(bucket, buffer):
     sizes = [p.numel() for p in bucket]
     *means, used = buffer.split([*sizes, len(bucket)])
     for p, mean, users in zip(bucket, means, used):
-        if p.grad is None:
-            if users == 0:
-                continue  # no rank has a gradient
+        if p.grad is None and users != 0:  # another rank has one
             p.grad = torch.zeros_like(p)
-        p.grad.copy_(mean.view_as(p))
+        if p.grad is not None:
+            p.grad.copy_(mean.view_as(p))
 
 
 # check: what DDP refuses, each with its reason and the way out
@@ -101,6 +94,14 @@ def check_module(module, bucket_size_mb):
                          "in bucket_size_mb")
 
 
+def set_hooks(parameters, method):
+    """Have `method(p)` called when the gradient of p is complete, as long as its object lives."""
+    weak = weakref.WeakMethod(method)  # the method itself would keep its object alive for ever
+    for p in parameters:
+        hook = p.register_post_accumulate_grad_hook(lambda p: weak()(p))
+        weakref.finalize(method.__self__, hook.remove)
+
+
 class Guard:
     """Notices when gradients are used, changed or missed before all ranks have their mean."""
 
@@ -121,6 +122,8 @@ class Guard:
         self.came[p] = (p.grad, p.grad._version)
 
     def before_forward(self, module, ready):
+        if not torch.is_grad_enabled():
+            return
         if ready:
             raise RuntimeError(UNFINISHED)
         for p in module.parameters():
@@ -148,12 +151,9 @@ class DDP(nn.Module):
 
     A step: forward, backward, finish_gradient_synchronization(); then unscale, clip, step. What
     one rank does, all must do: as many steps, load_state_dict(), a change of weights by hand.
-    Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start,
-    such as BatchNorm's. Ranks count alike, however many examples each has. Send nothing else
-    between the backward pass and its finish.
-
-    Else as PyTorch's with find_unused_parameters=True and forward_sync_buffers=False. A bucket
-    has `bucket_size_mb` MB (of 2**20 bytes), or one larger gradient.
+    Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start.
+    Ranks count alike, however many examples each has. Send nothing else between the backward
+    pass and its finish. Else it is PyTorch's with find_unused_parameters=True.
     """
 
     def __init__(self, module, bucket_size_mb=25):
@@ -165,16 +165,12 @@ class DDP(nn.Module):
         self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
         self.ready = set()  # parameters whose gradients have come
         self.sent = []  # (buffer, its all-reduce), for each bucket that was sent
-        self.synchronizing = True  # not in no_sync()
+        self.synchronizing = True  # False in no_sync()
         self.guard = Guard(self.trained)
-        mark_ready = weakref.WeakMethod(self.mark_ready)  # hooks don't keep this object alive
-        for p in self.trained:
-            hook = p.register_post_accumulate_grad_hook(lambda p: mark_ready()(p))
-            weakref.finalize(self, hook.remove)
+        set_hooks(self.trained, self.mark_ready)
 
     def forward(self, *inputs, **options):
-        if torch.is_grad_enabled():
-            self.guard.before_forward(self.module, self.ready)
+        self.guard.before_forward(self.module, self.ready)
         return self.module(*inputs, **options)
 
     def mark_ready(self, p):
@@ -192,8 +188,8 @@ class DDP(nn.Module):
             self.send(bucket)
 
     def send(self, bucket):
-        buffer = self.message(bucket) / dist.get_world_size()  # first: a sum could overflow
-        work = self.all_reduce(buffer)
+        buffer = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(buffer, async_op=True)
         self.sent.append((buffer, work))
 
     def finish_gradient_synchronization(self):
@@ -216,14 +212,6 @@ class DDP(nn.Module):
             yield
         finally:
             self.synchronizing = before
-
-    # What a subclass may replace, and what is refused.
-
-    def message(self, bucket):
-        return flatten(bucket)
-
-    def all_reduce(self, buffer):
-        return dist.all_reduce(buffer, async_op=True)
 
     def __getstate__(self):
         raise TypeError(COPIED)

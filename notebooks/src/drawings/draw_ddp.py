@@ -115,12 +115,13 @@ def draw_buckets():
     drawn.append(words(8, 308, "link", anchor="start"))
     for layer in LAYERS:
         x = layer_end(layer) - MOVING.layer
-        drawn.append(span(x, 60, MOVING.layer, BLUE, f"layer {layer}", class_=f"moves layer{layer} pass",
-                          data_layer=layer))
+        drawn.append(span(x, 60, MOVING.layer, BLUE, f"layer {layer}",
+                          class_=f"moves layer{layer} pass", data_layer=layer))
     for layers, begin, end in messages(BUCKETS, overlapped=True):
         left = layer_end(layers[0]) - MOVING.layer
         number = BUCKETS.index(layers) + 1
-        drawn.append(box(left + 4, 162, 2 * MOVING.layer - 8, 62, PALE_GREY, FRAME, stroke_width=3, rx=6))
+        drawn.append(box(left + 4, 162, 2 * MOVING.layer - 8, 62, PALE_GREY, FRAME, stroke_width=3,
+                         rx=6))
         for layer in layers:
             x = layer_end(layer) - MOVING.layer
             drawn.append(group([
@@ -159,9 +160,10 @@ def draw_ways():
         rows = [words(8, top + 48, name, 20, anchor="start", bold=True)]
         for layer in LAYERS:
             x = layer_end(layer, STILL) - STILL.layer
-            rows.append(group([box(x, top, STILL.layer, 42, BLUE, "white", stroke_width=2),
-                               words(x + STILL.layer / 2, top + 28, f"layer {layer}", 17, fill="white")],
-                              class_="pass", data_layer=layer))
+            rows.append(group([
+                box(x, top, STILL.layer, 42, BLUE, "white", stroke_width=2),
+                words(x + STILL.layer / 2, top + 28, f"layer {layer}", 17, fill="white"),
+            ], class_="pass", data_layer=layer))
         for layers, begin, end in messages(parts, overlapped, STILL):
             text = " ".join(f"g{layer}" for layer in layers)
             rows.append(group([
