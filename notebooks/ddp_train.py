@@ -1,3 +1,4 @@
+# check: how the program starts: what it is, and what it imports
 """Trains LeNet, a process for each device:
 
     torchrun --standalone --nproc-per-node=2 ddp_train.py --help
