@@ -17,21 +17,16 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
-    "accuracy": ("04", "14"),
-    "apart": ("13", "14", "15", "16"),
-    "Awkward": ("14", "16"),
+    "apart": ("13", "15", "16"),
     "backward": ("15", "16"),
     "batches": ("04", "15"),
     "by_hand": ("13", "15"),
     "counts_twice": ("04", "deeper/03"),
     "first_only": ("04", "deeper/03"),
-    "learn": ("14", "16"),
     "lenet": ("04", "06", "13", "14", "15"),
     "meet": ("13", "15"),
     "no_broadcast": ("04", "deeper/03"),
-    "race": ("14", "16"),
-    "train": ("04", "08", "13", "14", "15", "16"),
-    "uneven": ("14", "15"),
+    "train": ("04", "08", "13", "15", "16"),
 }
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
@@ -40,6 +35,7 @@ REPEATED = {
     "average": ("12", "deeper/12"),
     "both_passes": ("11", "deeper/11"),
     "compete": ("04", "deeper/04"),
+    "deep": ("14", "deeper/14"),
     "multiply": ("03", "deeper/03"),
     "one_weight_net": ("05", "deeper/05"),
     "passes_of": ("12", "deeper/12"),
@@ -47,7 +43,6 @@ REPEATED = {
     "program": ("04", "deeper/04"),
     "rebinding": ("03", "deeper/03"),
     "run_passes": ("12", "deeper/12"),
-    "share": ("14", "16"),
     "shares_by_speed": ("12", "deeper/12"),
     "slowed_step": ("12", "deeper/12"),
     "split_by_sizes": ("12", "deeper/12"),

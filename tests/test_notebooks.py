@@ -282,7 +282,7 @@ RUN_THROUGH = {"all", "any", "deque", "dict", "list", "max", "min", "set", "sort
 WRITTEN = {"01_devices_and_arrays", "02_splitting_a_batch", "03_all_reduce",
            "04_lenet_from_scratch", "05_gluon_on_several_devices", "06_lenet_with_trainer",
            "07_kvstore", "08_resnet18", "09_batchnorm", "10_asynchrony_and_overlap",
-           "11_how_far_it_scales", "12_unequal_devices",
+           "11_how_far_it_scales", "12_unequal_devices", "14_ddp",
            "deeper/01_three_ways_to_divide_a_network",
            "deeper/03_a_judge_for_all_reduces", "deeper/03_all_reduce_against_the_clock",
            "deeper/03_more_all_reduces", "deeper/04_how_the_speed_up_was_measured",
@@ -291,7 +291,8 @@ WRITTEN = {"01_devices_and_arrays", "02_splitting_a_batch", "03_all_reduce",
            "deeper/09_the_law_of_the_difference", "deeper/10_a_slow_link",
            "deeper/10_a_time_budget_that_closes",
            "deeper/11_counting_operations_predicting_gpus", "deeper/11_telling_constants_apart",
-           "deeper/12_mistakes_with_unequal_shards", "deeper/12_when_a_helper_pays"}
+           "deeper/12_mistakes_with_unequal_shards", "deeper/12_when_a_helper_pays",
+           "deeper/14_ddps_cases", "deeper/14_overlap_on_a_link_that_matters"}
 
 
 def in_open_cells(notebook, find):

@@ -101,10 +101,10 @@ assert first == second
 # %% [markdown]
 # ## 2. A loss that can't tell
 #
-# PyTorch's example `ddp-tutorial-series` (`multigpu.py` at commit 1e81da3 of pytorch/examples) takes
-# `cross_entropy` of a network with *one* output. Softmax of a single number is always 1, so the
-# gradient is zero. **Predict:** two ranks train on different data and send nothing. With which loss
-# are their weights equal?
+# PyTorch's example `ddp-tutorial-series` (`multigpu.py` at commit 1e81da3 of pytorch/examples)
+# takes `cross_entropy` of a network with *one* output. Softmax of a single number is always 1, so
+# the gradient is zero. **Predict:** two ranks train on different data and send nothing. With which
+# loss are their weights equal?
 
 # %%
 def silent(loss):
@@ -126,8 +126,8 @@ for loss in [F.cross_entropy, F.mse_loss]:
 #
 # ## 3. Sum and mean
 #
-# DDP divides the sum of the gradients by the number of ranks, never by the number of examples. Which
-# of these give a multiple of the gradient of the mean over all eight, and which multiple?
+# DDP divides the sum of the gradients by the number of ranks, never by the number of examples.
+# Which of these give a multiple of the gradient of the mean over all eight, and which multiple?
 
 # %%
 def reduced(sizes, factors):
@@ -279,16 +279,16 @@ for rank, text in enumerate(ranks(ending, uneven_steps, False)):
 
 # %% [markdown]
 # At the end the rank that had no more data gets the weights, and not the optimizer's state. (By
-# default the sum is still divided by 2, `divide_by_initial_world_size`, so the last gradient is half
-# as large.) Without `join` rank 0 waits until rank 1 has ended, or until a deadline: half an hour
-# with gloo and ten minutes with NCCL (`default_pg_timeout`, `default_pg_nccl_timeout`). Ours has no
-# `join`: give all ranks as many steps.
+# default the sum is still divided by 2, `divide_by_initial_world_size`, so the last gradient is
+# half as large.) Without `join` rank 0 waits until rank 1 has ended, or until a deadline: half an
+# hour with gloo and ten minutes with NCCL (`default_pg_timeout`, `default_pg_nccl_timeout`). Ours
+# has no `join`: give all ranks as many steps.
 #
 # ## 7. Clipping too early
 #
-# Clipping by the norm isn't linear: the mean of clipped gradients is not the clipped mean. PyTorch's
-# DDP averages within `backward()`, so there clipping comes after by itself. **Predict:** can you see
-# the mistake by comparing replicas?
+# Clipping by the norm isn't linear: the mean of clipped gradients is not the clipped mean.
+# PyTorch's DDP averages within `backward()`, so there clipping comes after by itself. **Predict:**
+# can you see the mistake by comparing replicas?
 
 # %%
 def clipped(before):
@@ -351,8 +351,8 @@ for keep_state in [True, False]:
 # Gradients can be sent as bfloat16: 8 bits of exponent as in float32, and 8 bits of precision
 # instead of 24. The messages are added up in bfloat16, too. (PyTorch's DDP does this with
 # `register_comm_hook(None, bf16_compress_hook)`, from
-# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.) What does it cost LeNet, in its first
-# forty steps on noisy patterns?
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.) What does it cost LeNet, in its
+# first forty steps on noisy patterns?
 
 # %%
 class BFloat16(DDP):
@@ -386,9 +386,9 @@ for wrap in [DDP, BFloat16]:
 #
 # ## Freed when it is dropped
 #
-# A hook that is a method keeps its object alive: parameter, hook, method, object, parameter. Part of
-# this ring lies in C++, where Python's garbage collector can't follow it. So `DDP` sets hooks that
-# hold a weak reference:
+# A hook that is a method keeps its object alive: parameter, hook, method, object, parameter. Part
+# of this ring lies in C++, where Python's garbage collector can't follow it. So `DDP` sets hooks
+# that hold a weak reference:
 
 # %%
 class Kept(nn.Module):
@@ -431,31 +431,31 @@ assert ranks(still_alive, DDP) == [0, 0]
 #
 # | equal to PyTorch's (with `find_unused_parameters=True`, `forward_sync_buffers=False`) |
 # | --- |
-# | training with SGD, Adam, AdamW, RMSprop, LBFGS; optimizers made before or after; clipping after |
+# | training with SGD, Adam, AdamW, RMSprop, LBFGS; optimizers made before; clipping after |
 # | outputs as tuple or dict, keyword arguments, outputs that the loss leaves out, unused passes |
-# | parameters unused on all ranks, on one, differently in each step; a gradient left from before |
+# | parameters unused on all ranks, on one, or in some steps; a gradient left from before |
 # | tied weights; layers called twice; two models in one loss |
-# | accumulation with `no_sync`, after a synchronised pass, and with `zero_grad` to zeros or `None` |
+# | accumulation with `no_sync`, after a synchronised pass, with `zero_grad` of both kinds |
 # | frozen before or after wrapping; `train()`, `eval()`, `no_grad`, `inference_mode` |
 # | float64, float16, bfloat16, complex64; buffers of five types; channels-last; empty parameters |
-# | names in `state_dict()`; saving and loading it; checkpointing, not reentrant; autocast; `compile` |
+# | names in `state_dict()`; saving and loading; checkpointing, not reentrant; autocast; `compile` |
 # | hooks on modules and on gradients |
 #
 # | right, where PyTorch's is otherwise |
 # | --- |
 # | `model.module(x)`: averaged too; PyTorch's sends nothing, and says nothing |
-# | a backward pass through `autograd.grad(create_graph=True)`: the mean; PyTorch's stays the rank's own |
+# | a backward pass through `autograd.grad(create_graph=True)`; PyTorch's isn't averaged |
 # | nothing to train: does nothing; PyTorch's raises |
 # | wrapped anew, as when a cell runs twice: the old one is freed, one message a bucket |
 #
 # | refused, with the reason and the way out |
 # | --- |
-# | a step, a forward or second backward pass, or an optimizer in a hook, before the synchronization |
+# | a step, a forward or second backward pass, or `step()` in a hook, before the synchronization |
 # | gradients clipped, replaced, cleared, or changed by a later hook before it |
 # | parameters unfrozen, added or replaced after wrapping; `functional_call` on the wrapper |
 # | sparse gradients; `backward(create_graph=True)`; a reentrant checkpoint of a layer used twice |
 # | copying, pickling or saving the wrapper; a DDP within a DDP; two DDPs of one module |
-# | modules that differ between ranks in names, order, shapes, types or freezing; bucket sizes too |
+# | modules that differ between ranks in names, order, shapes, types, freezing; bucket sizes |
 # | lazy or `meta` parameters; PyTorch's options, communication hooks, `join` |
 #
 # | not to be noticed, so it is in the docstring's first paragraph |

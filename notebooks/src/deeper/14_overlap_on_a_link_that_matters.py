@@ -93,7 +93,7 @@ def clock(model, optimizer, n):
     return 1e3 * (perf_counter() - begin)  # ms
 
 
-def in_rounds(models, rounds, n, before_each):
+def take_turns(models, rounds, n, before_each):
     optimizers = {}
     found = {}
     for name, model in models.items():
@@ -118,7 +118,7 @@ def race_on_gloo(rounds):
         "5 MB, at the end": AtEnd(deep(), 5),
         "5 MB, during": DDP(deep(), 5),
     }
-    return in_rounds(models, rounds, n=32, before_each=lambda model: dist.barrier())
+    return take_turns(models, rounds, n=32, before_each=lambda model: dist.barrier())
 
 # %% tags=["measured", "trains", "few:ROUNDS = 11=>ROUNDS = 3"]
 ROUNDS = 11
@@ -147,7 +147,8 @@ def all_reduce_alone(rounds):
 for size in ("0.01 MB", "5 MB"):
     saved = np.subtract(times[f"{size}, at the end"], times[f"{size}, during"])
     low, median, high = np.percentile(saved, [25, 50, 75])
-    print(f"{size:7}: overlap saves {median:+.1f} ms (half of the rounds: {low:+.1f} to {high:+.1f})")
+    print(f"{size:7}: overlap saves {median:+.1f} ms "
+          f"(half of the rounds: {low:+.1f} to {high:+.1f})")
 alone = spread(ranks(all_reduce_alone, ROUNDS)[0]).median
 beyond = spread(times["5 MB, at the end"]).median - spread(times["local"]).median
 print(f"an all-reduce alone: {alone:.1f} ms; what sending in buckets of 5 MB adds to a step: "
@@ -161,9 +162,9 @@ print(f"an all-reduce alone: {alone:.1f} ms; what sending in buckets of 5 MB add
 # ## A link of its own
 #
 # Suppose that a network card moves the data by itself. We imitate that: a message is done after
-# *latency + bytes / rate*, one after the other, and nobody's core is used. One process is enough, if
-# the others do the same at the same time. It sends nothing: `wait` sleeps until the message would
-# have arrived.
+# *latency + bytes / rate*, one after the other, and nobody's core is used. One process is enough,
+# if the others do the same at the same time. It sends nothing: `wait` sleeps until the message
+# would have arrived.
 
 # %%
 class Link:
@@ -185,7 +186,7 @@ for nbytes in [4000, 0, 9000]:
     print(f"{1e3 * (link.send(nbytes).at - begin):.0f} ms")
 
 # %% tags=["fold"]
-# check: 1 + 4, then 1, then 1 + 9 ms; an idle link starts now; wait waits until the message is there
+# check: 1 + 4, then 1, then 1 + 9 ms; an idle link starts now; wait lasts until the arrival
 link.free = begin
 found = []
 for nbytes in (4000, 0, 9000):
@@ -229,11 +230,17 @@ def race_on_link(rounds):
     def new_link(model):
         model.link = Link(latency=0.5, rate=1e6)
 
-    return in_rounds(models, rounds, n=64, before_each=new_link)
+    return take_turns(models, rounds, n=64, before_each=new_link)
 
-# %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 3"]
+# %% tags=["trains", "few:ROUNDS = 9=>ROUNDS = 3"]
 ROUNDS = 9
 (linked,) = ranks(race_on_link, ROUNDS, world=1, seconds=120)
+
+# %% [markdown]
+# Medians in ms. *hidden* is what overlap saves, as a share of the time that the link is busy.
+
+# %% tags=["fold", "measured"]
+# draw: ms a step against the limit of a bucket, at the end and during
 for size in SIZES:
     messages = len(fill_buckets(parameters[::-1], size * 2**20))
     busy = messages * 0.5 + BYTES / 1e6  # ms of the link
@@ -244,9 +251,7 @@ for size in SIZES:
           f"{np.median(end):5.1f} ms, during {np.median(during):5.1f}; hidden {hidden:4.0%}")
 print(f"nothing sent: {np.median(linked['local']):.1f} ms")
 
-# %% tags=["fold", "measured"]
-# draw: ms a step against the limit of a bucket, at the end and during
-fig, ax = figure("Simulated link: overlap shortens steps, unless all is one bucket",
+fig, ax = figure("On a simulated link, for six limits of a bucket",
                  "limit of a bucket, MB", "ms a step")
 for kind, color, style in (("at the end", ORANGE, "s--"), ("during", BLUE, "o-")):
     quartiles = []
@@ -264,10 +269,10 @@ show(fig, alt="Step time against the limit of a bucket on a simulated link, with
 
 # %% [markdown]
 # **Overlap pays where the link isn't the CPU, and buckets of middle size are best.** Many small
-# messages pay the latency each time. One large bucket can't leave before the last gradient is there,
-# nor be filled or emptied while another is on its way. With everything in one bucket nothing can be
-# hidden, so what its row shows as hidden is measurement error. Which limit is best depends on the
-# link and on the network.
+# messages pay the latency each time. One large bucket can't leave before the last gradient is
+# there, nor be filled or emptied while another is on its way. With everything in one bucket nothing
+# can be hidden, so what its row shows as hidden is measurement error. Which limit is best depends
+# on the link and on the network.
 #
 # **On GPUs:** NCCL's kernels share the GPU with the backward pass (its user guide: CTA policy
 # flags). We didn't measure what that costs.
