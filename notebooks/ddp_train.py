@@ -1,8 +1,5 @@
-# check: how the program starts: what it is, and what it imports
-"""Trains LeNet, a process for each device:
-
-    torchrun --standalone --nproc-per-node=2 ddp_train.py --help
-"""
+# check: it runs by torchrun --standalone --nproc-per-node=2 ddp_train.py --help
+"""Trains LeNet, a process for each device. --help lists the options."""
 
 import argparse
 import contextlib
@@ -20,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        values = tensor.detach().contiguous()
+        values = tensor.detach().contiguous()  # as one piece of memory
         dist.broadcast(values, src=0)
         tensor.detach().copy_(values)
 
@@ -255,7 +252,7 @@ def load(folder):
 
 
 # check: meeting the other processes, on GPUs if there is one for each, else on CPU cores
-def meet():
+def join_processes():
     """Meets the other processes; returns this one's device."""
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     local = int(os.environ["LOCAL_RANK"])
@@ -315,7 +312,7 @@ def read_snapshot(path, device):
 
 # check: the program
 def main(data, epochs, batch_size, lr, snapshot, resume):
-    device = meet()
+    device = join_processes()
     rank = dist.get_rank()
     a_step = batch_size * dist.get_world_size()  # images
     train, test = load(data)
