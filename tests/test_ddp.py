@@ -78,7 +78,7 @@ def test_mistakes_are_named(found):
 def behaviours(request):
     """What each rank of tests/fixtures/ddp_behaviours.py found."""
     lines = torchrun(ROOT / "tests/fixtures/ddp_behaviours.py", request.param, arguments=[SCRIPT],
-                     log=None)[0]
+                     timeout=400, log=None)[0]
     ranks = json.loads(lines.strip().splitlines()[-1])
     assert len(ranks) == request.param
     return ranks
