@@ -1,155 +1,226 @@
-"""Trains LeNet, a process for each device: torchrun --nproc-per-node=2 ddp_train.py --help"""
+# check: it runs by torchrun --standalone --nproc-per-node=2 ddp_train.py --help
+"""Trains LeNet, a process for each device. --help lists the options."""
 
 import argparse
 import contextlib
 import gzip
 import os
+import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-def lenet():
-    return nn.Sequential(
-        nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(50 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-class Replicas(nn.Module):
-    """Wraps `module`: all ranks begin with rank 0's parameters and buffers.
-
-    Freeze, unfreeze or replace parameters before, not after, and on all ranks alike.
-    """
-
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.world = module, dist.get_world_size()
-        state = [*module.parameters(), *module.buffers()]
-        kinds = [None] * self.world
-        dist.all_gather_object(kinds, [(t.shape, t.dtype, t.requires_grad) for t in state])
-        if any(each != kinds[0] for each in kinds):
-            raise ValueError("the ranks' modules differ in their parameters or buffers")
-        for tensor in state:
-            whole = tensor.detach().contiguous()  # gloo takes memory as it lies
-            dist.broadcast(whole, src=0)
-            tensor.detach().copy_(whole)
-        self.trained = [p for p in module.parameters() if p.requires_grad]
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
+def broadcast_module(module):
+    """Give every rank the parameters and buffers of rank 0."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        values = tensor.detach().contiguous()  # as one piece of memory
+        dist.broadcast(values, src=0)
+        tensor.detach().copy_(values)
 
 
 def fill_buckets(parameters, most):
-    """Lists of parameters of at most `most` bytes each, or of a single larger one."""
-    buckets, latest, sizes = [], {}, {}
+    """Lists of parameters of one type: at most `most` bytes, or a single larger parameter."""
+    buckets = []
+    latest = {}  # for each type and device, the bucket that is being filled
     for p in parameters:
-        kind, size = (p.dtype, p.device), p.numel() * p.element_size()
-        if kind not in latest or sizes[kind] + size > most:
-            latest[kind], sizes[kind] = [], 0
+        kind = (p.dtype, p.device)
+        filled = sum(other.nbytes for other in latest.get(kind, []))
+        if kind not in latest or filled + p.nbytes > most:
+            latest[kind] = []
             buckets.append(latest[kind])
         latest[kind].append(p)
-        sizes[kind] += size
     return buckets
 
 
 def flatten(bucket):
-    """The gradients of a bucket in one array, then 1 for each that is there, 0 for None."""
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-    used = torch.tensor([p.grad is not None for p in bucket]).to(parts[0])
-    return torch.cat([*(part.flatten() for part in parts), used])
+    """The gradients of a bucket in one array; then, for each, 1 if it is there and 0 if not."""
+    parts = []
+    used = []
+    for p in bucket:
+        used.append(p.grad is not None)
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        parts.append(gradient.flatten())
+    parts.append(torch.tensor(used).to(parts[0]))
+    return torch.cat(parts)
 
 
 def write_back(bucket, buffer):
-    """Replace the gradients of a bucket by what `buffer` has, where any rank had one."""
-    *means, used = buffer.split([*(p.numel() for p in bucket), len(bucket)])
+    """Copy the means in `buffer` into the gradients of a bucket."""
+    sizes = [p.numel() for p in bucket]
+    *means, used = buffer.split([*sizes, len(bucket)])
     for p, mean, users in zip(bucket, means, used):
-        if p.grad is None and users != 0:
+        if p.grad is None and users != 0:  # another rank has one
             p.grad = torch.zeros_like(p)
         if p.grad is not None:
             p.grad.copy_(mean.view_as(p))
 
 
-class Bucketed(Replicas):
-    """Averages dense gradients in buckets of `bucket_size_mb` MB (of 2**20 bytes)."""
+# check: what DDP refuses, each with its reason and the way out
+UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass; to "
+              "add up several, run all but the last in no_sync(). (Two DDPs of one module, or a "
+              "reentrant checkpoint of a layer used twice, end here too.)")
+CHANGED = ("a gradient was changed or removed after the backward pass and before its mean was "
+           "there: clip, scale or clear after finish_gradient_synchronization()")
+NEW = ("a parameter was unfrozen, added or replaced after DDP was made: its gradient would stay "
+       "this rank's own. Do it before, or make DDP(model.module) anew")
+SPARSE = "a sparse gradient can't be averaged here: make it dense, Embedding(..., sparse=False)"
+GRAPH = ("backward(create_graph=True) can't be averaged: for a derivative of a gradient call "
+         "torch.autograd.grad(..., create_graph=True), then backward()")
+COPIED = "a DDP can't be copied or saved, its module can: copy or save model.module"
+
+
+def check_module(module, bucket_size_mb):
+    """Raise ValueError unless all ranks can wrap their `module`."""
+    if not bucket_size_mb > 0:
+        raise ValueError(f"bucket_size_mb={bucket_size_mb}: should be more than 0")
+    for part in module.modules():
+        if isinstance(part, DDP | nn.parallel.DistributedDataParallel):
+            raise ValueError("module is a DDP already, or has one in it: wrap its .module")
+    kinds = [bucket_size_mb]
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta or nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} has no values yet: initialise it before DDP is made")
+        kinds.append((name, tensor.shape, tensor.dtype, tensor.requires_grad))
+    on_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(on_ranks, kinds)
+    if any(each != kinds for each in on_ranks):
+        raise ValueError("the ranks' modules differ in their parameters or buffers, or the ranks "
+                         "in bucket_size_mb")
+
+
+def set_hooks(parameters, method):
+    """Have `method(p)` called when the gradient of p is complete, as long as its object lives."""
+    weak = weakref.WeakMethod(method)  # the method itself would keep its object alive for ever
+    for p in parameters:
+        hook = p.register_post_accumulate_grad_hook(lambda p: weak()(p))
+        weakref.finalize(method.__self__, hook.remove)
+
+
+class Guard:
+    """Notices when gradients are used, changed or missed before all ranks have their mean."""
+
+    def __init__(self, parameters):
+        self.parameters = set(parameters)
+        self.came = {}  # parameter: its gradient when it came, and how often changed by then
+        before_step = weakref.WeakMethod(self.before_step)
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: before_step()(optimizer))
+        weakref.finalize(self, hook.remove)
+
+    def note(self, p):
+        if p.grad is None:
+            raise RuntimeError(CHANGED)
+        if p.grad.layout != torch.strided:
+            raise TypeError(SPARSE)
+        if p.grad.requires_grad:
+            raise RuntimeError(GRAPH)
+        self.came[p] = (p.grad, p.grad._version)
+
+    def before_forward(self, module, ready):
+        if not torch.is_grad_enabled():
+            return
+        if ready:
+            raise RuntimeError(UNFINISHED)
+        for p in module.parameters():
+            if p.requires_grad and p not in self.parameters:
+                raise RuntimeError(NEW)
+
+    def before_averaging(self, ready):
+        for p, (gradient, version) in self.came.items():
+            if p.grad is None and p not in ready:
+                continue  # dropped after no_sync, and nothing of it was sent
+            if p.grad is not gradient or gradient._version != version:
+                raise RuntimeError(CHANGED)
+        self.came.clear()
+
+    def before_step(self, optimizer):
+        in_backward = torch._C._current_graph_task_id() != -1  # a hook that calls step()
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p in self.parameters and in_backward or p in self.came and p.grad is not None:
+                    raise RuntimeError(UNFINISHED)
+
+
+class DDP(nn.Module):
+    """Averages gradients over all ranks, in buckets, during the backward pass.
+
+    A step: forward, backward, finish_gradient_synchronization(); then unscale, clip, step. What
+    one rank does, all must do: as many steps, load_state_dict(), a change of weights by hand.
+    Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start.
+    Ranks count alike, however many examples each has. Send nothing else between the backward
+    pass and its finish. Else it is PyTorch's with find_unused_parameters=True.
+    """
 
     def __init__(self, module, bucket_size_mb=25):
-        if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb={bucket_size_mb}: should be more than 0")
-        super().__init__(module)
+        super().__init__()
+        check_module(module, bucket_size_mb)
+        broadcast_module(module)
+        self.module = module
+        self.trained = [p for p in module.parameters() if p.requires_grad]
         self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
-        self.sent = []  # (buffer, its all-reduce) for each bucket sent, in order
+        self.ready = set()  # parameters whose gradients have come
+        self.sent = []  # (buffer, its all-reduce), for each bucket that was sent
+        self.synchronizing = True  # False in no_sync()
+        self.guard = Guard(self.trained)
+        set_hooks(self.trained, self.mark_ready)
 
-    def message(self, bucket):
-        return flatten(bucket)
+    def forward(self, *inputs, **options):
+        self.guard.before_forward(self.module, self.ready)
+        return self.module(*inputs, **options)
 
-    def all_reduce(self, buffer):
-        return dist.all_reduce(buffer, async_op=True)
+    def mark_ready(self, p):
+        """Called when the gradient of `p` is complete."""
+        if p in self.ready:
+            raise RuntimeError(UNFINISHED)
+        self.guard.note(p)
+        if not self.synchronizing:
+            return
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets):
+            bucket = self.buckets[len(self.sent)]
+            if not self.ready.issuperset(bucket):
+                break
+            self.send(bucket)
 
-    def send_next(self):
-        buffer = self.message(self.buckets[len(self.sent)]) / self.world  # before: no overflow
-        self.sent.append((buffer, self.all_reduce(buffer)))
+    def send(self, bucket):
+        buffer = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(buffer, async_op=True)
+        self.sent.append((buffer, work))
 
     def finish_gradient_synchronization(self):
-        """To be called after the last backward pass of a step, before other messages."""
-        while len(self.sent) < len(self.buckets):
-            self.send_next()
+        """Send what is left, wait, and put the means into the gradients."""
+        self.guard.before_averaging(self.ready)
+        for bucket in self.buckets[len(self.sent):]:
+            self.send(bucket)
         for bucket, (buffer, work) in zip(self.buckets, self.sent):
             work.wait()
             write_back(bucket, buffer)
         self.sent.clear()
-
-
-class BucketedOverlapped(Bucketed):
-    """Sends buckets while the backward pass goes on."""
-
-    def __init__(self, module, bucket_size_mb=25):
-        super().__init__(module, bucket_size_mb)
-        self.ready = set()
-        for p in self.trained:
-            p.register_post_accumulate_grad_hook(self.mark_ready)
-
-    def mark_ready(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            self.send_next()
-
-    def finish_gradient_synchronization(self):
-        super().finish_gradient_synchronization()
         self.ready.clear()
-
-
-UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass; to "
-              "add up several, run all but the last in no_sync()")
-
-
-class DDP(BucketedOverlapped):
-    """As DistributedDataParallel with find_unused_parameters=True, forward_sync_buffers=False."""
-
-    synchronizing = True
-
-    def forward(self, *inputs, **options):
-        if self.ready and torch.is_grad_enabled():
-            raise RuntimeError(UNFINISHED)
-        return super().forward(*inputs, **options)
-
-    def mark_ready(self, p):
-        if p in self.ready:
-            raise RuntimeError(UNFINISHED)
-        if self.synchronizing:
-            super().mark_ready(p)
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Backward passes in this block only add to the local gradients."""
-        before, self.synchronizing = self.synchronizing, False
+        """Backward passes in this block only add to the rank's own gradients."""
+        before = self.synchronizing
+        self.synchronizing = False
         try:
             yield
         finally:
             self.synchronizing = before
+
+    def __getstate__(self):
+        raise TypeError(COPIED)
+
+
+# check: LeNet as in chapter 04, and data: MNIST's own files, or noisy patterns
+def lenet():
+    return nn.Sequential(
+        nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(50 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def read_mnist(folder, part):
@@ -171,14 +242,20 @@ def make_data(n, seed):
 
 def load(folder):
     """A dataset to train on, and images and labels to test on."""
-    train, test = ([read_mnist(folder, part) for part in ("train", "t10k")] if folder is not None
-                   else (make_data(6400, seed=1), make_data(1000, seed=2)))
+    if folder is None:
+        train = make_data(6400, seed=1)
+        test = make_data(1000, seed=2)
+    else:
+        train = read_mnist(folder, "train")
+        test = read_mnist(folder, "t10k")
     return torch.utils.data.TensorDataset(*train), test
 
 
-def join():
+# check: meeting the other processes, on GPUs if there is one for each, else on CPU cores
+def join_processes():
     """Meets the other processes; returns this one's device."""
-    here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    local = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() >= here:
         torch.cuda.set_device(local)
         dist.init_process_group("nccl")
@@ -188,50 +265,115 @@ def join():
 
 
 def train_epoch(model, optimizer, loader, device):
+    model.train()
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        model.finish_gradient_synchronization()
+        if isinstance(model, DDP):  # PyTorch's has finished within backward()
+            model.finish_gradient_synchronization()
         optimizer.step()
 
 
 @torch.no_grad()
+def count_right(model, images, labels, device):
+    """How many of these images the model gets right, as a tensor."""
+    model.eval()
+    right = torch.zeros((), device=device)
+    for x, y in zip(images.split(500), labels.split(500)):
+        right += (model(x.to(device)).argmax(1) == y.to(device)).sum()
+    return right
+
+
 def test_accuracy(model, images, labels, device):
-    # Each image once: DistributedSampler would repeat some to make the shares equal.
-    mine = slice(dist.get_rank(), None, dist.get_world_size())
-    counts = torch.zeros(2, device=device)  # right answers, answers
-    for x, y in zip(images[mine].split(500), labels[mine].split(500)):
-        right = model(x.to(device)).argmax(1) == y.to(device)
-        counts += torch.stack([right.sum(), torch.tensor(len(y), device=device)])
-    dist.all_reduce(counts)
-    return (counts[0] / counts[1]).item()
+    """Each rank takes every k-th image, each image once, and the counts are added."""
+    rank = dist.get_rank()
+    k = dist.get_world_size()
+    right = count_right(model, images[rank::k], labels[rank::k], device)
+    dist.all_reduce(right)
+    return right.item() / len(images)
 
 
-def main(data, epochs):
-    device = join()
-    torch.manual_seed(dist.get_rank())
+# check: a snapshot after each epoch, which a run goes on from bit for bit
+def save_snapshot(path, snapshot):
+    """Rank 0 writes it beside `path` and then renames it: whoever kills us, `path` is whole."""
+    if dist.get_rank() == 0:
+        torch.save(snapshot, f"{path}.part")
+        os.replace(f"{path}.part", path)
+
+
+def read_snapshot(path, device):
+    """What rank 0 reads from its disk, on all ranks."""
+    box = [None]
+    if dist.get_rank() == 0:
+        box = [torch.load(path, map_location="cpu")]
+    dist.broadcast_object_list(box, device=device)
+    return box[0]
+
+
+# check: the program
+def main(data, epochs, batch_size, lr, snapshot, resume):
+    device = join_processes()
+    rank = dist.get_rank()
+    a_step = batch_size * dist.get_world_size()  # images
     train, test = load(data)
     sampler = torch.utils.data.DistributedSampler(train)
-    # 64 images on each rank: with more ranks, a step has more images.
-    loader = torch.utils.data.DataLoader(train, batch_size=64, sampler=sampler)
-    model = DDP(lenet().to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(epochs):
+    loader = torch.utils.data.DataLoader(train, batch_size, sampler=sampler)
+    torch.manual_seed(rank)
+    net = lenet().to(device)
+    first = 0
+    if resume:
+        saved = read_snapshot(snapshot, device)
+        if saved["a step"] != a_step:
+            raise SystemExit(f"{snapshot}: its steps had {saved['a step']} images, these have "
+                             f"{a_step}; choose --batch-size for as many processes")
+        first = saved["epochs"]
+        net.load_state_dict(saved["net"])
+    model = DDP(net)  # or PyTorch's own: nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    if resume:
+        optimizer.load_state_dict(saved["optimizer"])
+        optimizer.param_groups[0]["lr"] = lr  # the command line's, not the snapshot's
+    if first >= epochs and rank == 0:
+        print(f"{snapshot} has {first} epochs already: --epochs {epochs} adds none")
+    for epoch in range(first, epochs):
         sampler.set_epoch(epoch)
+        # A seed for each epoch and rank: a resumed run needs no state of random numbers.
+        torch.manual_seed(1000 * epoch + rank)
         train_epoch(model, optimizer, loader, device)
         right = test_accuracy(model, *test, device)
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}: {right:.1%} right, {dist.get_world_size()} x {device.type}")
+        if snapshot is not None:
+            save_snapshot(snapshot, {"epochs": epoch + 1, "net": net.state_dict(), "a step": a_step,
+                                     "optimizer": optimizer.state_dict()})
+        if rank == 0:
+            print(f"epoch {epoch + 1}: {right:.1%} right, {dist.get_world_size()} x {device.type}",
+                  flush=True)
     dist.destroy_process_group()
 
 
-if __name__ == "__main__" and "__file__" in globals():
-    parser = argparse.ArgumentParser()
+# check: the command line
+def read_arguments():
+    parser = argparse.ArgumentParser(description="Trains LeNet, a process for each device.")
     parser.add_argument("--data", help="folder with MNIST's four files; else data is made")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="in all, resumed ones too")
+    parser.add_argument("--batch-size", type=int, default=64, help="images on each process")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--snapshot", metavar="FILE", help="written after each epoch")
+    parser.add_argument("--resume", action="store_true", help="go on from --snapshot's FILE")
     options = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        parser.error("start it by torchrun --nproc-per-node=2 ddp_train.py")
-    if options.epochs < 1:
-        parser.error(f"--epochs {options.epochs}: should be 1 or more")
-    main(options.data, options.epochs)
+        parser.error("start it by torchrun --standalone --nproc-per-node=2 ddp_train.py")
+    for name in ("epochs", "batch_size"):
+        value = getattr(options, name)
+        if value < 1:
+            parser.error(f"--{name.replace('_', '-')} {value}: should be 1 or more")
+    if not options.lr > 0:
+        parser.error(f"--lr {options.lr}: should be more than 0")
+    if options.resume and options.snapshot is None:
+        parser.error("--resume: say from where, by --snapshot FILE")
+    if options.resume and os.environ["RANK"] == "0" and not os.path.exists(options.snapshot):
+        parser.error(f"--resume: there is no {options.snapshot}; start without --resume")
+    return options
+
+
+if __name__ == "__main__" and "__file__" in globals():  # a notebook is __main__, and no file
+    main(**vars(read_arguments()))

@@ -1,3 +1,4 @@
+# check: `ranks` starts processes, and ends them all when one fails or takes too long
 """Runs a function in several processes of this machine, the ranks of torch.distributed."""
 
 import signal
@@ -11,10 +12,12 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 warnings.filterwarnings("ignore", "A worker stopped")  # loky renews one whose memory has grown
+# The first network interface, on Linux the loopback, which no other machine can reach.
 VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def on_rank(rank, world, folder, seconds, part, given):
+    """Meets the other ranks in a file and runs `part`; an alarm ends it, whatever it waits for."""
     # Imported now: its functions take the current group as a default, and would keep it alive.
     import_module("torch.distributed.nn")
     signal.alarm(seconds + 5)
@@ -29,17 +32,26 @@ def on_rank(rank, world, folder, seconds, part, given):
         signal.alarm(0)
 
 
+def first_cause(tasks):
+    """The error of one rank; those that it caused, broken connections, come last."""
+    errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
+    for error in errors:
+        if "gloo/transport" not in str(error):
+            return error
+    return errors[0]
+
+
 def ranks(part, *given, world=2, seconds=60):
     """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
     pool = get_reusable_executor(4, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [pool.submit(on_rank, r, world, folder, seconds, part, given) for r in range(world)]
+        tasks = []
+        for rank in range(world):
+            tasks.append(pool.submit(on_rank, rank, world, folder, seconds, part, given))
         try:
             done, running = wait(tasks, seconds, FIRST_EXCEPTION)
-            # One rank's error makes the others' connections fail: prefer the first cause.
             if any(task.exception() for task in done):
-                errors = [task.exception() for task in wait(tasks, 2).done if task.exception()]
-                raise min(errors, key=lambda error: "gloo/transport" in str(error))
+                raise first_cause(tasks)
             if running:
                 raise TimeoutError(f"{len(running)} of {world} ranks still ran after {seconds} s")
         except BaseException:

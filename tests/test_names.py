@@ -17,12 +17,11 @@ SRC = Path(__file__).resolve().parents[1] / "notebooks/src"
 
 # Names that these chapters still give to different code. The aim is an empty table.
 KNOWN = {
-    "accuracy": ("04", "14"),
     "counts_twice": ("04", "deeper/03"),
     "first_only": ("04", "deeper/03"),
     "lenet": ("04", "06", "13", "14"),
     "no_broadcast": ("04", "deeper/03"),
-    "train": ("04", "08", "14", "16"),
+    "train": ("04", "08", "16"),
 }
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
@@ -32,6 +31,7 @@ REPEATED = {
     "average": ("12", "deeper/12"),
     "both_passes": ("11", "deeper/11"),
     "compete": ("04", "deeper/04"),
+    "deep": ("14", "deeper/14"),
     "gather": ("13", "deeper/13"),
     "multiply": ("03", "deeper/03"),
     "one_weight_net": ("05", "deeper/05"),

@@ -1,0 +1,92 @@
+"""The drawings of chapter 14: files are what the program draws, and they tell the truth."""
+
+import re
+from pathlib import Path
+
+import draw_ddp
+import pytest
+from test_drawings import (
+    SVG,
+    classes,
+    read,
+    test_a_drawing_has_words_for_those_who_cannot_see_it,
+    test_a_drawing_is_white_behind_and_its_words_are_large_enough,
+    test_a_drawing_needs_nothing_else,
+    with_class,
+)
+
+FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
+NAMES = ["ddp_buckets", "ddp_ways"]
+RULES = [test_a_drawing_has_words_for_those_who_cannot_see_it,
+         test_a_drawing_is_white_behind_and_its_words_are_large_enough,
+         test_a_drawing_needs_nothing_else]
+for rule in RULES:  # here they are called, not collected
+    del globals()[rule.__name__]
+
+
+def test_the_files_are_what_the_program_draws(tmp_path):
+    draw_ddp.main(tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
+    for name in NAMES:
+        drawn = (tmp_path / f"{name}.svg").read_bytes()
+        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_ddp.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_drawing_keeps_the_rules(rule, name):
+    rule(name)
+
+
+def edges(element):
+    """Left and right edge of its first rectangle."""
+    rect = next(element.iter(SVG + "rect"))
+    left = float(rect.get("x"))
+    return left, left + float(rect.get("width"))
+
+
+def test_a_message_leaves_after_its_gradients_and_one_at_a_time():
+    ends = {}
+    for way in with_class(read("ddp_ways"), "way"):
+        ready = {}
+        for layer in with_class(way, "pass"):
+            ready[layer.get("data-layer")] = edges(layer)[1]
+        free = 0
+        sent = []
+        for message in with_class(way, "message"):
+            layers = re.findall(r"g(\d)", message.get("data-layers"))
+            begin, end = edges(message)
+            assert begin >= max(ready[layer] for layer in layers)
+            assert begin >= free
+            free = end
+            sent += layers
+            early = begin < max(ready.values())
+            assert not (early and way.get("data-name") in ("naive", "flat"))
+        assert sorted(sent) == sorted(ready), "each gradient once"
+        ends[way.get("data-name")] = free
+    assert ends["buckets"] < ends["flat"] < ends["overlapped"] < ends["naive"]
+
+
+def test_the_moving_buckets_leave_when_they_are_full():
+    root = read("ddp_buckets")
+    ready = {layer.get("data-layer"): edges(layer)[1] for layer in with_class(root, "pass")}
+    first, second = with_class(root, "message")
+    assert max(ready["4"], ready["3"]) <= edges(first)[0] < ready["2"]
+    assert edges(second)[0] >= ready["1"]
+
+
+def test_the_film_begins_complete_and_stops_for_those_who_ask():
+    style = read("ddp_buckets").findtext(SVG + "style")
+    rule = "@media (prefers-reduced-motion: reduce) { .moves { animation: none; } }"
+    assert style.rstrip().endswith(rule)
+    assert "later" not in style, "nothing is hidden where nothing moves"
+    animated = set(re.findall(r"\.(\w+) \{ animation-name: (?:\w+); \}", style))
+    frames = dict(re.findall(r"@keyframes (\w+) \{ (.*) \}", style))
+    assert frames.keys() == animated and len(animated) == 11
+    for text in frames.values():
+        assert text.startswith(("0.00% { opacity: 1 }", "0.00% { transform: translate(0px, 0px)"))
+        times = [float(time) for time in re.findall(r"([\d.]+)% \{", text)]
+        assert times == sorted(times) and times[-1] == 100
+    for element in read("ddp_buckets").iter():
+        if animated & set(classes(element)):
+            assert "moves" in classes(element)
