@@ -1,41 +1,8 @@
-"""The drawings of chapter 14: files are what the program draws, and they tell the truth."""
+"""The drawings of chapter 14: they tell the truth."""
 
 import re
-from pathlib import Path
 
-import draw_ddp
-import pytest
-from test_drawings import (
-    SVG,
-    classes,
-    read,
-    test_a_drawing_has_words_for_those_who_cannot_see_it,
-    test_a_drawing_is_white_behind_and_its_words_are_large_enough,
-    test_a_drawing_needs_nothing_else,
-    with_class,
-)
-
-FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["ddp_buckets", "ddp_ways"]
-RULES = [test_a_drawing_has_words_for_those_who_cannot_see_it,
-         test_a_drawing_is_white_behind_and_its_words_are_large_enough,
-         test_a_drawing_needs_nothing_else]
-for rule in RULES:  # here they are called, not collected
-    del globals()[rule.__name__]
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_ddp.main(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_ddp.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_drawing_keeps_the_rules(rule, name):
-    rule(name)
+from svg import SVG, classes, read, with_class
 
 
 def edges(element):

@@ -1,53 +1,19 @@
-"""The drawings of chapter 15: files are what the program draws, and say what is so.
+"""The drawings of chapter 15: say what is so.
 
 And `notebooks/resumable_train.py`, which readers keep: it imports nothing of the course.
 """
 
 import ast
 from pathlib import Path
-from xml.etree import ElementTree
 
-import draw_many_machines
-import pytest
+from svg import SVG, read, with_class
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-FOLDER = NOTEBOOKS / "src/drawings"
 PROGRAM = NOTEBOOKS / "resumable_train.py"
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read(name):
-    """The root element of a drawing."""
-    return ElementTree.parse(FOLDER / f"{name}.svg").getroot()
-
-
-def with_class(root, name):
-    """All elements below `root` that have a class."""
-    return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
 def texts(element):
     return [text.text for text in element.iter(SVG + "text")]
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_many_machines.main(tmp_path)
-    drawn = sorted(tmp_path.glob("*.svg"))
-    assert [path.stem for path in drawn] == sorted(draw_many_machines.DRAWINGS)
-    for path in drawn:
-        assert path.read_bytes() == (FOLDER / path.name).read_bytes(), path.name
-
-
-@pytest.mark.parametrize("name", sorted(draw_many_machines.DRAWINGS))
-def test_it_can_be_read_by_those_who_cannot_see_it_and_on_a_dark_page(name):
-    root = read(name)
-    assert [child.tag for child in root][:2] == [SVG + "title", SVG + "desc"]
-    ground = root.find(SVG + "rect")
-    assert (ground.get("fill"), ground.get("width")) == ("white", root.get("width"))
-    width, height = float(root.get("width")), float(root.get("height"))
-    for text in root.iter(SVG + "text"):
-        assert 0 < float(text.get("x")) < width and 0 < float(text.get("y")) < height
-        assert float(text.get("font-size")) * 390 / width > 10
 
 
 def test_ranks_go_on_over_machines_and_local_ranks_do_not():

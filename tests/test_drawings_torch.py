@@ -1,26 +1,11 @@
-"""The drawings of chapter 13: files are what the program draws, and both frameworks agree."""
+"""The drawings of chapter 13: both frameworks agree."""
 
-from pathlib import Path
-from xml.etree import ElementTree
 
-import draw_torch
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon, nd
-from test_drawings import (
-    SVG,
-    classes,
-    with_class,
-)
-
-FOLDER = Path(__file__).parents[1] / "notebooks/src/drawings"
-NAMES = ["data_parallel", "dictionary"]
-
-
-def read(name):
-    """The root element of a drawing."""
-    return ElementTree.parse(FOLDER / f"{name}.svg").getroot()
+from svg import SVG, classes, read, with_class
 
 
 def entries():
@@ -34,33 +19,6 @@ def entries():
         assert ("=" in texts, "≠" in texts) == (kind == "same", kind == "other")
         found[texts[0]] = ours, theirs, kind
     return found
-
-
-def test_the_files_are_what_the_program_draws(tmp_path):
-    draw_torch.main(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        drawn = (tmp_path / f"{name}.svg").read_bytes()
-        assert drawn == (FOLDER / f"{name}.svg").read_bytes(), f"{name}: run draw_torch.py"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_can_be_read(name):
-    """It has a title and a description, needs nothing else, and has a white ground, large words."""
-    root = read(name)
-    title, description = list(root)[:2]
-    assert (title.tag, description.tag) == (SVG + "title", SVG + "desc")
-    assert len(title.text.split()) >= 4 and len(description.text.split()) >= 20
-    allowed = {"svg", "title", "desc", "g", "rect", "line", "polygon", "text"}
-    for element in root.iter():
-        assert element.tag.removeprefix(SVG) in allowed
-        assert not any(key.startswith("on") or "href" in key for key in element.attrib)
-    left, top, width, height = map(int, root.get("viewBox").split())
-    assert (left, top) == (0, 0) and 560 <= width <= 640
-    background = root.find(SVG + "rect")
-    assert (background.get("fill"), background.get("width")) == ("white", str(width))
-    for text in root.iter(SVG + "text"):
-        assert float(text.get("font-size")) * 390 / width >= 10, text.text
 
 
 def test_the_dictionary_says_what_both_do():

@@ -93,7 +93,7 @@ def clock(model, optimizer, n):
     return 1e3 * (perf_counter() - begin)  # ms
 
 
-def take_turns(models, rounds, n, before_each):
+def race_in_turns(models, rounds, n, before_each):
     optimizers = {}
     found = {}
     for name, model in models.items():
@@ -118,7 +118,7 @@ def race_on_gloo(rounds):
         "5 MB, at the end": AtEnd(deep(), 5),
         "5 MB, during": DDP(deep(), 5),
     }
-    return take_turns(models, rounds, n=32, before_each=lambda model: dist.barrier())
+    return race_in_turns(models, rounds, n=32, before_each=lambda model: dist.barrier())
 
 # %% tags=["measured", "trains", "few:ROUNDS = 11=>ROUNDS = 3"]
 ROUNDS = 11
@@ -230,7 +230,7 @@ def race_on_link(rounds):
     def new_link(model):
         model.link = Link(latency=0.5, rate=1e6)
 
-    return take_turns(models, rounds, n=64, before_each=new_link)
+    return race_in_turns(models, rounds, n=64, before_each=new_link)
 
 # %% tags=["trains", "few:ROUNDS = 9=>ROUNDS = 3"]
 ROUNDS = 9
