@@ -203,8 +203,8 @@ def clock_and_budget(step):
 # One disturbed step shouldn't count: we average the middle third of the rounds.
 #
 # Below that is what two devices *lose*. Twice as fast would be half of one device's time. So a
-# part's loss is its time on two devices, minus half of its time on one: medians, and in brackets the
-# middle half of the rounds.
+# part's loss is its time on two devices, minus half of its time on one: medians, and in brackets
+# the middle half of the rounds.
 
 # %% tags=["fold", "measured", "trains", "few:LENET = 9=>LENET = 3", "few:REST = 6=>REST = 2"]
 # measure: clock and budget of three networks on one device and on two, in turns
@@ -454,7 +454,8 @@ def programs(first, second):
     return found
 
 # %% [markdown]
-# We ask for both networks, and time them on one device and on two. **Predict:** which has the larger speed-up?
+# We ask for both networks, and time them on one device and on two. **Predict:** which has the
+# larger speed-up?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
 ROUNDS = 6
