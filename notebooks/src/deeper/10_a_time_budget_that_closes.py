@@ -235,7 +235,8 @@ def one_round(steps):
 
 
 clocks, budgets, lost, quiet = {}, {}, {}, {}
-print(f"{'':21}" + "".join(f"{part:>14}" for part in PARTS) + "     sum   clock  differ")
+print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS)
+      + "     sum   clock  differ")
 for name, (make, n, count) in NETWORKS.items():
     steps = {1: training_step(make(), pair[:1], n), 2: training_step(make(), pair, n)}
     rounds = [one_round(steps) for _ in range(count)]
@@ -255,23 +256,23 @@ for name, (make, n, count) in NETWORKS.items():
         budgets[name, k] = middle(by_part[k])
         total = budgets[name, k].sum()
         print(f"{name:10} {k} {'devices' if k > 1 else 'device ':8}"
-              + "".join(f"{ms:14.1f}" for ms in budgets[name, k])
+              + "".join(f"{ms:{len(part) + 2}.1f}" for part, ms in zip(PARTS, budgets[name, k]))
               + f" {total:7.1f} {clocks[name, k]:7.1f} {clocks[name, k] / total - 1:+7.1%}")
     quiet[name] = rounds[count - 1][1] <= 0.05 and max(widths) <= 0.04
     lost[name] = np.array(by_part[2]) - np.array(by_part[1]) / 2
 for name in quiet:
     if not quiet[name]:
-        print(f"{name}: the machine was busy with other things, so these sums aren't checked")
+        print(f"{name}: disturbed. Its sums aren't checked, and its losses are not the text's.")
 
-print("\nlost         " + "".join(f"{name:>25}" for name in lost))
+print("\nlost, ms     " + "".join(f"{name:>26}" for name in lost))
 for place, part in enumerate(PARTS):
     line = f"{part:13}"
     for rows in lost.values():
         low, median, high = spread(rows[:, place])
-        line += f"{f'{median:.1f} ({low:.1f} to {high:.1f})':>25}"
+        line += f"{f'{median:.1f} ({low:.1f} to {high:.1f})':>26}"
     print(line)
 speed_ups = {name: budgets[name, 1].sum() / budgets[name, 2].sum() for name in lost}
-print("speed-up     " + "".join(f"{each:25.2f}" for each in speed_ups.values()))
+print("speed-up     " + "".join(f"{each:26.2f}" for each in speed_ups.values()))
 
 # %% tags=["fold"]
 # check: in a quiet run the five parts add up to the clock, within 5 %
@@ -283,9 +284,9 @@ for name in quiet:
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# On a quiet machine the clock and the sum differ by at most 5 %: the budget closes. If a line says
-# that the machine was busy, the clock may have caught a disturbance that the recorded steps
-# didn't. From here on we read the parts and their sums.
+# On a quiet machine the clock and the sum differ by at most 5 %: the budget closes. In a disturbed
+# run the clock may catch something that the recorded steps don't, or the other way round; a line
+# below the table says so. From here on we read the parts and their sums.
 #
 # ### Where the time is lost
 
@@ -319,7 +320,7 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
               "one device's step, the lower one two devices' step, which is longer.")
 
 # %% [markdown]
-# What we saw in all runs:
+# In our quiet runs:
 #
 # - *LeNet* loses a few ms, most of them to waiting and Python.
 # - *ResNet-18* loses to compute, communication and waiting. Which of them was largest
