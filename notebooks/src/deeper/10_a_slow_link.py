@@ -444,7 +444,8 @@ print(f"first layer first / order of arrival: {median:.2f} (middle half {low:.2f
 
 # %% [markdown]
 # Where the whole middle half is below 1, it saved time. In our runs it saved from nothing to a
-# quarter. **Keep:** first layer first saves at most the time in which the link would have been idle.
+# quarter. **Keep:** first layer first saves at most the time in which the link would have been
+# idle.
 #
 # **On GPUs:** Trainer asks for something like it, with `priority=-i` for parameter *i*. (There, the
 # *highest* number goes first.) But *i* counts in alphabetical order: ResNet-18's last layer,

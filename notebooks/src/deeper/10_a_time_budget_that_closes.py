@@ -240,7 +240,7 @@ print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS)
 for name, (make, n, count) in NETWORKS.items():
     steps = {1: training_step(make(), pair[:1], n), 2: training_step(make(), pair, n)}
     rounds = [one_round(steps) for _ in range(count)]
-    while sum(share <= 0.05 for _, share in rounds) < count and len(rounds) < 2 * count:
+    while sum(share <= 0.05 for _, share in rounds) < count and len(rounds) < count + 3:
         rounds.append(one_round(steps))  # in place of a disturbed one
     rounds.sort(key=lambda each: each[1])
     kept = [found for found, _ in rounds[:count]]  # those that others disturbed least
