@@ -202,7 +202,7 @@ while not waiting.empty():
 track = profiler.Domain("link")  # a lane of its own in recordings
 
 
-class Message(NamedTuple):
+class Queued(NamedTuple):
     priority: int  # compared first
     ticket: int  # compared next; no two are equal
     nbytes: int
@@ -218,7 +218,7 @@ class PriorityLink:
         threading.Thread(target=self.work, daemon=True).start()
 
     def carry(self, nbytes, priority):
-        message = Message(priority, next(self.tickets), nbytes, threading.Event())
+        message = Queued(priority, next(self.tickets), nbytes, threading.Event())
         self.waiting.put(message)
         message.arrived.wait()
 
@@ -288,7 +288,7 @@ class SendFirstProp(mx.operator.CustomOpProp):
 # network. Otherwise all have priority 0, and go in the order of arrival.
 
 # %% tags=["trains"]
-def step_over_link(training, by_layer):
+def step_by_priority(training, by_layer):
     losses = forward_and_backward(training)
     for place, parameter in enumerate(training.net.collect_params().values()):
         priority = 0
@@ -336,14 +336,14 @@ for _ in range(8):
 P = len(plain.net.collect_params().keys())
 
 
-def steps_over_link(training, steps, by_layer):
+def steps_by_priority(training, steps, by_layer):
     for _ in range(steps):
-        step_over_link(training, by_layer)
+        step_by_priority(training, by_layer)
 
 
 for by_layer in [False, True]:
     linked = begin_training(lenet(), 128, bulk_size=0)
-    recording = record(steps_over_link, linked, 8, by_layer)
+    recording = record(steps_by_priority, linked, 8, by_layer)
     found = sorted(event.name for event in recording.lanes["link"])
     priorities = range(P) if by_layer else [0] * P
     assert found == sorted([f"message {each}" for each in priorities] * 8 * len(pair))
@@ -387,7 +387,7 @@ recorded = {name: [] for name in WAYS}
 with Others() as others:
     for _ in range(COUNT):
         for name, by_layer in WAYS.items():
-            recorded[name].append(record(steps_over_link, far, 2, by_layer))
+            recorded[name].append(record(steps_by_priority, far, 2, by_layer))
 heads = {}
 idles = {}
 for name, recordings in recorded.items():
@@ -434,8 +434,8 @@ show(fig, alt="Two panels with lanes for two devices and the link. Above, step 2
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
 ways = {
-    "order of arrival": partial(steps_over_link, far, 8, by_layer=False),
-    "first layer first": partial(steps_over_link, far, 8, by_layer=True),
+    "order of arrival": partial(steps_by_priority, far, 8, by_layer=False),
+    "first layer first": partial(steps_by_priority, far, 8, by_layer=True),
 }
 times = in_turns(ways, ROUNDS, quiet=0.05)
 print_times(times)
@@ -482,7 +482,7 @@ def handed_out(expected, lag):
 
     def step():
         begun.release()
-        losses = step_over_link(far, by_layer=False)
+        losses = step_by_priority(far, by_layer=False)
         if lag is None:
             nd.waitall()
         return losses

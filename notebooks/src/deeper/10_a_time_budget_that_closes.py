@@ -224,7 +224,7 @@ def middle(rows):
     return np.mean(rows[left_out:len(rows) - left_out], axis=0)
 
 
-def one_round(steps):
+def clocked_round(steps):
     """Clock and parts for 1 and 2 devices, and what share of the machine others used."""
     found = {}
     with Others() as others:
@@ -239,9 +239,9 @@ print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS)
       + "     sum   clock  differ")
 for name, (make, n, count) in NETWORKS.items():
     steps = {1: training_step(make(), pair[:1], n), 2: training_step(make(), pair, n)}
-    rounds = [one_round(steps) for _ in range(count)]
+    rounds = [clocked_round(steps) for _ in range(count)]
     while sum(share <= 0.05 for _, share in rounds) < count and len(rounds) < count + 3:
-        rounds.append(one_round(steps))  # in place of a disturbed one
+        rounds.append(clocked_round(steps))  # in place of a disturbed one
     rounds.sort(key=lambda each: each[1])
     kept = [found for found, _ in rounds[:count]]  # those that others disturbed least
     widths = []  # of the middle half of all lengths, as a share of the median
@@ -464,7 +464,7 @@ print("20 and 50 channels:", programs(20, 50))
 print("16 and 48 channels:", programs(16, 48))
 
 
-def three_steps(step):  # a longer turn is easier to time
+def three_steps_of(step):  # a longer turn is easier to time
     for _ in range(3):
         step()
 
@@ -473,8 +473,8 @@ ways = {}
 for first, second in [(20, 50), (16, 48)]:
     on_one = training_step(lenet_of(first, second), pair[:1], 256)
     on_two = training_step(lenet_of(first, second), pair, 256)
-    ways[f"{first} and {second}, one device"] = partial(three_steps, on_one)
-    ways[f"{first} and {second}, two devices"] = partial(three_steps, on_two)
+    ways[f"{first} and {second}, one device"] = partial(three_steps_of, on_one)
+    ways[f"{first} and {second}, two devices"] = partial(three_steps_of, on_two)
 times = in_turns(ways, ROUNDS)
 
 for name, seconds in times.items():
