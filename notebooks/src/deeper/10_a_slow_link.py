@@ -170,8 +170,8 @@ assert sorted(event.name for event in free.events) == sorted(
 # %% [markdown]
 # The control is chapter 10's: *joined, ahead* has no overlap. Against it, overlap saved at most a
 # tenth in our quiet runs, and often nothing. On a CPU device a copy is work for the very core that
-# computes: whatever the order, the core has the same to do. (ResNet-18
-# overlaps by default, since its pass is several bulks.)
+# computes: whatever the order, the core has the same to do. (The long updates are the store's, all
+# on `cpu(0)`. ResNet-18 overlaps by default, since its pass is several bulks.)
 #
 # **Keep:** overlap pays where something *beside* the cores carries the data.
 #
