@@ -456,9 +456,9 @@ print(f"first layer first / order of arrival: {median:.2f} (middle half {low:.2f
 # ## Steps on their way
 #
 # An exercise of *Dive into Deep Learning* asks: how could up to two steps overlap? Two just did,
-# since Python ran ahead. But the engine would let any number of steps pile up, and each holds its
-# batch in memory. What you have to program is a bound: wait for the loss of an older step. `lag`
-# says how many steps older.
+# since Python ran ahead. But the engine would let any number of steps pile up, and each step's
+# batch must stay in memory until it is read. What you have to program is a bound: wait for the loss
+# of an older step. `lag` says how many steps older.
 
 # %% tags=["trains"]
 def train_with_lag(step, steps, lag):
