@@ -323,8 +323,8 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # In our quiet runs:
 #
 # - *LeNet* loses a few ms, most of them to waiting and Python.
-# - *ResNet-18* loses to compute, communication and waiting. Which of them was largest
-#   changed from run to run.
+# - *ResNet-18* loses to compute, communication and waiting. Which of them was largest changed from
+#   run to run.
 # - *The wide network* loses so much that two devices are about as slow as one. Much of it is
 #   communication and waiting. Its compute isn't halved. Only update seems to be a gain.
 #
@@ -357,7 +357,7 @@ print(f"16 and 16, both devices: {spread(beside).median:.2f} times")
 # the price of company. (A guess at the cause: each shard has few images, and yet all 12 million
 # weights must be read.) **Keep:** half of a batch need not be half of the compute.
 #
-# ## Updates that are not divided
+# ## Where are the updates?
 #
 # Why does update look like a gain? The store updates every weight on `cpu(0)` (chapter 10), and
 # `cpu(1)` waits meanwhile. So the mean over both lanes has only half of the updates, and the other
@@ -389,8 +389,8 @@ for step, expected in [(in_store, ["cpu(0)"]), (on_each, ["cpu(0)", "cpu(1)"])]:
 
 # %% [markdown]
 # On each device, both lanes update every weight, as one device does alone, and wait less. The work
-# is done twice, at the same time. There is no winner here: in our runs the step was from a seventh
-# shorter to a twelfth longer. **Keep:** two devices don't divide updates.
+# is done twice, at the same time. There is no winner here: in our quiet runs the step was from a
+# seventh shorter to a twelfth longer. **Keep:** two devices don't divide updates.
 #
 # ## Sizes that fit
 #
