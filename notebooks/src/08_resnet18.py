@@ -723,7 +723,7 @@ print("weights:", [weight.item() for weight in layer.weight.list_data()])
 # Too late: the weights have moved by $(0 + 2)/2 = 1$. And d2l's loop (`train_batch_ch13`) has
 # `ignore_stale_grad=True`, so there nobody complains.
 
-# %% tags=["fold"]
+# %% tags=["fold", "trains"]
 # check: the step is refused, but done; d2l's loop switches the complaint off
 import inspect
 

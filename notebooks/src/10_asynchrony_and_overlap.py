@@ -245,8 +245,10 @@ assert all((ours != old).any() for ours, old in zip(never, arrays_of(untrained))
 print(f"{P} parameters on {len(pair)} devices: equal to the bit")
 
 # %% [markdown]
-# The weights are the same. The engine knows which arrays each operator reads and writes, and starts
-# it when these are ready. So waiting is for clocks, and for errors (chapter 01).
+# The weights are the same. The engine knows which arrays each operator reads and writes, and
+# starts it when these are ready. So waiting is for clocks, and for errors (chapter 01). (Must a
+# loop that never waits be bounded? And whose message goes first, if several are ready? Deeper: A
+# slow link.)
 #
 # What does it cost? Here are three steps, with `waitall` after each and without:
 
