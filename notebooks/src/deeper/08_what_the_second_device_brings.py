@@ -11,8 +11,8 @@
 #
 # ## What you'll learn
 #
-# - what strong and weak scaling are, and how to measure them with their spread;
-# - into which parts a step's time goes, on one device and on two, for LeNet and for ResNet-18;
+# - what strong and weak scaling are, and what they gain;
+# - into which parts a step's time goes, for LeNet and for ResNet-18;
 # - when it pays to hand over a whole graph;
 # - what takes the memory, and which part grows with the batch;
 # - how a larger batch with a larger rate can start slowly.
@@ -38,7 +38,7 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # ## Strong and weak scaling
 #
-# What can a second device be used for? For either of two things:
+# A second device can be used in two ways. Which brings more images a second?
 #
 # ![One device takes a batch of 32 images. Strong scaling: two devices take 16 each of the same 32.
 # Weak scaling: two devices take 32 each, a batch of 64.](../src/drawings/two_scalings.svg)
@@ -48,8 +48,8 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # - **Weak scaling:** the shard stays, and the batch doubles. d2l's 256 and 512 are that. It is
 #   another training: chapter 08 shows what else may change.
 #
-# The function below prepares a network and returns one training step of it. Images are random, and
-# are split once: reading and splitting are not what we measure.
+# This function prepares a network and returns one training step of it. Images are random, and are
+# split once: reading and splitting are not what we measure.
 
 # %% tags=["trains"]
 def ready_step(net, used, n):
@@ -86,10 +86,9 @@ three_steps = {
 }
 
 # %% [markdown]
-# `in_turns` runs them in rounds, so that whatever disturbs the machine hits all of them, and waits
-# until each is done. It leaves out rounds in which other programs took more than 5 % of the
-# machine. For each step it returns an array of seconds, one a round. **Predict:** which speed-up is
-# higher, strong or weak?
+# `in_turns` runs them in rounds, so that what disturbs the machine hits all of them. It leaves out
+# rounds in which other programs took more than 5 % of the machine, and returns for each step an
+# array of seconds, one a round. **Predict:** which speed-up is higher, strong or weak?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 11=>ROUNDS = 1"]
 ROUNDS = 11
@@ -126,9 +125,8 @@ else:
 
 # %% [markdown]
 # In each of our quiet runs weak scaling was ahead, with 1.9 to strong's 1.8; single rounds lie far
-# off. A guess: all-reduce and update take as long for 32 images as for 64, so twice the batch pays
-# for them half as often. (Chapter 08's 1.8 is of whole epochs, at other batches.) **Neither way
-# gave 2.**
+# off. A guess: all-reduce and update take as long for 32 images as for 64, so weak scaling pays for
+# them half as often. (Chapter 08's 1.8 is of whole epochs, at other batches.) **Neither gave 2.**
 #
 # ## Where the time goes
 #
@@ -136,8 +134,7 @@ else:
 # from ResNet-18 than from LeNet: it computes more, so communication would take a smaller share of
 # its step. Does it?
 #
-# MXNet's profiler adds up how long each operator ran, on all devices. The folded `profiled` records
-# some steps.
+# MXNet's profiler adds up how long each operator ran, on all devices. `profiled` records steps:
 
 # %% tags=["fold", "trains"]
 # measure: profiled(step, steps), milliseconds of a step by the clock, and of each operator in it
@@ -181,7 +178,7 @@ def profiled(step, steps):
 
 # %% tags=["trains"]
 def kind_of_work(operator):
-    if operator == "CopyCPU2CPU" or operator == "ElementwiseSum":
+    if operator.startswith("Copy") or operator == "ElementwiseSum":
         return "communication"
     if "sgd" in operator:
         return "update"
@@ -197,10 +194,11 @@ def lenet_as_graph():
 lenet_step = ready_step(lenet_as_graph(), two, 32)
 run_steps(lenet_step, 2)  # warms up
 milliseconds, operators = profiled(lenet_step, steps=1)
-print(f"the step takes {milliseconds:.2f} ms; some of its operators, on both devices together:")
-for operator in ["Convolution", "_backward_Convolution", "CopyCPU2CPU", "ElementwiseSum",
-                 "multi_sgd_update"]:
-    print(f"{operator:21} {kind_of_work(operator):13} {operators[operator]:.2f} ms")
+print(f"the step: {milliseconds:.2f} ms; in it, on both devices together:")
+for operator in sorted(operators):
+    kind = kind_of_work(operator)
+    if kind != "compute" or "Convolution" in operator:  # of compute, only these
+        print(f"{operator:21} {kind:13} {operators[operator]:.2f} ms")
 
 # %% [markdown]
 # A step of $t$ seconds on $k$ devices offers $k\,t$ seconds of *device time*. The part in which no
@@ -329,15 +327,15 @@ show(fig, alt="For LeNet with 32 and 256 images and ResNet-18 with 32, four bars
      "more device time two devices spend than one on compute, communication, update and waiting.")
 
 # %% [markdown]
-# In our quiet runs LeNet at batch 32 lost most to waiting, and ResNet-18 to compute, which takes
-# longer on two devices than on one. Is that the smaller shard, or the other device's company? We
-# tried to tell (deeper: A time budget that closes), and couldn't. With batch 256 LeNet computes
-# more for the same bytes, and communication's share is smaller.
+# In our quiet runs LeNet at batch 32 lost most to waiting, and ResNet-18 to compute, which took
+# longer on two devices than on one. (The smaller shard, or the other device's company? deeper: A
+# time budget that closes couldn't tell.) With batch 256 LeNet computes more for the same bytes, and
+# communication's share is smaller.
 #
-# **ResNet-18's share of communication was not the smaller one** at batch 32. It computes more, but
-# it has 87 times LeNet's parameters (11,175,818 to 129,068), so 87 times the bytes are sent, and
-# its step takes less than 87 times as long. **What counts is computing for each byte.** (All this in
-# our quiet runs on two CPU cores. **On GPUs** shares may be quite different; we measured none.)
+# **In most of our runs ResNet-18's share of communication was not the smaller one.** It computes
+# more, but with 87 times LeNet's parameters it also sends 87 times the bytes, and its step takes
+# less than 87 times as long. **What counts is computing for each byte.** (**On GPUs** shares may be
+# quite different; we measured none.)
 #
 # ## Does a step wait for Python?
 #
@@ -362,9 +360,8 @@ print(f"LeNet on two devices: Python is done after {handed_over:.1f} ms, the ste
       f"{done:.1f} ms")
 
 # %% [markdown]
-# Now for the *whole* network with 32 images, and for a *thin* one, of 4 to 8 channels, with a
-# single image, where there is little to compute. Both on one device. **Predict:** which gets faster
-# as one graph?
+# Now ResNet-18 on one device: the *whole* network with 32 images, and a *thin* one, of 4 to 8
+# channels, with a single image. **Predict:** which gets faster as one graph?
 
 # %% tags=["fold", "trains", "few:ROUNDS = 9=>ROUNDS = 5"]
 # measure: the two clocks of five steps, in turns; of nine rounds the one that was done first
@@ -414,11 +411,10 @@ assert lenet_python > 2 * whole_python / whole_done * lenet_done, "a larger part
 # In the whole network Python is done long before the engine, either way: what the graph saves was
 # hidden behind the computing. In the thin network Python takes most of the step, and one graph
 # makes it much shorter. **Hybridise where operators are many and short.** LeNet on two devices lies
-# between: we guess that part of its waiting is for Python (more in deeper: A time budget that
-# closes).
+# between. A guess: part of its waiting is for Python (more in deeper: A time budget that closes).
 #
-# d2l's network gained less in our quiet runs, 1.5 by strong scaling. It is not one graph, and its
-# relu is another operator, `npx.relu` for `npx.activation`. Is it the graph? Compare:
+# d2l's network gained less in our quiet runs: 1.5 by strong scaling. It is not one graph, and its
+# relu is another operator, `npx.relu`. Is it the graph? Compare ours without one:
 
 # %% tags=["fold", "trains", "few:ROUNDS = 5=>ROUNDS = 1"]
 # measure: 32 images by d2l's network, and by ours layer by layer; the fastest of five rounds
@@ -433,19 +429,14 @@ for name, seconds in in_turns(by_layer, ROUNDS).items():
     print(f"{name:33} {1000 * min(seconds):.0f} ms")
 
 # %% [markdown]
-# If ours, layer by layer, gains from the second device as one graph did above, it isn't the graph.
+# If ours gains as much here as with one graph above, it isn't the graph.
 #
 # ## Where the memory goes
 #
 # What does training keep in memory, and which part decides how many images fit? A new process
-# trains two steps, and asks the C library after each stage how much is allocated:
-#
-# - *weights and gradients*, after `initialize`;
-# - *first passes*: the first forward and backward pass;
-# - *store*: the first `trainer.step`, which makes the KVStore (chapter 07);
-# - *later steps*: what is added after that.
-#
-# We vary the number of images and of devices.
+# trains two steps, and asks the C library after each stage how much is allocated. The stages:
+# `initialize` makes *weights and gradients*; the *first passes*, forward and backward; the first
+# `trainer.step` makes the *store* (chapter 07); *later steps*. We vary images and devices.
 
 # %% tags=["fold", "trains"]
 # measure: memory_by_stage(setting), MB that each stage of a training adds, in a new process
@@ -553,9 +544,9 @@ assert 0.9e7 < before - allocated() < 1.1e7, "what was freed is no longer counte
 
 # %% [markdown]
 # One more part is our own doing. Some operators need memory only while they run, and borrow it: a
-# *scratch space*. MXNet has 4 for all CPU devices. Above we took 1; `helpers` asks for 64, so that
-# simulated devices don't wait for one another (deeper: How the speed-up was measured). Each grows
-# to what its largest borrower asks for (`src/resource.cc` at 1.9.1). What do they take?
+# *scratch space*. Each grows to what its largest borrower asks for (`src/resource.cc` at 1.9.1).
+# MXNet has 4 for all CPU devices. Above we took 1; `helpers` asks for 64, so that simulated devices
+# don't wait for one another (deeper: How the speed-up was measured). What do they take?
 
 # %% tags=["fold"]
 # draw: memory of two devices with 32 images, and what 63 more scratch spaces take
@@ -581,9 +572,8 @@ assert added["first passes"] > added["weights and gradients"], "the second large
 #
 # ## What held the larger batch back?
 #
-# Chapter 08's run with batch 512 was behind from the start. It had twice the rate, 0.2 in place of
-# 0.1, and made half as many updates from the same images. Is it the updates? Look at the training
-# loss of the two stored runs:
+# Chapter 08's run with batch 512 was behind from the start. It had rate 0.2 in place of 0.1, and
+# made half as many updates from the same images. Is it the updates? The stored training losses:
 
 # %% tags=["fold"]
 # draw: training loss against images; each point is the mean of 1,536 images
@@ -620,22 +610,20 @@ assert (of_256[10:12] < 0.1).all() and (of_256[:10] > 0.1).all(), "by then the o
 
 # %% [markdown]
 # Fewer updates aren't all of it: after as many updates batch 512 was still where guessing is
-# ($\ln 10 = 2.3$). Its loss stayed near that for 18,000 images. **A larger batch with a larger rate
-# can start slowly**; whether the batch or the rate made it so, one run each can't say. A usual
-# remedy is *warm-up*, a rate that begins low and rises (Goyal et al., 2017, section 2.2; deeper:
-# Batch, rate and warm-up).
+# ($\ln 10 = 2.3$). **A larger batch with a larger rate can start slowly**; which of the two made it
+# so, one run each can't say. A usual remedy is *warm-up*, a rate that begins low and rises (Goyal
+# et al., 2017, section 2.2; deeper: Batch, rate and warm-up).
 #
 # ## Summary
 #
 # - Strong scaling divides one batch, weak scaling doubles it. In our quiet runs weak scaling was
 #   ahead by images a second; it is a different training.
-# - Why not 2? Two devices spend device time on communication and waiting, and compute took longer.
-#   A larger batch makes communication's share smaller. A larger network needn't: what it sends
-#   grows too.
+# - Why not 2? Two devices also spend time on communication and waiting, and compute took longer. A
+#   larger batch made communication's share smaller. A larger network needn't: it sends more, too.
 # - One graph saves Python's time. It pays where Python is what the step waits for.
-# - Memory on $k$ devices, with plain SGD: $2k$ times the weights for weights and gradients, $k + 1$
-#   times for the store, an amount for the passes that grows with the images, and scratch space,
-#   here the largest. (Measured on two and three devices.)
+# - Memory on $k$ devices (two and three, plain SGD): $2k$ times the weights for weights and
+#   gradients, $k + 1$ times for the store, an amount for the passes that grows with the images, and
+#   scratch space, here the largest.
 # - A larger batch with a larger rate can spend its first images near guessing.
 #
 # **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677.
