@@ -19,7 +19,7 @@
 #
 # ## What you need
 #
-# Chapter 08, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about two
+# Chapter 08, no GPU, and 8 GB of free memory. Reading takes {reading time}, running about two
 # minutes on two cores that have nothing else to do.
 
 # %%
