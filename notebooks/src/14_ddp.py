@@ -844,9 +844,12 @@ fig, ax = bars("22 MB of gradients, in several ways", "ms a step", times, size=(
 show(fig, alt="Milliseconds a step for each way: points are rounds, lines medians.")
 
 # %% [markdown]
-# **Few messages beat many here:** naive sends 44 after the pass, flat one. What overlap saves on
-# top is lost in the spread: the cores that compute also carry the messages. Overlap needs a link
-# that isn't the CPU. The notebook deeper: Overlap on a link that matters simulates one.
+# In our quiet runs naive was the slowest: it sends 44 messages after the pass. **One message
+# (flat) is faster, and so are messages during the pass (overlapped). Both together, as in DDP,
+# brought no more:** their ranges overlap. For the cores that compute also carry the messages. And
+# no way that sends beat one process with the whole batch: here sending costs more than the second
+# core saves. Overlap needs a link that isn't the CPU. The notebook deeper: Overlap on a link that
+# matters simulates one.
 #
 # ## Gradient accumulation
 #
@@ -1135,7 +1138,8 @@ print(torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=None)[0
 # ## Summary
 #
 # - Replicas begin equal by a broadcast, and stay equal because all apply the same mean gradient.
-# - Where the cores that compute also carry the messages, few beat many, and overlap hides little.
+# - Where the cores that compute also carry the messages, one message, or messages during the pass,
+#   beat 44 after it; both together brought no more.
 # - Replicas can agree and be wrong. Compare with one process.
 #
 # Next, chapter 15: the same across machines, and what happens when one of them dies.

@@ -111,8 +111,8 @@ assert [line.split() for line in lines] == expected
 # %% [markdown]
 # On a machine with GPUs, `LOCAL_RANK` chooses the process's device: `cuda:0`, `cuda:1`.
 #
-# **Mind:** the rendezvous listens on all addresses of its machine, and so does a store on rank 0
-# (`tests/test_cluster.py`). Put a firewall in front.
+# **Mind:** the rendezvous listens on all addresses of its machine, and so does the store in which
+# the processes find each other. Put a firewall in front.
 #
 # From now on we start `torchrun` here, by `helpers.cluster.torchrun`. It returns what each process
 # printed.
@@ -431,11 +431,9 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # %% [markdown]
 # **Test a checkpoint by a kill, and compare bit for bit.**
 #
-# With three ranks or more, last digits may differ, since DDP reorders its buckets after a process's
-# first step (`should_rebuild_buckets` in c10d's `reducer.hpp`). **On GPUs:** so may those of some
-# operators, unless you call `use_deterministic_algorithms`. With gloo, a restart can fail on keys
-# of the dead in torchrun's store (`next_rendezvous` in `dynamic_rendezvous.py`), unless you set
-# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, as the helper does.
+# (With three ranks or more, last digits may differ, since DDP reorders its buckets after a
+# process's first step: `should_rebuild_buckets` in c10d's `reducer.hpp`. **On GPUs** so may those
+# of some operators, unless you call `use_deterministic_algorithms`.)
 #
 # ### Killed while it writes
 #
@@ -553,7 +551,7 @@ show(fig, alt="How far the weights are from the unbroken run's over 28 steps aft
 
 # %% [markdown]
 # Every run moves away, and the unbroken one with another seed is the furthest. So a distance is not
-# damage. What did each missing part do?
+# damage. *Damage* is what nobody meant the training to do. What did each missing part do?
 #
 # **Optimizer: damage.** The momentum is a sum of many gradients, and it starts from zero. So the
 # first step after the resumption is too short:
@@ -587,11 +585,11 @@ assert twice == 128
 #
 # **Random states: no damage.** Dropout draws other masks, as good as those of another seed.
 #
-# **Rank 1's random state: noise.** From then on both ranks drop the same units. Each mask is still
-# drawn fairly, but a batch has one mask where two are meant.
+# **Rank 1's random state: hardly any.** From then on both ranks draw the same masks, one for each
+# half of the batch. Each is still drawn fairly, but there are half as many of them.
 #
-# Where random numbers also shuffle the images, a lost state doubles some and loses others. NumPy's,
-# Python's and a GPU's generators have states of their own.
+# Where random numbers also shuffle the images, though, a lost state shows some images twice and
+# others not at all. NumPy's, Python's and a GPU's generators have states of their own.
 #
 # ## Elastic: a machine leaves
 #
@@ -624,8 +622,9 @@ for name in settings:
 print(elastic_printed, end="")
 
 # %% [markdown]
-# It goes on alone, from the checkpoint that both had written. Is the result right? We resume the
-# killed run's checkpoint, which is the same, on one rank:
+# It goes on alone, from the checkpoint that both had written. Is the result right? It can't be
+# that of the unbroken run on two ranks, since one rank draws other masks. So we compare it with
+# the killed run's checkpoint, which is the same one, resumed on one rank:
 
 # %% tags=["torch", "trains"]
 torch.save(left, folder / "alone.pt")
