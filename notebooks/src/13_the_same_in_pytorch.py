@@ -6,7 +6,7 @@
 #
 # ## What you'll do
 #
-# Run both side by side. Train LeNet in both from the same weights, and compare. Rebuild PyTorch's
+# Run both side by side. Train LeNet in both from the same weights. Rebuild PyTorch's
 # `nn.DataParallel` from its four pieces.
 #
 # ## What you'll learn
@@ -82,8 +82,8 @@ else:
 # %% [markdown]
 # ### Splitting a batch
 #
-# Gluon cuts ten examples for four devices if `even_split=False` allows it. PyTorch's `chunk` is the
-# cut that `DataParallel` uses. **Predict:** which sizes does it make of ten examples, and of five?
+# `even_split=False` lets Gluon cut ten examples for four devices. PyTorch's `DataParallel` cuts by
+# `chunk`. **Predict:** which sizes does that make of ten examples, and of five?
 
 # %%
 shards = gluon.utils.split_and_load(nd.arange(10), four, even_split=False)
@@ -129,9 +129,8 @@ print("MXNet:  ", w_mxnet.grad.asscalar())
 print("PyTorch:", w_torch.grad.item())
 
 # %% [markdown]
-# MXNet replaces the gradient, PyTorch adds to it. That is why a loop in PyTorch calls
-# `zero_grad()`. It has no `record()`: what needs gradients is recorded, unless `torch.no_grad()`
-# forbids it.
+# MXNet replaces the gradient, PyTorch adds to it, until `zero_grad()` clears it. PyTorch has no
+# `record()`: it records what needs gradients, unless `torch.no_grad()` forbids it.
 #
 # ### Loss
 #
@@ -236,7 +235,8 @@ def by_torch(rates, decay):
 
 constant = [0.125, 0.125, 0.125]
 halved = [0.125, 0.125, 0.0625]
-print("                   MXNet: v  w        PyTorch: v  w")
+print(f"{'':21}MXNet{'':16}PyTorch")
+print(f"{'':21}{'v':9}{'w':12}{'v':9}w")
 for rates in [constant, halved]:
     our_velocities, our_weights = mxnet_rule(rates)
     their_velocities, their_weights = torch_rule(rates)
@@ -413,8 +413,8 @@ def torch_step(net, optimizer, x, y):
 
 # %% [markdown]
 # After five steps we compare PyTorch's weights with those on *each* Gluon device.
-# `largest_difference` takes two lists of arrays. It finds where two numbers differ most, as a share
-# of the largest in their array. One rounding in float64 is about $10^{-16}$.
+# `largest_difference` takes two lists of arrays. It says how far two numbers differ, at most, as a
+# share of the largest in their array. One rounding in float64 is about $10^{-16}$.
 
 # %% tags=["trains", "measured"]
 def weights_on(net, device):
@@ -563,7 +563,7 @@ print("gathered:", tuple(gather(outputs).shape))
 # A whole forward pass:
 
 # %%
-def data_parallel(net, x, k):
+def parallel_forward(net, x, k):
     shards = scatter(x, k)
     replicas = replicate(net, len(shards))
     outputs = apply_each(net, replicas, shards)
@@ -574,16 +574,16 @@ def data_parallel(net, x, k):
 # all ten gathered scores, so the smaller shard needs no correction.
 
 # %%
-def gradients_of(net, scores, y):
+def gradients_from(net, scores, y):
     net.zero_grad()
     F.cross_entropy(scores, y).backward()
     return [parameter.grad.clone() for parameter in net.parameters()]
 
 
 whole_scores = net(x)
-whole_gradients = gradients_of(net, whole_scores, y)
-scores = data_parallel(net, x, 3)
-gradients = gradients_of(net, scores, y)
+whole_gradients = gradients_from(net, whole_scores, y)
+scores = parallel_forward(net, x, 3)
+gradients = gradients_from(net, scores, y)
 print("the same scores:   ", largest_difference(scores, whole_scores) < 1e-12)
 print("the same gradients:", largest_difference(gradients, whole_gradients) < 1e-12)
 
@@ -592,7 +592,7 @@ print("the same gradients:", largest_difference(gradients, whole_gradients) < 1e
 # calls them in our order, and the numbers are the same:
 
 # %% tags=["fold"]
-# check: nn.DataParallel's forward with our pieces, and data_parallel, equal the network to 1e-12
+# check: nn.DataParallel's forward with our pieces, and parallel_forward, equal the network to 1e-12
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -651,14 +651,14 @@ def check_threads():
 check_threads()
 for k in [2, 3, 4]:
     model = Theirs(net, k)
-    for forward in [model, partial(data_parallel, net, k=k)]:
+    for forward in [model, partial(parallel_forward, net, k=k)]:
         scores = forward(x)
-        gradients = gradients_of(net, scores, y)
+        gradients = gradients_from(net, scores, y)
         assert largest_difference(scores, whole_scores) < 1e-12, f"{k} replicas"
         assert largest_difference(gradients, whole_gradients) < 1e-12, f"{k} replicas"
 print("called:", ", ".join(model.called))
 assert model.called == ["scatter", "replicate", "parallel_apply", "gather"]
-assert len(scatter(x[:5], 4)) == 3 and len(data_parallel(net, x[:5], 4)) == 5, "one is left out"
+assert len(scatter(x[:5], 4)) == 3 and len(parallel_forward(net, x[:5], 4)) == 5, "one is left out"
 
 # %% [markdown]
 # ### Would it see a mistake?
@@ -686,16 +686,16 @@ def gathers_backwards(net, x, k):
 # %%
 for version in [forgets_a_replica, gathers_backwards]:
     scores = version(net, x, 3)
-    gradients = gradients_of(net, scores, y)
+    gradients = gradients_from(net, scores, y)
     print(version.__name__)
     print("    the same scores:   ", largest_difference(scores, whole_scores) < 1e-12)
     print("    the same gradients:", largest_difference(gradients, whole_gradients) < 1e-12)
 
 # %% [markdown]
 # With a forgotten replica the scores are right: only gradients show the mistake. One thing not even
-# they show: are the replicas copies at all? A version that uses the network itself three times has
-# right numbers too. On GPUs it would fail, since images on the second GPU need weights there. Here
-# we count arrays at different addresses in memory:
+# they show: are the replicas copies at all? `makes_no_copies` uses the network itself three times,
+# and has right numbers. On GPUs it would fail, since images on the second GPU need weights there.
+# Here we count arrays at different addresses in memory:
 
 # %% tags=["fold"]
 # check: three replicas are copies; each mistake is seen, also a mean in place of the sum
@@ -737,22 +737,22 @@ def replicas_used_by(version):
 
 def distances_of(version):
     scores = version(net, x, 3)
-    gradients = gradients_of(net, scores, y)
+    gradients = gradients_from(net, scores, y)
     return (float(largest_difference(scores, whole_scores)),
             float(largest_difference(gradients, whole_gradients)))
 
 
-for version in [data_parallel, makes_no_copies]:
+for version in [parallel_forward, makes_no_copies]:
     found = addresses(replicas_used_by(version))
-    print(f"{version.__name__:15} {len(found)} arrays in 3 replicas of 8")
+    print(f"{version.__name__:16} {len(found)} arrays in 3 replicas of 8")
 for version in [forgets_a_replica, takes_the_mean]:
     in_scores, in_gradients = distances_of(version)
     assert in_scores < 1e-12 and in_gradients > 1e-2, version
 assert min(distances_of(gathers_backwards)) > 1e-2
-for version in [data_parallel, makes_no_copies]:
+for version in [parallel_forward, makes_no_copies]:
     assert max(distances_of(version)) < 1e-12, version
 own = addresses([dict(net.named_parameters())])
-copies = addresses(replicas_used_by(data_parallel))
+copies = addresses(replicas_used_by(parallel_forward))
 assert len(copies) == 24 and len(own) == 8
 assert not copies & own, "copies, not the network's own"
 assert addresses(replicas_used_by(makes_no_copies)) == own
