@@ -474,8 +474,8 @@ assert distances[in_float32] < 1e-13 and distances[0.1] > 1e-11
 
 # %% [markdown]
 # **Keep:** compare two implementations in float64, from the same weights, with numbers that are
-# exact in both. In float32 they differ a thousand times as much, or more (deeper: ResNet twice, and
-# why float32 disagrees).
+# exact in both. In float32 they differ over a million times as much (deeper: ResNet twice, and why
+# float32 disagrees).
 #
 # ## DataParallel, rebuilt
 #
