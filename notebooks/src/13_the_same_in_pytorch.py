@@ -439,7 +439,7 @@ for device in pair:
 # There 0.1 is another number. 0.125 is exact, and so is $1/64$, by which `step(64)` multiplies.
 
 # %% tags=["fold", "trains"]
-# check: losses, gradients and weights on each device agree to 1e-10; with a rate of 0.1 they don't
+# check: losses, gradients and weights on each device agree to 1e-10; a rate of 0.1 does worse
 def fresh_twins(gluon_rate, torch_rate):
     ours = start_gluon(pair)
     theirs = lenet().double()
