@@ -585,7 +585,8 @@ for name, found in means.items():
 #
 # ### Two tests
 #
-# First, are the norms the cause? We let *only* them compute in float64, in a network of float32:
+# First, are the norms the cause? We let *only* them compute in float64, in a network of float32.
+# (MXNet then uses its own code and not oneDNN's: `SupportMKLDNNBN` in `nn/batch_norm.cc`.)
 
 # %%
 class Float64Norm(gluon.nn.BatchNorm):
