@@ -46,10 +46,10 @@ def test_the_dictionary_says_what_both_do():
     losses = gluon.loss.SoftmaxCrossEntropyLoss()(nd.array(scores), nd.array(answers))
     loss = torch.nn.functional.cross_entropy(torch.tensor(scores), torch.tensor(answers))
     assert losses.shape == (2,) and loss.item() == pytest.approx(losses.mean().asscalar(), rel=1e-3)
-    assert found["loss"] == ("one an image", "their mean", "other")
+    assert found["loss"] == ("one per image", "their mean", "other")
     assert found["device"] == ("ctx=mx.cpu(0)", 'device="cpu"', "same")
     assert found["move"] == ("as_in_context", "to", "same")
-    assert found["momentum"] == ("v = m·v + η·g", "v = m·v + g", "other")  # run in the chapter
+    assert found["momentum"] == ("rate in velocity", "rate afterwards", "other")  # run there
 
 
 @pytest.mark.parametrize("kind", ["shard", "scores"])

@@ -26,7 +26,6 @@ KNOWN = {
 
 # Names that these chapters give to the same code, on purpose: they tell the same story twice.
 REPEATED = {
-    "DataParallel": ("13", "deeper/13"),
     "arrays_of": ("10", "deeper/10"),
     "average": ("12", "deeper/12"),
     "both_passes": ("11", "deeper/11"),

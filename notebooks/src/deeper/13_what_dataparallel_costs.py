@@ -43,10 +43,10 @@ ten = torch.randn((10, 1, 28, 28), dtype=torch.float64)  # noise will do as imag
 answers = torch.arange(10) % 3
 
 # %% [markdown]
-# The next cell has chapter 13's pieces and its class.
+# The next cell has chapter 13's pieces, applied in threads, and a class that collects them.
 
 # %% tags=["fold"]
-# measure: DataParallel, as in chapter 13
+# measure: DataParallel from chapter 13's pieces
 def scatter(x, k):
     return x.chunk(k)
 
@@ -54,9 +54,7 @@ def scatter(x, k):
 def replicate(net, k):
     replicas = []
     for _ in range(k):
-        replica = {}
-        for name, parameter in net.named_parameters():
-            replica[name] = parameter.clone()
+        replica = {name: parameter.clone() for name, parameter in net.named_parameters()}
         replicas.append(replica)
     return replicas
 

@@ -26,8 +26,8 @@ ENTRIES = [  # what is meant, MXNet's word, PyTorch's, and whether they mean the
     ("move", "as_in_context", "to", SAME),
     ("cut 10 for 4", "3 3 2 2", "3 3 3 1", OTHER),
     ("2nd backward", "replaces grad", "adds to grad", OTHER),
-    ("loss", "one an image", "their mean", OTHER),
-    ("momentum", "v = m·v + η·g", "v = m·v + g", OTHER),
+    ("loss", "one per image", "their mean", OTHER),
+    ("momentum", "rate in velocity", "rate afterwards", OTHER),
 ]
 SIZES = [4, 4, 2]  # of ten images on three devices, by chunk
 COLORS = [BLUE, ORANGE, GREEN]
@@ -81,14 +81,15 @@ def draw_data_parallel():
         rail_end = center - 16
         scores.append(box(x, 296, width, 42, color, "black", class_="scores", data_images=size))
         scores.append(words(center, 323, f"{size} scores" if size > 2 else "2", 20, fill=ink))
+        drawn.append(line(center, 338, center, 372, width=6))  # where the way back begins
         begin += size
     drawn += [group(batch), group(replicas), group(scores)]
     drawn.append(box(8, 152, 100, 100, PALE_GREY, "black", stroke_width=3, rx=6))
     drawn.append(words(58, 208, "network", 20))
     drawn.append(line(58, 152, 58, 110, width=3))
     drawn.append(line(56.5, 110, rail_end + 1.5, 110, width=3))
-    drawn.append(line(490, 372, 58, 372, ORANGE, 6))
-    drawn.append(arrow(58, 375, 58, 258, width=6, color=ORANGE))
+    drawn.append(line(center + 3, 372, 58, 372, width=6))
+    drawn.append(arrow(58, 375, 58, 258, width=6))
     drawn.append(words(320, 404, "back: the gradients of the copies add up", 21, bold=True))
     return page(632, 420, "One forward pass of DataParallel and its way back",
                 "A batch of ten images is scattered into shards of 4, 4 and 2; the network is "
