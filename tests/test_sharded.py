@@ -2,6 +2,7 @@
 
 import ast
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -116,3 +117,10 @@ def test_stands_alone():
                 for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import)
                              else [node.module] if isinstance(node, ast.ImportFrom) else [])}
     assert imported - set(sys.stdlib_module_names) == {"torch"}
+
+
+def test_an_older_pytorch_is_refused_by_name():
+    code = "import torch.distributed as d; del d.reduce_scatter_single; import sharded_train"
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True,
+                          text=True)
+    assert done.returncode != 0 and "sharded_train.py needs 2.13 or newer" in done.stderr

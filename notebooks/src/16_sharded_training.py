@@ -56,8 +56,7 @@ In a program of your own, which every rank runs on its share of the batch:
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Made for PyTorch 2.13. Where torch.distributed has no reduce_scatter_single and all_gather_single,
-call them by their earlier names, reduce_scatter_tensor and all_gather_into_tensor.
+Needs PyTorch 2.13 or newer. (With 2.11 layers don't read whole weights.)
 """
 
 import argparse
@@ -69,6 +68,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
+    raise ImportError(f"PyTorch {torch.__version__}: sharded_train.py needs 2.13 or newer")
 
 # %% [markdown]
 # ## What is held
@@ -1451,7 +1453,7 @@ def train_stage(stage, steps, batch_size, lr):
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     torch.manual_seed(16)
