@@ -413,8 +413,9 @@ def torch_step(net, optimizer, x, y):
 
 # %% [markdown]
 # After five steps we compare PyTorch's weights with those on *each* Gluon device.
-# `largest_difference` takes two lists of arrays. It says how far two numbers differ, at most, as a
-# share of the largest in their array. One rounding in float64 is about $10^{-16}$.
+# `largest_difference` compares two arrays, or two lists of them. It says how far two numbers
+# differ, at most, as a share of the largest in their array. One rounding in float64 is about
+# $10^{-16}$.
 
 # %% tags=["trains", "measured"]
 def weights_on(net, device):
@@ -692,10 +693,11 @@ for version in [forgets_a_replica, gathers_backwards]:
     print("    the same gradients:", largest_difference(gradients, whole_gradients) < 1e-12)
 
 # %% [markdown]
-# With a forgotten replica the scores are right: only gradients show the mistake. One thing not even
-# they show: are the replicas copies at all? `makes_no_copies` uses the network itself three times,
-# and has right numbers. On GPUs it would fail, since images on the second GPU need weights there.
-# Here we count arrays at different addresses in memory:
+# With a forgotten replica the scores are right: only gradients show the mistake. Gathered
+# backwards, each score meets another image's label, so its gradients are wrong, too. One thing not
+# even they show: are the replicas copies at all? `makes_no_copies` uses the network itself three
+# times, and has right numbers. On GPUs it would fail, since images on the second GPU need weights
+# there. Here we count arrays at different addresses in memory:
 
 # %% tags=["fold"]
 # check: three replicas are copies; each mistake is seen, also a mean in place of the sum
