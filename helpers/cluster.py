@@ -64,6 +64,18 @@ def torchrun(script, nproc=2, *, arguments=(), env=None, timeout=120, max_restar
     script = _script("torchrun", script)
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError("torchrun: PyTorch is not installed; `make setup TORCH=1` does it")
+    # torchrun chooses a port for worker 0's store, and another program can take it before worker 0.
+    for _ in range(2):
+        try:
+            return _torchrun(script, nproc, arguments, env, timeout, max_restarts, log)
+        except Failed as failure:
+            if "EADDRINUSE" not in str(failure):
+                raise
+    return _torchrun(script, nproc, arguments, env, timeout, max_restarts, log)
+
+
+def _torchrun(script, nproc, arguments, env, timeout, max_restarts, log):
+    """`torchrun`, once."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
         options = ["--standalone", f"--nproc-per-node={nproc}", f"--max-restarts={max_restarts}",
                    "--tee=3", f"--log-dir={logs}", "--monitor-interval=0.1"]

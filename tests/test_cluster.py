@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import helpers.cluster
 import pytest
 
 from helpers import cluster
@@ -610,3 +611,22 @@ def test_without_pytorch_torchrun_says_how_to_get_it(write, monkeypatch):
     monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="make setup TORCH=1"):
         torchrun(write(""))
+
+
+@pytest.mark.parametrize("taken, what", [(2, "returned"), (3, "EADDRINUSE")])
+def test_a_port_that_another_took_is_not_the_programs_fault(monkeypatch, taken, what):
+    calls = []
+
+    def start(*arguments):
+        calls.append(arguments)
+        if len(calls) <= taken:
+            raise helpers.cluster.Failed("worker 0 ended with status 1: EADDRINUSE")
+        return ["returned"]
+
+    monkeypatch.setattr(helpers.cluster, "_torchrun", start)
+    monkeypatch.setattr(helpers.cluster.importlib.util, "find_spec", lambda name: True)
+    try:
+        found = helpers.cluster.torchrun(__file__)[0]
+    except helpers.cluster.Failed as failure:
+        found = str(failure)
+    assert what in found and len(calls) == 3

@@ -147,7 +147,7 @@ for epoch in [1, 2]:
 # %% [markdown]
 # It learns. Does it compute what it should? The check compares its weights on 1, 2, 3 and 4
 # devices, in float64, with each other and with those of a plain loop on one device, without
-# Trainer.
+# Trainer. Batches have 130 images, the last one 120.
 
 # %% tags=["fold", "trains"]
 # check: the weights after ten steps on 1, 2, 3 and 4 devices, and by a plain loop
@@ -278,11 +278,11 @@ print("actual size: ", weights_after_step(last_two, 2))
 print("nominal size:", weights_after_step(last_two, 6))
 
 # %% [markdown]
-# With the nominal size this step is a third as long. Neither is wrong. With the actual size each
+# With the nominal size this step is a third as long. Both can be meant. With the actual size each
 # step is a mean. With the nominal size each image counts a sixth, in full batches and in the last
-# one. Suppose that we meant the actual size, and our loop used the nominal one. The check above
-# compared devices with each other, and our loop with a plain one. **Predict:** which of the two
-# comparisons would notice?
+# one. But a loop should do what you meant. Suppose that ours should use the actual size, 120 for
+# its last batch, and used the nominal one, 130. The check above compared devices with each other,
+# and our loop with a plain one. **Predict:** which of the two comparisons would notice?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop
@@ -345,9 +345,9 @@ assert len(list(ten_rows)) == 3
 # ## The whole script
 #
 # Everything in one cell, for k devices, to copy; it is also the file
-# [train_lenet.py](train_lenet.py). Nothing is new but the part that tests: it has no `record` and
-# no `step`. For your own pictures, replace `data`, and put
-# `transform_first(transforms.ToTensor())` after each `ArrayDataset`, as above.
+# [train_lenet.py](train_lenet.py). New is only the part that tests: it has no `record` and no
+# `step`. For your own pictures, replace `data`, and put `transform_first(transforms.ToTensor())`
+# after each `ArrayDataset`, as above.
 
 # %% tags=["file:train_lenet.py", "measured", "trains"]
 # train_lenet.py
@@ -577,9 +577,10 @@ print("its first half: ", whole_mask[:8])
 print("its second half:", whole_mask[64:72])
 
 # %% [markdown]
-# The first half is what the first device had. The second half is not what the second device had.
-# **Predict:** with Dropout before LeNet's last layer, how far are two devices from one after ten
-# steps? And how far are two runs on two devices?
+# The first half is what the first device had. The second half is not what the second device had: it
+# comes from another of MXNet's many random generators.
+# **Predict:** with Dropout before LeNet's last layer, are two devices equal to one after ten
+# steps? And are two runs on two devices equal?
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -721,7 +722,7 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
 #   decide: its own size, or the nominal one.
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
-# - Reset metrics and iterators in each epoch, and don't count padding.
+# - Make or reset metrics and iterators in each epoch, and don't count padding.
 # - With Dropout, k devices are not one. Compare without it, or with the same masks.
 #
 # What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what

@@ -56,6 +56,7 @@ def refused(kind, action):
     return False
 
 
+pair = [mx.cpu(0), mx.cpu(1)]  # for checks that must come out the same everywhere
 a = np.ones((2, 3))
 assert a.sum().shape == () and np.zeros((0, 3)).size == 0 and a[a > 0].shape == (6,)
 assert np.array([1.0, 2.0]).dtype == np.arange(3).dtype == onp.float32
@@ -64,12 +65,10 @@ a.as_nd_ndarray()[:] = 5
 assert (a == 5).all(), "another name for the same memory, not a copy"
 
 # %% [markdown]
-# `two` is two GPUs where there are two; `pair` is always two simulated devices. Images are centred,
-# as in chapter 04. We take 9,633 of them, so that the last batch of 64 is a small one.
+# Images are centred, as in chapter 04. We take 9,633 of them, so that the last batch of 64 has 33.
 
 # %% tags=["measured"]
-two = helpers.devices(2)
-pair = [mx.cpu(0), mx.cpu(1)]
+two = helpers.devices(2)  # two GPUs, or else simulated devices
 
 data = load_data("mnist", limit=9_633)
 mean = data.train_images.mean()
@@ -195,7 +194,8 @@ output = eight_images
 for layer in net:
     output = layer(output)  # its first call makes the layer's parameters
     name = type(layer).__name__
-    print(f"{name:15} {output.shape!s:17} {count_trained(layer):10,}")
+    shape = str(output.shape)
+    print(f"{name:15} {shape:17} {count_trained(layer):10,}")
 print(f"all parameters: {count_trained(net):,}")
 
 # %% tags=["fold"]
@@ -322,8 +322,9 @@ assert as_graph < 0.9 * by_layer, "one graph should save time where there is lit
 # The thin network gains most: its operators are short, and handing over 64 took longer than
 # computing them. In the whole network computing takes far longer.
 #
-# For one graph every block must be a `HybridBlock`. d2l's blocks are plain `Block`s. Its network
-# can be hybridised too, and nothing complains. **Predict:** how many operators are recorded then?
+# For one graph every block must be a `HybridBlock`. d2l's blocks are plain `Block`s. Its network,
+# `theirs`, can be hybridised too, and nothing complains. **Predict:** how many operators are
+# recorded then?
 
 # %%
 theirs.hybridize(static_alloc=True)
@@ -362,8 +363,9 @@ assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 # %% [markdown]
 # ## Train it
 #
-# The step is chapter 06's, but for the last batch, of 33 images, `step` too divides by 64, the size
-# of a full batch. The last section says why.
+# The step is chapter 06's, with one change. The last batch has 33 images, and for this batch, too,
+# `step` divides by 64, the size of a full batch. The last section says why. (`even=False` cuts 33
+# into 17 and 16.)
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -720,7 +722,8 @@ except UserWarning:
 print("weights:", [weight.item() for weight in layer.weight.list_data()])
 
 # %% [markdown]
-# Too late: the weights have moved by $(0 + 2)/2 = 1$. And d2l's loop (`train_batch_ch13`) has
+# Too late: the store has added up both gradients, $0 + 2$, and moved both replicas by $2/2 = 1$,
+# before `step` looked (chapter 07). And d2l's loop (`train_batch_ch13`) has
 # `ignore_stale_grad=True`, so there nobody complains.
 
 # %% tags=["fold", "trains"]

@@ -652,7 +652,7 @@ def forward_separately(net, x_shards):
     return [net(x_shard) for x_shard in x_shards]
 
 
-def three_steps(devices, forward):
+def after_three_steps(devices, forward):
     net = two_norms_on(devices)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -668,12 +668,12 @@ def three_steps(devices, forward):
     return weights_by_device(net)
 
 
-whole = three_steps(one, forward_separately)[0]
-by_shard = three_steps(pair, forward_separately)
+whole = after_three_steps(one, forward_separately)[0]
+by_shard = after_three_steps(pair, forward_separately)
 print("Gluon's, 2 devices:", largest_difference(by_shard, whole) < 1e-12)
 four = [mx.cpu(rank) for rank in range(4)]
 for k in [1, 2, 4]:
-    together = three_steps(four[:k], forward_together)
+    together = after_three_steps(four[:k], forward_together)
     print(f"ours, k = {k}:         ", largest_difference(together, whole) < 1e-12)
 
 # %% tags=["fold"]
@@ -681,7 +681,7 @@ for k in [1, 2, 4]:
 assert largest_difference(whole, weights_by_device(two_norms_on(one))[0]) > 1e-3
 assert largest_difference(by_shard, whole) > 1e-4, "BatchNorm by shard should differ"
 for k in [1, 2, 4]:
-    together = three_steps(four[:k], forward_together)
+    together = after_three_steps(four[:k], forward_together)
     assert largest_difference(together, whole) < 1e-12, f"{k} devices"
 inside = hybrid_resnet18(10, (4, 4, 8, 8))
 hidden = [layer for layer in inside if not isinstance(layer, nn.BatchNorm)]

@@ -246,9 +246,8 @@ print(f"{P} parameters on {len(pair)} devices: equal to the bit")
 
 # %% [markdown]
 # The weights are the same. The engine knows which arrays each operator reads and writes, and
-# starts it when these are ready. So waiting is for clocks, and for errors (chapter 01). (Must a
-# loop that never waits be bounded? And whose message goes first, if several are ready? Deeper: A
-# slow link.)
+# starts it when these are ready. So waiting is for clocks, and for errors (chapter 01). How far
+# Python may run ahead, and which of several messages should go first, is in deeper: A slow link.
 #
 # What does it cost? Here are three steps, with `waitall` after each and without:
 
@@ -316,8 +315,8 @@ times = in_turns({"waitall each step": wait_each_step, "no waitall": wait_once},
 print_times(times)
 
 # %% [markdown]
-# Each line has the median of the rounds and, in brackets, where their middle half lies. In our
-# quiet runs waiting cost up to a tenth of a step.
+# Each line has the median of the rounds, for eight steps, and in brackets where their middle half
+# lies. In our quiet runs waiting cost from nothing to a tenth of a step.
 #
 # **Keep:** wait before you stop a clock, and not in every step.
 #
@@ -331,13 +330,14 @@ print_times(times)
 #
 # Nobody has to program that: a parameter's sum needs only its own gradients, and the engine knows
 # it. Does it happen? To save work, the engine joins up to 15 operators of a backward pass into one,
-# a **bulk**. A hybridised network (chapter 08) can be told how many; 0 is for none. We make one
-# LeNet of each kind, and look at its backward pass on `cpu(0)`:
+# a **bulk**, which the recording calls `ImperativeBulk`. A hybridised network (chapter 08) can be
+# told how many; 0 is for none. We make one LeNet of each kind, and look at its backward pass on
+# `cpu(0)`:
 
 # %% tags=["trains"]
 def lenet_in_bulks(size):
     net, trainer = new_lenet()
-    net.hybridize(forward_bulk_size=0, backward_bulk_size=size)  # NEW
+    net.hybridize(forward_bulk_size=0, backward_bulk_size=size)  # NEW; no bulks in the forward pass
     for _ in range(3):
         train_once(net, trainer)
     return net, trainer
@@ -366,8 +366,9 @@ for name in backward_events(recording_apart):
     print(name)
 
 # %% [markdown]
-# The bulk that is left is the loss's. All other operators are *apart* now, from the last layer to
-# the first, and gradients get ready one by one.
+# The bulk that is left is the loss's, which isn't hybridised. (Before, it was joined with the
+# rest.) All other operators are *apart* now, from the last layer to the first, and gradients get
+# ready one by one.
 
 # %% tags=["fold", "trains"]
 # check: one event joined, ten apart, on both devices; the weights are the same
@@ -406,11 +407,11 @@ one_at_a_time = threading.Lock()
 link = profiler.Domain("link")  # its tasks become a lane of the recording
 
 
-def carry(nbytes):
+def carry(size):  # in bytes
     with one_at_a_time:
         message = profiler.Task(link, "message")
         message.start()  # the profiler notes when it starts and stops
-        sleep(nbytes / rate)
+        sleep(size / rate)
         message.stop()
 
 
@@ -514,8 +515,7 @@ times = in_turns(WAYS, ROUNDS, quiet=0.05)
 print_times(times)
 
 # %% [markdown]
-# Only *apart, ahead* is clearly shorter. (The control isn't quite without overlap: the device that
-# ends first sends while the other still computes.) The differences of these medians:
+# Only *apart, ahead* is clearly shorter. The differences of these medians:
 
 # %% tags=["fold", "measured"]
 # measure: what running ahead saves, and what overlap saves
@@ -571,10 +571,11 @@ for each in [(net_joined, trainer_joined), (net_apart, trainer_apart)]:
     assert head_start(waiting) < 2e-3, "Python waited, and yet there is overlap"
 
 # %% [markdown]
-# Overlap saved a good part of the passes' time. The control shows that it *is* the overlap: where
-# the pass is joined, Python runs ahead, too, and that saves less. More than the passes' time can't
-# be saved, since the link has to carry all gradients anyway. And it has nothing to carry until the
-# first one is ready.
+# (The control isn't quite without overlap: in the upper panel the device that ends first sends
+# while the other still computes.) Overlap saved a good part of the passes' time. The control shows
+# that it *is* the overlap: where the pass is joined, Python runs ahead, too, and that saves less.
+# More than the passes' time can't be saved, since the link has to carry all gradients anyway. And
+# it has nothing to carry until the first one is ready.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
 # `src/engine/threaded_engine_perdevice.cc` at MXNet 1.9.1), so they can run beside computing.

@@ -397,7 +397,7 @@ for name, recordings in recorded.items():
           f"{'before' if heads[name].median > 0 else 'after'} the end of step 1's last message; "
           f"the link idles {idles[name].median:.1f} ms")
 
-# %% tags=["fold"]
+# %% tags=["fold", "measured"]
 # check: in the order of arrival step 2 begins when the link is done; first layer first, before
 assert heads["order of arrival"].median <= 0, "the first layer's message is the last"
 assert heads["first layer first"].median > 2, "step 2 begins early"
