@@ -149,8 +149,10 @@ for norm in [norm1, norm2]:  # fresh ones are alike, so that nobody would see th
     norm.beta.set_data(np.random.uniform(-0.5, 0.5, size=128))
 with autograd.train_mode():
     change = norm2(conv2(npx.activation(norm1(conv1(x)), act_type="relu")))
-    by_hand = npx.activation(projection(x) + change, act_type="relu")
-    assert largest_difference(block(x), by_hand) == 0, "each norm in its place"
+    in_training = npx.activation(projection(x) + change, act_type="relu")
+    assert largest_difference(block(x), in_training) == 0, "each norm in its place"
+for norm in [norm1, norm2]:  # as they were, so that this cell can be run again
+    norm.initialize(force_reinit=True)
 
 # %% [markdown]
 # ## The network
