@@ -249,7 +249,16 @@ def folded_cells_are_labelled(notebook):
             complaints.append(f"cell {place} is folded by {cell.metadata}")
         elif "hide-input" not in tags(cell):
             complaints.append(f"cell {place} is open in the book")
+        elif cell.source.startswith("# check: ") and not asserts(cell.source):
+            complaints.append(f"cell {place} says that it checks, and asserts nothing")
     return complaints
+
+
+def asserts(source):
+    """Whether a cell asserts or raises something, and does more than define and import."""
+    tree = ast.parse(source)
+    found = any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree))
+    return found and not all(isinstance(statement, DEFINITIONS) for statement in tree.body)
 
 
 def few_rounds_can_be_taken(notebook):
@@ -275,6 +284,7 @@ CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_titl
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 LOOPS = ast.For | ast.AsyncFor | ast.While | COMPREHENSIONS
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 # They run through what they are given. Where nobody keeps the result, that is a loop in disguise.
 RUN_THROUGH = {"all", "any", "deque", "dict", "list", "max", "min", "set", "sorted", "sum", "tuple"}
 
@@ -604,14 +614,19 @@ FAULTS = [
     (ending, replace(10, "### Answer 1", "### Answer 2")),
     (ending, replace(9, "1. What is 4 + 4?", "1. What is 4 + 4?\n2. And 5 + 5?")),
     (folded_cells_are_labelled, change(3, metadata={"tags": ["fold", "hide-input"]})),
-    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2",
+    (folded_cells_are_labelled, change(3, source="# check: sums\nassert 2 + 2 == 4",
                                        metadata={"tags": ["fold", "hide-input"]})),
-    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2", metadata={
+    (folded_cells_are_labelled, change(3, source="# check: sums\nassert 2 + 2 == 4", metadata={
         **build.folded("# check: products", ["fold"]), "tags": ["fold", "hide-input"]})),
-    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2", metadata={
+    (folded_cells_are_labelled, change(3, source="# check: sums\nassert 2 + 2 == 4", metadata={
         **build.folded("# check: sums", ["fold"]), "tags": ["fold"]})),
     (folded_cells_are_labelled, change(3, source="# sums\n2 + 2", metadata=build.folded(
         "# check: sums", ["fold"]))),
+    (folded_cells_are_labelled, change(3, source="# check: sums\n2 + 2", metadata=build.folded(
+        "# check: sums", ["fold"]))),
+    (folded_cells_are_labelled, change(
+        3, source="# check: sums\ndef add(a, b):\n    assert a != b\n    return a + b",
+        metadata=build.folded("# check: sums", ["fold"]))),
     (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:ROUNDS = 15=>ROUNDS = 3"]})),
     (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2=>1"]})),
     (few_rounds_can_be_taken, change(3, metadata={"tags": ["few:2 + 2=>2 - 1"]})),

@@ -14,8 +14,9 @@ their tables. Tags that a cell can have:
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     trains      takes training steps; CI runs it twice in a row, as learners do
     solution    the code of an answer, below a heading "### Answer 1"
-    fold        proves the prose, draws or measures: the code is folded wherever that can be, and
-                its first line, "# check: ...", "# draw: ..." or "# measure: ...", is its label
+    fold        proves the prose, draws, measures or defines what isn't taught: the code is folded
+                wherever that can be, and its first line, "# check: ...", "# draw: ...",
+                "# measure: ..." or "# define: ...", is its label
     few:OLD=>NEW  where COURSE_ROUNDS=few, tests run the cell with the text NEW in place of OLD;
                 the two differ in numbers only (notebooks/conftest.py)
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
@@ -52,7 +53,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
-LABEL = re.compile(r"# ((?:check|draw|measure): \S.*)")
+LABEL = re.compile(r"# ((?:check|define|draw|measure): \S.*)")
 
 
 class Refused(Exception):
@@ -148,8 +149,8 @@ def folded(source, tags):
     """
     label = LABEL.match(source)
     if not label:
-        raise Refused("a folded cell begins with a label, # check: ..., # draw: ... or "
-                      f"# measure: ..., and not with {source.partition(chr(10))[0]!r}")
+        raise Refused("a folded cell begins with a label, # check: ..., # define: ..., # draw: ... "
+                      f"or # measure: ..., and not with {source.partition(chr(10))[0]!r}")
     return {
         "jupyter": {"source_hidden": True},                         # JupyterLab, VS Code
         "cellView": "form",                                         # Colab

@@ -285,7 +285,8 @@ def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
     assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
     assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
         "assignments", "deeper", *CHAPTERS.values(), "ddp_train.py", "lenet_contestant.py",
-        "map.md", "ranks.py", "sharded_train.py", "start.md", "train_lenet.py"]
+        "map.md", "ranks.py", "resumable_train.py", "sharded_train.py", "start.md",
+        "train_lenet.py"]
     assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
     assert not complaints((folder / "log").read_text())
 

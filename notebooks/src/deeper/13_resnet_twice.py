@@ -190,7 +190,7 @@ assert len(set(trained)) == len(trained) == 76
 # gradient of each parameter, by PyTorch's names.
 
 # %% tags=["fold", "trains"]
-# check: one step in each framework, which returns the loss and the gradients
+# define: one step in each framework, which returns the loss and the gradients
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
