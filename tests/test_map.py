@@ -1,11 +1,14 @@
-"""The map: its drawings are what the code draws now, its numbers what the code computes."""
+"""The map: its numbers are what `notebooks/src/map_numbers.py` computes, and what is counted.
+
+Its drawings are in tests/test_drawings_map.py.
+"""
 
 import re
 from pathlib import Path
 
-import draw_map
+import numpy as np
 import pytest
-from draw_map import (
+from map_numbers import (
     CARD,
     NVLINK,
     PEAK,
@@ -13,14 +16,13 @@ from draw_map import (
     bubble,
     bytes_held,
     bytes_of_experts,
+    bytes_of_two_matrices,
     bytes_sent,
-    held,
     idle,
     kept,
     seconds_computing,
     simulate,
 )
-from helpers import plotting
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PAGE = (NOTEBOOKS / "map.md").read_text(encoding="utf-8")
@@ -134,6 +136,68 @@ def test_interleaving_shrinks_the_bubble_and_the_first_device_keeps_more(p, m, v
     assert max(most) == most[0] and most[0] / v / p == pytest.approx(more)  # 1F1B keeps p
 
 
+# --- two matrices, two devices ------------------------------------------------------------------
+
+
+def test_two_matrices_cut_by_the_batch_or_by_their_width_give_the_same():
+    """One sum of what belongs to the matrices, or two of what belongs to each sequence."""
+    rng = np.random.default_rng(0)
+    x, first, second = rng.normal(size=(8, 6)), rng.normal(size=(6, 4)), rng.normal(size=(4, 6))
+    upward = rng.normal(size=(8, 6))  # the gradient of the result
+    middle = np.tanh(x @ first)
+    result = middle @ second
+    inner = (upward @ second.T) * (1 - middle**2)
+    truth = {"result": result, "x": inner @ first.T, "first": x.T @ inner,
+             "second": middle.T @ upward}
+
+    summed = {"data": {}, "tensor": {}}
+    for device in range(2):
+        mine = slice(4 * device, 4 * device + 4)
+        of_mine = np.tanh(x[mine] @ first)
+        backward = (upward[mine] @ second.T) * (1 - of_mine**2)
+        assert of_mine @ second == pytest.approx(result[mine])  # no sequence needs another
+        for name, part in (("first", x[mine].T @ backward), ("second", of_mine.T @ upward[mine])):
+            summed["data"][name] = summed["data"].get(name, 0) + part
+
+        half = slice(2 * device, 2 * device + 2)
+        of_half = np.tanh(x @ first[:, half])
+        backward = (upward @ second[half].T) * (1 - of_half**2)
+        assert of_half == pytest.approx(middle[:, half])  # each number alone
+        assert x.T @ backward == pytest.approx(truth["first"][:, half])
+        assert of_half.T @ upward == pytest.approx(truth["second"][half])
+        for name, part in (("result", of_half @ second[half]), ("x", backward @ first[:, half].T)):
+            summed["tensor"][name] = summed["tensor"].get(name, 0) + part
+    for sums in summed.values():
+        for name, value in sums.items():
+            assert value == pytest.approx(truth[name]), name
+
+    sequences, width, e = 8, 4096, 2
+    size = {"first": width**2 * e, "second": width**2 * e}
+    size["result"] = size["x"] = sequences * 4096 * width * e
+    for way, sums in summed.items():
+        sent, held = bytes_of_two_matrices()[way]
+        assert sent == sum(all_reduce(2, size[name]) for name in sums)
+        assert held == 2 * width**2 * e / (2 if way == "tensor" else 1)
+
+
+def test_the_examples_numbers_are_the_codes():
+    (data, all_weights), (tensor, half) = bytes_of_two_matrices().values()
+    more = bytes_of_two_matrices(sequences=80)
+    assert (more["data"][0], more["tensor"][0]) == (data, 10 * tensor)
+    assert data == all_weights == tensor / 8 and data / 2 == 4096 * 4096 * 2
+    for text in (
+        f"a matrix takes {data / 2e6:.1f} MB, and so does a sequence.",
+        f"the gradients of both matrices are summed, {data / 1e6:.1f} MB.",
+        f"So each sends {data / 1e6:.1f} MB a step.",
+        f"an all-reduce of {data / 2e6:.1f} MB for each sequence.",
+        f"each device sends {tensor / 8e6:.1f} MB for each sequence, {tensor / 1e6:.1f} MB a step.",
+        "With ten times as many sequences data parallelism sends no more, and tensor parallelism "
+        "ten times as much.",
+        f"a device holds {half / 1e6:.1f} MB of weights in place of {all_weights / 1e6:.1f}",
+    ):
+        assert text in PROSE, text
+
+
 # --- bytes: messages counted one by one ----------------------------------------------------------
 
 def gather(k, size):
@@ -208,7 +272,7 @@ def test_formulas_count_the_messages(k, m):
     expert = sum(visits) / k * len(turns) * len("FB") * h * e + all_reduce(k, attention * e)
 
     used = range(int(taken))
-    assert rows("what is cut")[1][4].startswith("per micro-batch and layer: weights, forward and "
+    assert rows("what is cut")[1][3].startswith("per micro-batch and layer: weights, forward and "
                                                 "backward, all-gather; gradients, reduce-scatter")
     counted = {
         "data": gradients,
@@ -223,13 +287,14 @@ def test_formulas_count_the_messages(k, m):
 # --- the page ----------------------------------------------------------------------------------
 
 def test_the_tables_numbers_are_the_codes():
-    table = {row[0]: row[1:] for row in rows("bytes sent by a device")}
+    table = {row[0]: row[1:] for row in rows("on NVLink")}
     table = {way.split(" (")[0]: row for way, row in table.items()}
-    assert list(table) == list(bytes_sent()) == list(bytes_held()) == list(draw_map.WAYS)
-    assert [row[0].split(" (")[0] for row in rows("what is cut")] == list(table)
+    assert list(table) == list(bytes_sent()) == list(bytes_held())
+    for other in ("what is cut", "weights held"):
+        assert [row[0].split(" (")[0] for row in rows(other)] == list(table)
     memory = bytes_held(**{name: EXAMPLE[name] for name in "kbshL"})
     for way, sent in bytes_sent(**EXAMPLE).items():
-        _, example, inside, between, holds = table[way]
+        example, inside, between, holds = table[way]
         assert shown(example, sent / 1e9) and example.endswith(" GB"), (way, sent)
         assert shown(inside, sent / NVLINK) and inside.endswith(" s"), (way, sent)
         assert shown(between, sent / CARD) and between.endswith(" s"), (way, sent)
@@ -239,7 +304,10 @@ def test_the_tables_numbers_are_the_codes():
     assert h == s and k == m
     assert (f"The example has $h = s = {s}$, $L = {L}$, $b = {b}$, $k = m = {k}$, $e = {e}$ "
             "and $N = 12Lh^2$") in PROSE
-    names = [row[0] for row in rows("bytes sent by a device") if "(" in row[0]]
+    assert (f"Take {L} layers of width {h:,}, which have {12 * L * h**2 / 1e9:.1f} billion "
+            f"weights, on {k} devices, with {m * b} sequences of {s:,} tokens in a step and {e} "
+            "bytes a number.") in PROSE
+    names = [row[0] for row in rows("on NVLink") if "(" in row[0]]
     assert names == [f"expert ({12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion)"]
 
 
@@ -248,50 +316,19 @@ def test_the_tables_formulas_are_the_codes():
     for other in others:
         values = EXAMPLE | other
         N = 12 * values["L"] * values["h"] ** 2
-        for way, formula, *_ in rows("bytes sent by a device"):
+        for way, _, _, formula in rows("weights held"):
             found = evaluate(formula, **values, N=N, N_0=N / 3)
-            assert found == pytest.approx(bytes_sent(**values)[way.split(" (")[0]]), way
+            assert found == pytest.approx(bytes_sent(**values)[way]), way
 
 
-def test_the_drawing_and_the_table_agree_on_what_a_device_holds():
-    values, one = {"N": 1, "A": 1, "k": 4}, []
-    for name, _, *cells, _ in rows("what is cut"):
-        way = name.split(" (")[0]
-        weights, activations = (re.search(r"\$(.*?)\$", cell)[1] for cell in cells)
-        if way == "expert":
-            assert cells[0] == "shared ones and $1/k$ of the others"
-            assert held(way, True) == pytest.approx(1 / 4 + 3 / 4 / 4)  # as wide as it is drawn
-        else:
-            assert held(way, True) == evaluate(weights, **values), way
-        if held(way, False) != evaluate(activations, **values) / 4:  # not of four micro-batches
-            one.append(way)
-        if way == "tensor":
-            assert 1 / 4 < held(way, False) < 1 and 1 / 4 < evaluate(activations, **values) < 1
-        else:
-            times = 1 if way in one else 4
-            assert times * held(way, False) == evaluate(activations, **values), way
-    assert tuple(one) == draw_map.ONE
-    assert (f"Each box shows the activations of one micro-batch ({', '.join(one)}) or of four "
-            "(the others). So a blue quarter is $A/k$ in the table where the box holds one, and "
-            "$A$ where it holds four.") in PROSE
-    for ax in draw_map.draw_cuts().axes[: len(draw_map.WAYS)]:
-        way, *words = (text.get_text() for text in ax.texts if text.get_text())
-        of = words[words.index("activations of") + 1]
-        assert of == ("1 micro-batch" if way in one else "4 micro-batches"), way
-        assert ("between uses" in words) == (way == "sharded data")
-    whole, (*layers, last) = ([way for way in draw_map.WAYS if held(way, True) == share]
-                              for share in (1, 1 / 4))
-    assert last == "pipeline" and held("expert", True) == pytest.approx(1 / 4 + 3 / 4 / 4)
-    quarter = [way for way in draw_map.WAYS if held(way, False) == 1 / 4]
-    assert set(draw_map.WAYS) - set(quarter) == {"tensor"}
-    assert (
-        f"what device 1 of 4 holds is blue. {' and '.join(whole).capitalize()}: all weights. "
-        f"{', '.join(layers).capitalize()}: a quarter of each layer's weights. Pipeline: one layer "
-        "of four. Expert: the shared part and a quarter of the rest. Of the activations a quarter; "
-        "more for tensor, whose thin bands are whole.") in PROSE
-    words = draw_map.draw_cuts().axes[-1].texts
-    height = {text.get_text(): text.get_position()[1] for text in words}
-    assert height["layers"] < height["width"]  # layer 1, which a pipeline's device 1 has, is on top
+def test_the_words_and_the_formulas_agree_on_what_a_device_holds():
+    words = {row[0].split(" (")[0]: row[2] for row in rows("what is cut")}
+    for way, weights, _, _ in rows("weights held"):
+        formula = re.match(r"\$(.*?)\$", weights)
+        whole = formula and formula[1] == "N"
+        assert (words[way] == "all") == bool(whole), way
+        assert ("layers in use" in words[way]) == ("layers in use" in weights), way
+        assert ("shared ones" in words[way]) == ("shared ones" in weights), way
 
 
 def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
@@ -301,8 +338,8 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     kept = evaluate(stated(r"(\S+) bytes in GPT"), b=b, s=s, h=h, L=L)
     kept *= stated(r"\$A\$ is what the layers keep of (\w+) for the backward pass")
     size = int(stated(r"Memory is (\d+) bytes a weight"))
-    for name, _, weights, passed, _ in rows("what is cut"):
-        way, values = name.split(" (")[0], {"N": N, "A": kept, "k": k}
+    for way, weights, passed, _ in rows("weights held"):
+        values = {"N": N, "A": kept, "k": k}
         share = evaluate(re.search(r"\$(.*?)\$", weights)[1], **values)
         if way == "expert":
             share = attention + share * k * mlp  # "shared ones and 1/k of the others"
@@ -314,7 +351,8 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     uncut = size * (attention + k * mlp) + kept
     assert bytes_of_experts() == uncut
     *first, last = (way for way, there in bytes_held().items() if there > 80e9)
-    assert (f"{' and '.join(first)} parallelism don't fit into an A100's 80 GB [3, §5]; nor do "
+    large = " and ".join(first).capitalize()
+    assert (f"{large} parallelism don't fit into an A100's 80 GB [3, §5]; nor do "
             f"{last}s, which with activations would take {uncut / 1e9:.0f} GB uncut.") in PROSE
 
 
@@ -354,13 +392,14 @@ def test_the_numbers_in_the_text_are_computed():
         assert (4 / 2) * h * (2 * c) ** 2 / PEAK == pytest.approx(4 * h * (2 * c) / link)
     assert s // k < min(peak_for) / 2  # too few at half of peak, too
     for text in (
-        f"{NVLINK / 1e9:.0f} GB/s on an A100's NVLink, inside a machine [4, table 2]; "
-        f"{CARD / 1e9:.0f} between machines with one GPU and network card in each",
+        f"*NVLink* joins an A100 to others inside a machine, with {NVLINK / 1e9:.0f} GB/s "
+        "[4, table 2]; between machines with one GPU and network card in each it is "
+        f"{CARD / 1e9:.0f} GB/s",
         f"in float32 ([chapter 16](16_sharded_training.ipynb)), {float32[0] / 1e9:.1f} GB each",
         f"Computing takes {computing:.1f} s, at half of an A100's {peak:.0f} TFLOP/s and "
         f"{operations} operations per token for each weight it uses: "
         f"{ {4: 'four'}[len(slow)]} of the ways take longer to send between machines.",
-        f"Scores, left out here, would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %.",
+        f"scores, left out here, would add up to $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %.",
         "hides the hop if a block has at least (FLOP/s ÷ bytes/s) tokens [4, §3]: at peak "
         f"{peak_for[0]:,.0f} on NVLink, {peak_for[1]:,.0f} between machines; twice as many where a "
         "causal mask halves attention (each device has an early and a late part, as in PyTorch). "
@@ -423,7 +462,8 @@ def test_what_is_said_of_pipelines_is_simulated():
         "a backward pass takes twice as long as a forward pass",
         f"of the time, here {100 * bubble(p, m):.0f} % [6",
         f"{ideal}, here {100 * (p - 1) / m} % [3",
-        f"With $m = p = {EXAMPLE['k']}$, as above, it takes {100 * bubble(8, 8):.0f} %.",
+        f"With $m = p = {EXAMPLE['k']}$, as in the example above, it takes "
+        f"{100 * bubble(8, 8):.0f} %.",
         f"1F1B keeps at most {most['1F1B']} micro-batches' activations in place of {most['GPipe']}",
         "each device $v$ shorter stages",
         "$v$ times as much is sent [3, §2.2], and the first device keeps",
@@ -497,12 +537,3 @@ def test_chapter_16_has_as_many_adapters_as_gpus_in_a_machine():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]*)\)", PAGE):
         assert target.startswith("https://") or (NOTEBOOKS / target).is_file(), target
-
-
-def test_the_drawings_are_what_the_code_draws(tmp_path):
-    assert (draw_map.BLUE, draw_map.ORANGE) == (plotting.BLUE, plotting.ORANGE)
-    draw_map.main(tmp_path)
-    for name in ("cuts.svg", "pipeline.svg"):
-        committed = (NOTEBOOKS / "src/drawings" / name).read_bytes()
-        assert (tmp_path / name).read_bytes() == committed, f"run draw_map.py: {name} is another"
-        assert f"(src/drawings/{name})" in PAGE

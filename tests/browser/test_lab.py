@@ -25,6 +25,9 @@ from marking import assignment, gradebook  # noqa: E402
 
 MINUTE = 60_000     # ms, as Playwright counts
 IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+# How many cells have been started and not run. A folded cell has no [*] that could be seen.
+WAITING = """() => jupyterapp.shell.currentWidget.content.widgets.filter(
+    cell => cell.model.type == "code" && cell.model.executionState == "running").length"""
 COPY = ROOT / "build/lab"
 CHAPTERS = {path.stem[:2]: path.name
             for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))}
@@ -79,7 +82,8 @@ def lab(chromium, tmp_path_factory, folder):
     made = tmp_path_factory.mktemp("assignments")
     gradebook.release(made, ["ps1"])
     shutil.copytree(made / "release/ps1", COPY / "ps1")
-    arguments = f"--no-browser --port=0 --ServerApp.root_dir={COPY.relative_to(ROOT)}"
+    arguments = ("--no-browser --port=0 --LabApp.expose_app_in_browser=True "
+                 f"--ServerApp.root_dir={COPY.relative_to(ROOT)}")
     with running(["make", "lab", f"ARGS={arguments}"], ROOT, folder) as address:
         yield address
 
@@ -111,8 +115,8 @@ class Notebook:
         """Until the kernel has nothing to do."""
         until(self.page, self.idle, 60 * minutes)
 
-    def idle(self):    # a kernel that hasn't heard of its cells yet is idle, too: they have [*]
-        return self.page.locator(IDLE).count() and not any("*" in p for p in self.prompts())
+    def idle(self):    # between two cells and before it hears of the first, the kernel is idle, too
+        return self.page.locator(IDLE).count() and not self.page.evaluate(WAITING)
 
     def choose(self, menu, command):
         self.page.click(f'.lm-MenuBar-itemLabel:text-is("{menu}")')

@@ -1,236 +1,217 @@
-"""The drawings and the numbers of `notebooks/map.md`.
+"""The drawings of the map: two ways to cut two matrices, seven ways to cut, two pipelines.
 
-Run it to write cuts.svg and pipeline.svg beside it, the same bytes each time, and to print bytes.
+Run it to write three SVG files beside it, the same bytes each time. The elements are those of
+`draw_all_reduce.py`; the pipelines are simulated by `../map_numbers.py`.
 """
 
+import sys
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path as Outline
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-BLUE, ORANGE = "#0072B2", "#E69F00"  # as in helpers/plotting.py
-OTHERS = ("#e6e6e6", "#d0d0d0", "#b8b8b8")  # devices 2, 3 and 4
-WAYS = {  # and the axes that each cuts
-    "data": "sequences", "sharded data": "sequences, and weights", "tensor": "width",
-    "sequence": "width, tokens elsewhere", "context": "tokens", "pipeline": "layers",
-    "expert": "sequences, and experts"}
-ONE = ("tensor", "sequence", "context")  # the ways whose box of activations has one micro-batch
-BANDS = ((0.0, 0.25), (0.25, 1.0))  # of a layer's height: a thin part (see `owner`), and the rest
-PEAK, NVLINK, CARD = 312e12, 300e9, 25e9  # an A100's operations, and bytes sent, a second
+import map_numbers  # noqa: E402
+from draw_all_reduce import (  # noqa: E402
+    BLUE,
+    FRAME,
+    ORANGE,
+    PALE_BLUE,
+    PALE_GREY,
+    arrow,
+    box,
+    group,
+    page,
+    words,
+)
 
-
-def bytes_sent(k=8, m=8, b=1, s=4096, h=4096, L=32, e=2):
-    """`{way: bytes that a device sends in a step}` on `k` devices in rings.
-
-    The step has `m` micro-batches of `b` sequences of `s` tokens; the transformer `L` layers of
-    width `h`, so N = 12 L h^2 parameters; a number takes `e` bytes. With experts each device has
-    attention's 4 L h^2, and in each layer one of `k` MLPs; a token visits one.
-    """
-    once, weights, tokens = (k - 1) / k, 12 * L * h**2 * e, b * s * h * e
-    return {
-        "data": 2 * once * weights,
-        "sharded data": 3 * once * weights * (m / k),
-        "tensor": 4 * 2 * once * tokens * L * m,
-        "sequence": 5 * 2 * once * tokens * L * m,
-        "context": 3 * 2 * (k - 1) * (tokens / k) * L * m + 2 * once * weights,
-        "pipeline": 2 * tokens * m,
-        "expert": 4 * once * tokens * L * (m / k) + 2 * once * weights / 3,
-    }
+SEQUENCES, DEVICES = 8, 4
+SIDE = 66  # of a square in the drawing of seven ways
 
 
-def activations(b=1, s=4096, h=4096, L=32, heads=32):
-    """Bytes of a micro-batch's activations: what the layers keep, their inputs, and the scores."""
-    return {"kept": 34 * b * s * h * L, "inputs": 2 * b * s * h * L,
-            "scores": 5 * heads * b * s**2 * L}
+# ---- Two ways, two matrices, two devices ----
 
 
-def bytes_held(k=8, b=1, s=4096, h=4096, L=32):
-    """`{way: bytes of memory on the device that has most}`, for weights and activations.
-
-    A weight needs 16 bytes with its gradient and Adam's state, in mixed precision; of the 34 bsh
-    bytes that a layer keeps, tensor parallelism cuts all but 10 bsh.
-    """
-    weights, kept = 16 * 12 * L * h**2, activations(b, s, h, L)["kept"]
-    return {
-        "data": weights + kept,
-        "sharded data": weights / k + kept,
-        "tensor": weights / k + (10 + 24 / k) / 34 * kept,
-        "sequence": (weights + kept) / k,
-        "context": weights + kept / k,
-        "pipeline": weights / k + kept,
-        "expert": weights + kept,
-    }
+def square(x, y, blue, name, device):
+    """A matrix; what the device holds of it, `blue` = (left, top, width, height), is in colour."""
+    left, top, width, height = blue
+    drawn = [box(x, y, 64, 64, "white", "none"),
+             box(x + left, y + top, width, height, BLUE, "none", class_="mine"),
+             box(x, y, 64, 64, "none", FRAME)]
+    return group(drawn, class_="matrix", data_name=name, data_device=device)
 
 
-def bytes_of_experts(k=8, b=1, s=4096, h=4096, L=32):
-    """Bytes of memory of one device that has all `k` experts of each layer."""
-    return 16 * (4 + 8 * k) * L * h**2 + activations(b, s, h, L)["kept"]
+def sequences(x, y, mine, half, device):
+    """The numbers of eight sequences, a bar each; `half` of the width: None, 0 or 1."""
+    drawn = []
+    for number in range(SEQUENCES):
+        top = y + 8 * number
+        drawn.append(box(x, top, 64, 6, "white", "#bbbbbb"))
+        if number in mine:
+            left, width = (x, 64) if half is None else (x + 32 * half, 32)
+            drawn.append(box(left, top, width, 6, BLUE, "none", class_="mine"))
+    return group(drawn, class_="sequences", data_device=device)
 
 
-def seconds_computing(k=8, m=8, b=1, s=4096, h=4096, L=32, rate=PEAK / 2):
-    """Seconds for a device's share of the step, at `rate` operations a second.
-
-    A weight needs 2 for each token forward, 4 backward; attention's scores are left out.
-    """
-    return 6 * 12 * L * h**2 * b * s * (m / k) / rate
+def both_ways(x, top, bottom):
+    """An exchange between two devices: an arrow with two tips."""
+    middle = (top + bottom) / 2
+    return arrow(x, middle, x, top, ORANGE, 5) + arrow(x, middle, x, bottom, ORANGE, 5)
 
 
-def bubble(p, m):
-    """The share of the time that each of `p` stages is idle, with `m` micro-batches."""
-    return (p - 1) / (m + p - 1)
+def draw_two_ways():
+    drawn = []
+    columns = {"batch": 90, "first": 188, "middle": 286, "second": 384, "result": 482}
+    sent = map_numbers.bytes_of_two_matrices()
+    for panel, way in enumerate(("data", "tensor")):
+        top = 8 + 274 * panel
+        title = ("data parallelism: half of the sequences, all weights",
+                 "tensor parallelism: all sequences, half of the weights")[panel]
+        drawn.append(words(320, top + 20, title, 20, bold=True))
+        for device in range(2):
+            y = top + 36 + 112 * device
+            drawn.append(words(6, y + 38, f"device {device + 1}", anchor="start"))
+            halves = range(4 * device, 4 * device + 4)
+            mine = halves if way == "data" else range(SEQUENCES)
+            first = (0, 0, 64, 64) if way == "data" else (32 * device, 0, 32, 64)
+            second = (0, 0, 64, 64) if way == "data" else (0, 32 * device, 64, 32)
+            between = None if way == "data" else device
+            drawn.append(sequences(columns["batch"], y, mine, None, device))
+            drawn.append(square(columns["first"], y, first, "first", device))
+            drawn.append(sequences(columns["middle"], y, mine, between, device))
+            drawn.append(square(columns["second"], y, second, "second", device))
+            drawn.append(sequences(columns["result"], y, mine, None, device))
+        exchanged = ("first", "second") if way == "data" else ("batch", "result")
+        for name in exchanged:
+            x = columns[name] + 32
+            drawn.append(group([both_ways(x, top + 102, top + 146)], class_="exchange",
+                               data_way=way, data_of=name))
+        drawn.append(words(560, top + 118, f"{sent[way][0] / 1e6:.0f} MB", 20, bold=True,
+                           anchor="start"))
+        drawn.append(words(560, top + 140, "a step", anchor="start"))
+    for name, text in {"batch": "batch", "first": "weights", "middle": "middle",
+                       "second": "weights", "result": "result"}.items():
+        drawn.append(words(columns[name] + 32, 552, text))
+    return page(640, 562, "Data parallelism exchanges gradients of weights, tensor parallelism "
+                "activations",
+                "Two panels of two devices each. In data parallelism each device has four of eight "
+                "sequences and both matrices whole; arrows between the devices are at the "
+                "matrices: 67 megabytes a step. In tensor parallelism each has all eight "
+                "sequences, half of the columns of the first matrix and half of the rows of the "
+                "second; arrows are at the batch and the results: 537 megabytes a step.", drawn)
 
 
-def order(schedule, stage, stages, micro):
-    """What a stage does, one after the other: `[("F" or "B", micro-batch), ...]`."""
-    forward, backward = ([(kind, i) for i in range(micro)] for kind in "FB")
-    ahead = {"GPipe": micro, "1F1B": min(stages - 1 - stage, micro)}[schedule]
-    steady = [each for pair in zip(forward[ahead:], backward) for each in pair]
-    return forward[:ahead] + steady + backward[micro - ahead :]
+# ---- Seven ways: what device 1 of four has ----
 
 
-def simulate(schedule, stages, micro, backward=2):
-    """`[(stage, "F" or "B", micro-batch, start, end), ...]`; a forward pass takes 1, messages 0.
-
-    A stage does one thing at a time, in its `order`. A forward pass needs the one before it in the
-    pipeline; a backward pass the one after it, and its own stage's forward pass.
-    """
-    todo = [order(schedule, stage, stages, micro) for stage in range(stages)]
-    free, ended, events, before = [0] * stages, {}, [], -1
-    while any(todo) and len(events) > before:  # a schedule that waits for itself ends early
-        before = len(events)
-        for stage in filter(todo.__getitem__, range(stages)):
-            kind, i = todo[stage][0]
-            needs = [("F", i, stage - 1)] * (stage > 0)
-            if kind == "B":
-                needs = [("F", i, stage)] + [("B", i, stage + 1)] * (stage < stages - 1)
-            if set(needs) <= set(ended):
-                start = max([free[stage], *(ended[need] for need in needs)])
-                free[stage] = ended[kind, i, stage] = start + (backward if kind == "B" else 1)
-                events.append((stage, *todo[stage].pop(0), start, free[stage]))
-    return events
-
-
-def idle(events):
-    """The share of the stages' time, from the first start to the last end, without work."""
-    stages, whole = 1 + max(stage for stage, *_ in events), max(end for *_, end in events)
-    return 1 - sum(end - start for *_, start, end in events) / stages / whole
-
-
-def kept(events):
-    """For each stage, how many micro-batches' activations it keeps at most."""
-    now, most = {}, {}
-    for stage, kind, *_ in sorted(events, key=lambda event: event[3]):
-        now[stage] = now.get(stage, 0) + (1 if kind == "F" else -1)
-        most[stage] = max(most.get(stage, 0), now[stage])
-    return [most[stage] for stage in sorted(most)]
-
-
-def owner(way, weights, layer, band, column, depth):
-    """The device (from 0) that holds a cell of the weights or of the activations; None if all do.
-
-    `layer`, `column` (of the width) and `depth` (in the batch) count from 0 to 3; `band` 0 is the
-    thin part of a layer (activations of tensor and sequence: of norms, dropout, and the inputs of
-    attention and MLP; weights of expert: attention's).
-    """
+def parts_of_weights(way):
+    """`[(left, top, width, height)]` of the weights, as shares: always there, then at times."""
+    quarter = 1 / DEVICES
+    everything = [(0, 0, 1, 1)]
+    strip = [(0, 0, quarter, 1)]
+    if way in ("data", "context"):
+        return everything, []
+    if way == "sharded data":
+        return strip, [(quarter, quarter, 1 - quarter, quarter)]  # the layer in use
     if way == "pipeline":
-        return layer
-    if weights:
-        return None if way in ("data", "context") or (way, band) == ("expert", 0) else column
-    if way in ("tensor", "sequence") and band == 1:
-        return column
-    return None if way == "tensor" else depth
+        return [(0, 0, 1, quarter)], []
+    if way == "expert":  # of each layer, attention is a third
+        shared = [(0, layer * quarter, 1, quarter / 3) for layer in range(DEVICES)]
+        return [*shared, *strip], []
+    return strip, []
 
 
-def held(way, weights):
-    """The share of the weights, or of the activations, that device 1 of four holds."""
-    cells = [(band, owner(way, weights, layer, band, column, depth) in (None, 0))
-             for layer in range(4) for band in (0, 1) for column in range(4) for depth in range(4)]
-    return sum(mine * (BANDS[band][1] - BANDS[band][0]) for band, mine in cells) / 64
+def parts_of_batch(way):
+    """The same of the batch, whose rows are sequences and whose columns are tokens."""
+    quarter = 1 / DEVICES
+    if way in ("data", "sharded data", "expert"):
+        return [(0, 0, 1, quarter)], []
+    if way == "context":
+        return [(0, 0, quarter, 1)], []
+    if way == "sequence":  # the other tokens only in attention and in the MLP
+        return [(0, 0, quarter, 1)], [(quarter, 0, 1 - quarter, 1)]
+    return [(0, 0, 1, 1)], []
 
 
-def draw_box(ax, way, weights, x, back):
-    """Draw the sides that show, at `x`: each cell in its owner's colour, then the edges."""
-    cells = {}
-    for i in range(4):
-        for j in range(4):
-            sides = [((0, 0, i, j), ((i, 4, j), (i + 1, 4, j), (i + 1, 4, j + 1), (i, 4, j + 1)))]
-            for band, (low, high) in enumerate(BANDS):
-                t, u = 4 - i - low, 4 - i - high
-                front = (j, t, 0), (j + 1, t, 0), (j + 1, u, 0), (j, u, 0)
-                right = (4, t, j), (4, t, j + 1), (4, u, j + 1), (4, u, j)
-                sides += [((i, band, j, 0), front), ((i, band, 3, j), right)]
-            for cell, corners in sides[1::2] if weights else sides:
-                corners = [(x + a + back[0] * d, c + back[1] * d) for a, c, d in corners * 2][:5]
-                color = (*OTHERS, BLUE)[(owner(way, weights, *cell) or 0) - 1]
-                cells.setdefault(color, []).append(Outline(corners, closed=True))
-    for color, outlines in cells.items():
-        ax.add_patch(PathPatch(Outline.make_compound_path(*outlines), fc=color, ec=color, lw=0.3))
-    a, c = x + 4 * back[0], 4 * back[1]
-    ax.plot((x + 4, x + 4, x, x, x + 4, a + 4, a, x, x, x + 4, a + 4, a + 4),
-            (4, 0, 0, 4, 4, c + 4, c + 4, 4, 0, 0, c, c + 4), color="black", lw=0.6)
+def cut_square(x, y, parts, of):
+    always, at_times = parts
+    drawn = [box(x, y, SIDE, SIDE, PALE_GREY, "none")]
+    for kind, color, rectangles in (("at-times", PALE_BLUE, at_times), ("always", BLUE, always)):
+        for left, top, width, height in rectangles:
+            drawn.append(box(x + SIDE * left, y + SIDE * top, SIDE * width, SIDE * height, color,
+                             "none", class_=kind))
+    drawn.append(box(x, y, SIDE, SIDE, "none", FRAME))
+    return group(drawn, class_="square", data_of=of)
+
+
+WAYS = ("data", "sharded data", "context", "pipeline", "tensor", "sequence", "expert")
 
 
 def draw_cuts():
-    """What device 1 of four holds in each of the seven ways."""
-    whole = " and ".join(way for way in WAYS if held(way, weights=True) == 1)
-    fig = Figure(figsize=(7.6, 3.9))
-    fig.suptitle(f"Only {whole} parallelism keep all weights on every device", y=0.965)
-    for place, way in enumerate([*WAYS, "device 1 in blue"]):
-        ax = fig.add_axes([0.015 + 0.248 * (place % 4), 0.43 - 0.425 * (place // 4), 0.24, 0.43])
-        ax.set(xlim=(-0.1, 11.2), ylim=(-1.9, 7.5), aspect="equal")
-        ax.axis("off")
-        words = [(0, 6.7, way, 9), (0, 5.8, WAYS.get(way, "devices 2, 3 and 4 in grey"), 7)]
-        if way in WAYS:
-            draw_box(ax, way, True, 0, (0, 0))
-            draw_box(ax, way, False, 5.2, (0.4, 0.3))
-            count = "1 micro-batch" if way in ONE else "4 micro-batches"
-            words += [(0, -0.8, "weights", 7), (5.2, -0.8, "activations of", 7),
-                      (5.2, -1.6, count, 7)]
-            if way == "sharded data":
-                words.append((0, -1.6, "between uses", 7))
-        else:
-            for x, y in ((4, 3), (1, 0), (2.8, 4.5)):  # layer 1 is on top
-                ax.annotate("", (x, y), (1, 3), arrowprops={"arrowstyle": "->", "lw": 0.8})
-            words += [(4.1, 2.8, "width", 7), (0, -0.8, "layers", 7),
-                      (3, 4.4, "sequences, tokens", 7)]
-        for x, y, text, size in words:
-            ax.text(x, y, text, fontsize=size, weight="bold" if size == 9 else "normal")
-    return fig
+    drawn = []
+    for place, way in enumerate(WAYS):
+        x = 4 + 160 * (place % 4)
+        y = 8 + 138 * (place // 4)
+        inside = [words(x + 72, y + 20, way, 20, bold=True),
+                  cut_square(x, y + 32, parts_of_weights(way), "weights"),
+                  cut_square(x + 78, y + 32, parts_of_batch(way), "batch"),
+                  words(x + 33, y + 118, "weights"), words(x + 111, y + 118, "batch")]
+        drawn.append(group(inside, class_="way", data_way=way))
+    drawn += [box(488, 166, 22, 18, BLUE, FRAME), words(518, 181, "device 1 of 4", anchor="start"),
+              box(488, 196, 22, 18, PALE_BLUE, FRAME),
+              words(518, 211, "at times", anchor="start"),
+              box(488, 226, 22, 18, PALE_GREY, FRAME), words(518, 241, "others", anchor="start"),
+              words(320, 306, "weights: layers downwards, a layer's width from left to right"),
+              words(320, 330, "batch: sequences downwards, their tokens from left to right")]
+    return page(640, 342, "Each way cuts the weights, the batch, or both",
+                "Seven pairs of squares, weights and batch, with device 1's part of four in blue. "
+                "Data: all weights, a quarter of the sequences. Sharded data: a quarter of each "
+                "layer's weights, one layer whole at times, a quarter of the sequences. "
+                "Context: all weights, a quarter of the tokens. Pipeline: one layer of four, the "
+                "whole batch. Tensor: a quarter of each layer's width, the whole batch. Sequence: "
+                "the same, and a quarter of the tokens, the others at times. Expert: the "
+                "shared part and a quarter of the rest, a quarter of the sequences.", drawn)
 
 
-def draw_pipeline(p=4, m=8):
-    """What each of `p` stages does when, with `m` micro-batches, under GPipe and 1F1B."""
-    runs = {schedule: simulate(schedule, p, m) for schedule in ("GPipe", "1F1B")}
-    fig = Figure(figsize=(7.6, 4.4))
-    fig.suptitle(",\n".join(f"{name} idles for {100 * idle(run):.0f} % of the time and keeps up to "
-                            f"{max(kept(run))} micro-batches" for name, run in runs.items()))
-    for row, (schedule, events) in enumerate(runs.items()):
-        ax = fig.add_axes([0.08, 0.54 - 0.42 * row, 0.87, 0.29], facecolor="#f0f0f0")
-        for stage, kind, i, start, end in events:
-            color, height, ink = (BLUE, 0.9, "white") if kind == "F" else (ORANGE, 0.6, "black")
-            ax.barh(stage, end - start, height, start, fc=color, ec="white", lw=0.6)
-            ax.text((start + end) / 2, stage + 0.1, i + 1, color=ink, fontsize=7, ha="center")
-        ax.set(xlim=(0, max(end for *_, end in events)), ylim=(p - 0.5, -0.5))
-        ax.set_yticks(range(p), [f"stage {stage + 1}" for stage in range(p)])
-        ax.set_title(f"{schedule}: stages 1 to {p} keep {str(kept(events))[1:-1]}", loc="left")
-    ax.set_xlabel("time in forward passes of one stage; blue, tall: forward, orange, low: backward")
-    return fig
+# ---- Pipelines ----
+
+
+def draw_pipeline(stages=4, micro=8):
+    drawn = []
+    texts = {"GPipe": "all forward, then all backward: keeps up to",
+             "1F1B": "backward as soon as it can: keeps up to"}
+    for panel, schedule in enumerate(("GPipe", "1F1B")):
+        events = map_numbers.simulate(schedule, stages, micro)
+        last = max(end for *_, end in events)
+        unit = 562 / last
+        top = 8 + 176 * panel
+        most = max(map_numbers.kept(events))
+        drawn.append(words(4, top + 20, f"{schedule}, {texts[schedule]} {most}", 20, bold=True,
+                           anchor="start"))
+        inside = [box(72, top + 32, 562, 128, PALE_GREY, "none")]
+        for stage in range(stages):
+            inside.append(words(4, top + 55 + 32 * stage, f"stage {stage + 1}", anchor="start"))
+        for stage, kind, number, start, end in events:
+            color, ink = (BLUE, "white") if kind == "F" else (ORANGE, "black")
+            x = 72 + unit * start
+            y = top + 34 + 32 * stage
+            inside.append(box(x, y, unit * (end - start), 28, color, "white", class_="pass",
+                              data_stage=stage, data_kind=kind, data_number=number))
+            inside.append(words(x + unit * (end - start) / 2, y + 20, str(number + 1), fill=ink))
+        drawn.append(group(inside, class_="schedule", data_name=schedule))
+    share = map_numbers.bubble(stages, micro)
+    drawn.append(words(72, 384, f"blue: forward, orange: backward, grey: idle, {100 * share:.0f} % "
+                       "in both", anchor="start"))
+    return page(640, 396, "Both pipelines idle for as long; 1F1B keeps fewer micro-batches",
+                "Two timelines of four stages and eight micro-batches. Both end after 33 units of "
+                "time. GPipe runs all forward passes, then all backward passes, and keeps eight "
+                "micro-batches; 1F1B alternates and keeps at most four.", drawn)
+
+
+DRAWINGS = {"two_ways": draw_two_ways, "cuts": draw_cuts, "pipeline": draw_pipeline}
 
 
 def main(folder=Path(__file__).parent):
-    """Write both drawings into `folder`, and print bytes, and seconds over two links of an A100."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.hashsalt": "map", "figure.titlesize": 11, "font.size": 8})
-        for name, figure in (("cuts", draw_cuts()), ("pipeline", draw_pipeline())):
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    for way, sent in bytes_sent().items():
-        print(f"{way:12} {sent / 1e9:4.1f} GB: {sent / NVLINK:.3f} s or {sent / CARD:.3f} s of "
-              f"{seconds_computing():.2f}; memory {bytes_held()[way] / 1e9:.0f} GB")
-    print(f"experts uncut {bytes_of_experts() / 1e9:.0f} GB; of a micro-batch's activations",
-          *(f"{name} {size / 1e9:.1f} GB" for name, size in activations().items()))
+    for name, draw in DRAWINGS.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
