@@ -2,9 +2,9 @@
 # # 16 · Sharded training
 #
 # Data parallelism divides the batch and copies everything else. When that no longer fits, the rest
-# is divided, too: *sharded*. The usual way is ZeRO, the *Zero Redundancy Optimizer*, in three
-# stages (S. Rajbhandari et al., 2020, arXiv:1910.02054). PyTorch calls the third FSDP, *Fully
-# Sharded Data Parallel*.
+# is divided, too: *sharded*. The usual way is ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et
+# al., 2020, arXiv:1910.02054). It has three stages; PyTorch's third is called FSDP, *Fully Sharded
+# Data Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
@@ -79,19 +79,17 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 # ## What is held
 #
 # What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
-# running means for it, which are the *state*: another 8. That makes **16 bytes a parameter**, 4
-# times the weights, on every device: 7 billion parameters need 112 GB. (In *mixed precision* the
-# network computes with weights and gradients of 2 bytes, and the optimizer keeps weights of 4 bytes
-# beside Adam's 8: again 16.) What layers pass on, the *activations*, is divided already, as the
-# images are.
+# running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
+# weights, on every device: 7 billion parameters need 112 GB. In *mixed precision*, weights and
+# gradients of 2 bytes compute, and the optimizer keeps weights of 4 bytes beside its state of 8: 16
+# again. What layers pass on, the *activations*, is divided already, as the images are.
 #
 # ## Two halves of an all-reduce
 #
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
 # Both together are an all-reduce, as in chapter 03's ring. Each method below begins to send and
-# returns at once: the result, still empty, and a function. Once that has been called, the result is
-# there.
+# returns at once: a tensor for the result, and a function that waits until the result is in it.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -147,7 +145,8 @@ print("right on 1, 2, 3 and 4 ranks")
 #
 # Must every device update all weights? Adam treats each number alone: a weight's update needs its
 # own gradient and its own two means. So each rank can update *its shard*, and the shards are
-# gathered. To compare with, one process trains a small network on ten batches.
+# gathered. To compare with, one process trains a small network on ten batches, by the usual loop
+# (`train`, folded).
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
@@ -163,7 +162,8 @@ def make_net():
     return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
                          nn.Linear(64, 10)).double()
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# define: `train`, and `one_process`, the weights that one process has in the end
 def train(model, optimizer, batches):
     for x, y in batches:
         model.zero_grad()
@@ -177,9 +177,9 @@ one_process = net.state_dict()
 print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
-# Now two ranks. We cut with `chunk`, parameters into shards and batches into shares. A shard is a
-# *view*: it has no memory of its own, so when Adam changes the shard, the parameter changes. Adam
-# gets only the shards, so it has state for them only.
+# Now two ranks. `my_part` is a rank's part of a parameter, or of a batch. It is a *view*: it has no
+# memory of its own, so when Adam changes a shard, it changes the parameter. Adam gets only shards,
+# so it has state only for them.
 
 # %%
 def my_part(tensor):
@@ -213,10 +213,11 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# The loop is the one above. Afterwards we count what a rank keeps: Adam's first mean, which PyTorch
-# calls `exp_avg`, and whole gradients.
+# `compare`, folded, trains with it on two ranks, counts what a rank keeps, and compares the weights
+# with those of one process.
 
-# %% tags=["trains"]
+# %% tags=["fold"]
+# define: `my_batches`, a rank's shares of all batches, and `compare`
 def my_batches():
     return [(my_part(x), my_part(y)) for x, y in batches]
 
@@ -230,13 +231,17 @@ def train_with(kind):
     return net.state_dict(), means, grads
 
 
-for weights, means, grads in ranks(train_with, FirstZeRO):
-    print(f"a rank keeps {means:,} numbers of Adam's first mean and {grads:,} of gradients")
-    assert largest_difference(weights, one_process) < 1e-12, "not as one process"
-print("and both ranks have one process's weights, to 1e-12")
+def compare(kind):
+    for weights, means, grads in ranks(train_with, kind):
+        print(f"kept: {means:,} numbers of Adam's first mean, {grads:,} of whole gradients")
+        assert largest_difference(weights, one_process) < 1e-12, "not as one process"
+    print("both ranks have one process's weights, to 1e-12")
+
+# %% tags=["trains"]
+compare(FirstZeRO)
 
 # %% [markdown]
-# Half of the state on each rank, and the same result.
+# Half of the state is on each rank, and the result is the same.
 #
 # ## Stage 2: gradients
 #
@@ -258,13 +263,10 @@ class SecondZeRO(FirstZeRO):
         self.update_and_gather()
 
 
-for weights, means, grads in ranks(train_with, SecondZeRO):
-    print(f"a rank keeps {means:,} numbers of Adam's first mean and {grads:,} of gradients")
-    assert largest_difference(weights, one_process) < 1e-12, "not as one process"
-print("and both ranks have one process's weights, to 1e-12")
+compare(SecondZeRO)
 
 # %% [markdown]
-# No whole gradient is left. Does it cost more messages?
+# No whole gradient is left. Does that cost more messages?
 
 # %% tags=["fold"]
 # check: numbers that a step reduces and gathers: each of the 55,050 once, in both stages
@@ -326,8 +328,7 @@ print("noticed")
 # ## Any size, any network
 #
 # What if a size isn't divisible by the number of ranks? `Cut` takes a parameter as one row of
-# numbers and pads it with zeros. **Predict:** ten numbers are cut for four ranks. Which does each
-# get? And when there are only two numbers?
+# numbers and pads it with zeros. On four ranks:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -362,7 +363,7 @@ class Cut:
         return self.pad(self.mine(whole), 1).clone().reshape(shape)
 
 # %% tags=["fold"]
-# check: the parts of ten numbers, and of two, on four ranks; 0 is padding
+# measure: each rank's part of ten numbers, and of two; 0 is padding
 def padded_part(n):
     dist.barrier()  # no rank ends before all have met
     return Cut(torch.Size([n])).shard(torch.arange(1, n + 1)).tolist()
@@ -372,8 +373,7 @@ for n in [10, 2]:
     print(n, "numbers:", *ranks(padded_part, n, world=4))
 
 # %% [markdown]
-# `ShardedOptimizer` and `ShardedGradients` are stages 1 and 2 for any network. They use `Cut`, save
-# and load, clip, and raise an error where something would go wrong in silence.
+# With `Cut` the program has stages 1 and 2 for any network, which also save, load and clip:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
@@ -781,8 +781,8 @@ for rank, (shard, gradient, x_gradient) in enumerate(ranks(one_layer)):
     print(f"rank {rank}: shard {shard}, gradient {gradient}, x's gradient {x_gradient}")
 
 # %% [markdown]
-# The layer's gradient is its input: ones on rank 0, twos on rank 1. Each rank has its part of the
-# mean, 1.5. The gradient of `x` is made of the whole weight, 0 to 7.
+# The weight's gradient is the input: ones on rank 0, twos on rank 1. Each rank has its part of the
+# mean, 1.5. The gradient of `x` adds up rows of the whole weight: 0 + 4, 1 + 5 and so on.
 
 # %% tags=["fold"]
 # check: each rank's gradient is the mean of 1 and 2; that of x adds up the weight's columns
@@ -792,8 +792,8 @@ assert ranks(one_layer) == [([0, 1, 2, 3], [1.5] * 4, [columns]),
 print("it is")
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs. Two functions can stand in between:
-# one is called when a tensor is saved, the other when it is needed again. What does a linear layer
+# **3. Free it.** Autograd *saves* what the backward pass needs. We can hand it two functions: one
+# is called when a tensor is saved, the other when it is needed again. What does a linear layer
 # save?
 
 # %%
@@ -813,10 +813,10 @@ for needs_gradient in [True, False]:
         nn.Linear(4, 2)(x)
 
 # %% [markdown]
-# It saves its input and, transposed, the weight, which only the input's gradient needs. The first
-# layer's input are images, which need none. So its weight isn't saved.
+# Its input and, transposed, the weight, which only the input's gradient needs. A first layer's
+# weight isn't saved, since images need no gradient.
 #
-# In place of a gathered weight we save a *note*: the shard, and how the weight lay in memory. Then
+# In place of a gathered weight we save a *note*: its shard, and how its numbers lay in memory. Then
 # nothing holds the whole weight after the layer's call, and Python frees it.
 
 # %%
@@ -873,8 +873,7 @@ assert ranks(one_layer_with_notes) == ranks(one_layer)
 # %% [markdown]
 # ### A small FSDP
 #
-# These are all the parts. `FirstFSDP` keeps a shard of each parameter, and gives linear layers a
-# class that gathers.
+# Now all parts together. `FirstFSDP` keeps a shard of each parameter, and its linear layers gather.
 
 # %%
 class GatheredLinear(nn.Linear):
@@ -903,8 +902,7 @@ class FirstFSDP(nn.Module):
             return self.net(x)
 
 # %% [markdown]
-# Adam updates the shards, and no step gathers: the next read does. **Predict:** how many numbers
-# does each rank store?
+# Adam updates the shards. A step gathers nothing: the next read does.
 
 # %% tags=["trains"]
 def train_first_fsdp():
@@ -921,21 +919,21 @@ for name, weight in one_process.items():
 print("joined, they are one process's weights, to 1e-12")
 
 # %% [markdown]
-# Half of each parameter is on a rank, and so are its gradient and Adam's means.
+# Half of each parameter is on a rank, with its gradient and Adam's means.
 #
 # ### FSDP for any network
 #
-# `FSDP`, folded below, is what the program has. It does the same, and in addition:
+# The program's `FSDP` does the same, and more:
 #
-# | `FirstFSDP` | `FSDP` |
+# | `FirstFSDP` | `FSDP`, folded |
 # | --- | --- |
-# | linear layers, divisible sizes | any module, by `Cut` and a property for every parameter |
-# | waits until a gradient is reduced | begins to send it and lets the backward pass go on |
-# | | saves, loads and clips; raises where ranks or calls don't fit together |
+# | linear layers, divisible sizes | any module: `Cut`, and a property for each parameter |
+# | `backward` waits for the shard's gradient and returns it | it begins to send, returns nothing |
+# | | saves, loads, clips; raises where calls don't fit together |
 #
-# A gradient that is still under way can't be returned by `backward`, so no input with a gradient is
-# left, and autograd wouldn't call it. `FSDP` hands in a number that needs one, the `anchor`. And
-# the training loop has a new line, which receives what is under way:
+# The shard is no input of that `backward`, and autograd calls it only if an input needs a gradient.
+# So it gets one: a number, the `anchor`. Gradients that are still under way are received by a new
+# line in the loop:
 #
 # ```python
 # loss_function(model(x), y).backward()
@@ -1346,8 +1344,7 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# How many gradients are under way at a time? Each takes memory, so FSDP allows two. Beside it two
-# mistakes: waiting at once, and never waiting.
+# A gradient under way takes memory, so FSDP allows two. Beside it two mistakes:
 
 # %% tags=["fold"]
 # check: what is gathered in each pass; two gradients under way at most, and while one is gathered
@@ -1402,13 +1399,14 @@ for name, (kind, at_gather, most) in expected.items():
     print(f"{name}: {at_gather} under way when 2.weight is gathered again, at most {most}")
 
 # %% [markdown]
-# FSDP goes on while two gradients are under way, and never has three. The backward pass gathers two
-# of three weights: the first layer's wasn't saved, nor were biases, which no gradient needs.
+# **FSDP computes while two gradients are under way, and never has three.** The backward pass
+# gathers only what was saved: not the first layer's weight, and no biases, since no gradient needs
+# their values.
 #
 # ## What it saves, and what it costs
 #
-# We count the memory of tensors during steps with Adam on four ranks, in units of the weights'
-# size. All 16 bytes would be 4. **Predict:** how high are the bars of stage 1 and of stage 3?
+# We count the memory of tensors during steps with Adam on four ranks, in *times the weights*: 16
+# bytes a parameter are 4. **Predict:** how high are the bars of stage 1 and of stage 3?
 
 # %% tags=["fold"]
 # check: we count the bytes of the tensors that live: right, in a case that we can work out
@@ -1534,9 +1532,9 @@ assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 print("they are")
 
 # %% [markdown]
-# Between steps data parallelism holds 3 times the weights: the weights and Adam's two means. Stage
-# 1 divides the means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. The peak falls less,
-# since a layer's whole weight and its whole gradient are there for a moment.
+# Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
+# means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. The peak falls less, since a
+# layer's whole weight and its whole gradient are there for a moment.
 #
 # And the time of a step? The four take turns on two ranks.
 
@@ -1575,20 +1573,20 @@ for name in ["stage 1", "stage 2", "stage 3"]:
     print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
 
 # %% [markdown]
-# The clock of two busy cores decides little. **What is sure on any machine is what is held and what
-# is sent.** Stages 1 and 2 send as much as data parallelism. Stage 3 sends up to one and a half
-# times as much: it gathers a weight twice and reduces its gradient once. **On GPUs:** for published
-# runs see deeper: When sharding pays.
+# Such times are of one run, on cores that compute and send. **What is sure on any machine is what
+# is held and what is sent.** Stage 3 sends up to one and a half times as much as the others: it
+# gathers a weight twice and reduces its gradient once. **On GPUs:** for published runs see
+# deeper: When sharding pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
-# PyTorch's `clip_grad_norm_` would find the norm of one rank's shards, so each rank would scale by
+# PyTorch's `clip_grad_norm_` finds the norm of one rank's shards, so each rank would scale by
 # another factor, without an error. Clip by `model.clip_grad_norm`.
 
 # %% tags=["fold", "trains", "measured"]
-# check: the norm of a shard is too small, and FSDP's method has the right one
+# measure: the norm of each rank's shards, and what FSDP's method finds
 def norms():
     model = FSDP(make_net())
     backward(model, my_part(batches[0][0]), my_part(batches[0][1]))
@@ -1613,9 +1611,8 @@ print("they do")
 # %% [markdown]
 # ### 2. Layers in another order
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. The messages fit together, so gradients
-# that don't belong together are averaged. Therefore our FSDP makes a number of all that it gathers
-# and sends, and the ranks compare it after the backward pass:
+# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. Their messages fit together, so
+# gradients of different weights would be averaged. Our FSDP notices it after the backward pass:
 
 # %% tags=["fold", "trains"]
 # check: it raises on both ranks
@@ -1730,7 +1727,6 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
 # - All stages compute what one process does, to $10^{-12}$ in float64.
 # - In stages 2 and 3 all ranks must use the same layers in the same order.
-
 #
 # More: deeper: State dicts that reshard and deeper: When sharding pays. Next, [the map](map.md):
 # what else can be divided.
@@ -1746,9 +1742,8 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # 2. **Prefetching.** When stage 3 reads a weight, let it start to gather the next one, by the order
 #    of the step before. (`start` begins to gather, `fetch` waits.) Is everything as before?
 # 3. **Which stage?** 7.5 billion parameters are trained with Adam in mixed precision. What does
-#    each of 4, 16, 64, 256 and 1,024 GPUs hold in each stage? Table 1 of ZeRO's paper has 31.4,
-#    16.6 and 1.88 GB for 64. How many GPUs of 40 GB does each stage need, with 10 GB of
-#    activations?
+#    each of 64 GPUs hold in each stage? (Table 1 of ZeRO's paper: 31.4, 16.6 and 1.88 GB.) How many
+#    GPUs of 40 GB does each stage need, with 10 GB of activations?
 
 # %% [markdown]
 # ### Answer 1
