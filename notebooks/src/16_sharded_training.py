@@ -844,10 +844,11 @@ print("the same gradients:", ranks(one_layer_with_notes) == ranks(one_layer))
 
 # %% tags=["fold"]
 # check: what holds the whole weight after the layer's call: autograd, but not where it has notes
+import time
 import weakref
 
 
-def is_held(save, load):
+def is_held(save, load, seconds):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.ones(1, 4, requires_grad=True)
     with saved_tensors_hooks(save, load):
@@ -855,6 +856,9 @@ def is_held(save, load):
         y = F.linear(x, weight)
     memory = weakref.ref(weight.untyped_storage())
     del weight
+    end = time.perf_counter() + seconds
+    while memory() is not None and time.perf_counter() < end:
+        time.sleep(0.01)  # gloo's threads let go of what they sent a moment later
     held = memory() is not None
     y.sum().backward()
     return held
@@ -864,8 +868,8 @@ def as_it_is(saved):
     return saved
 
 
-with_notes = ranks(is_held, save_note, gather_again)
-without = ranks(is_held, as_it_is, as_it_is)
+with_notes = ranks(is_held, save_note, gather_again, 10)
+without = ranks(is_held, as_it_is, as_it_is, 0.5)
 print("held with notes:", with_notes, "and without:", without)
 assert with_notes == [False, False] and without == [True, True]
 assert ranks(one_layer_with_notes) == ranks(one_layer)
@@ -1410,8 +1414,6 @@ for name, (kind, at_gather, most) in expected.items():
 
 # %% tags=["fold"]
 # check: we count the bytes of the tensors that live: right, in a case that we can work out
-import time
-
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
