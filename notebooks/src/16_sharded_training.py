@@ -3,7 +3,7 @@
 #
 # Data parallelism divides the batch and copies everything else. When that no longer fits, the rest
 # is divided, too: *sharded*. The usual way is ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et
-# al., 2020, arXiv:1910.02054). It has three stages; PyTorch's third is called FSDP, *Fully Sharded
+# al., 2020, arXiv:1910.02054). It has three stages. PyTorch calls the third FSDP, *Fully Sharded
 # Data Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
