@@ -1,4 +1,4 @@
-# check: sharded_train.py begins so: how to run it, how to use it, what it imports
+# define: how sharded_train.py begins: how to run it, how to use it, what it imports
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
 
     torchrun --standalone --nproc-per-node=2 sharded_train.py --stage 3    # trains, see --help
@@ -20,6 +20,7 @@ Needs PyTorch 2.13 or newer. (With 2.11 layers don't read whole weights.)
 import argparse
 import os
 import weakref
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,14 +37,16 @@ class Collectives:
 
     def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
         shard = whole.new_empty(len(whole) // dist.get_world_size())
-        return shard, dist.reduce_scatter_single(shard, whole, async_op=True).wait
+        sending = dist.reduce_scatter_single(shard, whole, async_op=True)
+        return shard, sending.wait  # the function itself: who wants the result calls it
 
     def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
         whole = shard.new_empty(len(shard) * dist.get_world_size())
-        return whole, dist.all_gather_single(whole, shard, async_op=True).wait
+        sending = dist.all_gather_single(whole, shard, async_op=True)
+        return whole, sending.wait
 
 
-# check: `Cut`, a tensor flat, padded and cut
+# define: `Cut`, a tensor as one row of numbers, padded and cut
 class Cut:
     """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
@@ -75,7 +78,8 @@ class Cut:
         return self.pad(self.mine(whole), 1).clone().reshape(shape)
 
 
-# check: before training, all ranks get rank 0's values; what can't be shared is refused
+# define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
+# Before training, all ranks get rank 0's values; what can't be shared is refused.
 def copy_from_rank_0(module):
     """All ranks begin with rank 0's parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -112,7 +116,6 @@ def refuse_other_order(order, device):
                            "ranks take the same way through the module")
 
 
-# check: saved state converted between whole and shards; clipping by the norm of all shards
 # Optimizers that look at a parameter as a whole: a shard of it gives another update.
 WHOLE = {"Adafactor", "LBFGS", "Muon"}
 SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
@@ -156,7 +159,6 @@ def clip(grads, largest, also=()):
     return norm
 
 
-# check: stage 1 for any network
 class ShardedOptimizer(torch.optim.Optimizer):
     """ZeRO's stage 1: an `optimizer_cls` that has state for this rank's shard of the parameters.
 
@@ -279,7 +281,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return shard_of_state(self.cuts[p], key, value)
 
 
-# check: stage 2 for any network; after a backward pass, p.grad is a mark
 class ShardedGradients(ShardedOptimizer):
     """ZeRO's stage 2: reduces each gradient as soon as it is complete, and frees it.
 
@@ -351,7 +352,7 @@ def call(weak, *given):
         method(*given)
 
 
-# check: such properties for all parameters of a module; `Gather`, which lets FSDP gather and send
+# define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
 def read_through(owner, fsdp):
     """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
     owner.fsdp = weakref.ref(fsdp)
@@ -407,7 +408,6 @@ class Gather(torch.autograd.Function):
         return None, None
 
 
-# check: what a program needs beside: whole weights saved and loaded, clipping, refusals
 UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
 
 
@@ -482,10 +482,11 @@ class Sharded(nn.Module):
         return value.to(self.compute_dtype) if change else value
 
     def cast_all(self, inputs, options):
-        return ([self.cast(value) for value in inputs],
-                {name: self.cast(value) for name, value in options.items()})
+        cast_inputs = [self.cast(value) for value in inputs]
+        cast_options = {name: self.cast(value) for name, value in options.items()}
+        return cast_inputs, cast_options
 
-    def note(self, p, what):
+    def count_for_order(self, p, what):
         """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
         if not hasattr(p, "cut") or p.numel() != p.cut.size:
             raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
@@ -493,7 +494,7 @@ class Sharded(nn.Module):
 
     def start(self, p):
         """Begins to gather `p`: all shards one after the other, and a function that waits."""
-        self.note(p, 0)
+        self.count_for_order(p, 0)
         return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
 
     def arrive(self, p, mean):
@@ -600,6 +601,34 @@ class Sharded(nn.Module):
         raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
 
 
+# define: `FSDP` for any network
+class Lent(NamedTuple):
+    """A whole weight that a layer has been given."""
+
+    storage: weakref.ref  # its memory, as long as somebody holds it
+    dtype: torch.dtype
+    p: nn.Parameter  # whose weight it is
+    version: int  # of p, so that a change is noticed
+
+
+class Note(NamedTuple):
+    """What autograd saves in the place of a lent weight, or of a view of it."""
+
+    p: nn.Parameter
+    version: int
+    shape: torch.Size
+    stride: tuple
+    offset: int
+
+
+class Sending(NamedTuple):
+    """A gradient under way."""
+
+    p: nn.Parameter
+    total: torch.Tensor  # this rank's shard of the sum, there after `wait()`
+    wait: object
+
+
 class FSDP(Sharded):
     """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
@@ -622,14 +651,14 @@ class FSDP(Sharded):
         self.shard_parameters(module)
         self.module = module
         self.compute_dtype = compute_dtype
-        self.lent = {}  # notes of whole weights, by address
-        self.sent = []  # gradients under way
+        self.lent = {}  # `Lent`, by address
+        self.sent = []  # `Sending`, oldest first
 
     def forward(self, *inputs, **options):
         if self.sent and torch.is_grad_enabled():
             raise RuntimeError(UNFINISHED)
         inputs, options = self.cast_all(inputs, options)
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.save_note, self.gather_again):
             result = self.module(*inputs, **options)
         if not torch.is_grad_enabled():
             self.lent.clear()
@@ -653,29 +682,32 @@ class FSDP(Sharded):
     def lend(self, p):
         whole = self.fetch(p)
         storage = weakref.ref(whole.untyped_storage())
-        self.lent[whole.data_ptr()] = storage, whole.dtype, p, p._version
+        self.lent[whole.data_ptr()] = Lent(storage, whole.dtype, p, p._version)
         return whole
 
-    def pack(self, tensor):  # called for each tensor that autograd saves
-        note = self.lent.get(tensor.untyped_storage().data_ptr())
-        if not note or note[0]() is None or tensor.dtype != note[1] or tensor.is_conj():
-            return tensor  # not a lent weight, or not as it was lent
-        return *note[2:], tensor.shape, tensor.stride(), tensor.storage_offset()
+    def save_note(self, tensor):  # called for each tensor that autograd saves
+        lent = self.lent.get(tensor.untyped_storage().data_ptr())
+        if lent is None or lent.storage() is None:
+            return tensor  # not a lent weight, though it may lie where one was
+        if tensor.dtype != lent.dtype or tensor.is_conj():
+            return tensor  # not as it was lent
+        shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return Note(lent.p, lent.version, shape, stride, offset)
 
-    def unpack(self, saved):  # called when the backward pass needs it
-        if torch.is_tensor(saved):
+    def gather_again(self, saved):  # called when the backward pass needs it
+        if not isinstance(saved, Note):
             return saved
-        p, version, *view = saved
-        if p._version != version:
+        if saved.p._version != saved.version:
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
-        return self.fetch(p).as_strided(*view)
+        return self.fetch(saved.p).as_strided(saved.shape, saved.stride, saved.offset)
 
     # 4. Send its gradient, and don't wait.
     def send(self, p, gradient):
         self.receive(most=1)
-        self.note(p, 1)
+        self.count_for_order(p, 1)
         flat = p.cut.pad(gradient.reshape(-1), p.cut.ranks)
-        self.sent.append((p, *self.collectives.reduce_scatter(flat)))
+        total, wait = self.collectives.reduce_scatter(flat)
+        self.sent.append(Sending(p, total, wait))
 
     def receive(self, most=0):
         while len(self.sent) > most:
@@ -689,7 +721,7 @@ class FSDP(Sharded):
         self.end_of_backward()
 
 
-# check: and what sharded_train.py does when it is run: it trains, with the stage that you ask for
+# define: what sharded_train.py does when it is run: it trains, with the stage that you ask for
 def make_images(n, seed):
     """Ten patterns of 28 x 28, with noise: something to learn where there is no data set."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
@@ -708,6 +740,7 @@ def train_stage(stage, steps, batch_size, lr):
     torch.manual_seed(16)
     net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
                         nn.Linear(256, 10)).to(device)
+    total = sum(p.numel() for p in net.parameters())
     if stage == 3:
         model = FSDP(net)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -731,7 +764,7 @@ def train_stage(stage, steps, batch_size, lr):
     with torch.no_grad():
         hits = (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
     kept = sum(p.numel() for p in model.parameters())
-    print(f"rank {rank}: {hits / 10:.1f} % right; weights kept: {kept:,}", flush=True)
+    print(f"rank {rank}: {hits / 10:.1f} % right; weights kept: {kept:,} of {total:,}", flush=True)
     dist.destroy_process_group()
 
 

@@ -36,8 +36,8 @@ def test_a_weight_is_whole_once_in_each_pass_and_never_two_at_once():
         spans.append((begin, begin + float(whole.get("width")), whole.get("data-layer"),
                       whole.get("data-pass")))
     spans.sort()
-    assert [span[2:] for span in spans] == [("layer 1", "forward"), ("layer 2", "forward"),
-                                            ("layer 2", "backward"), ("layer 1", "backward")]
+    assert [span[2:] for span in spans] == [("layer 2", "forward"), ("layer 3", "forward"),
+                                            ("layer 3", "backward"), ("layer 2", "backward")]
     for one, other in zip(spans, spans[1:]):
         assert one[1] < other[0], "freed before the next is gathered"
     gradients = all_of(read("gathered_weight"), "gradient")

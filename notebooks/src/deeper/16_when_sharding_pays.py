@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Deeper · When sharding pays
 #
-# Chapter 16 saved memory and paid with time. How much does each stage send, what do PyTorch's own
+# Chapter 16 saved memory. What does that cost: how much does each stage send, what do PyTorch's own
 # classes do, and what do published runs say?
 #
 # ## What you'll do

@@ -13,7 +13,7 @@ KINDS = ("weights", "gradients", "state")  # stage s divides the last s of them
 COLORS = {"weights": BLUE, "gradients": ORANGE, "state": GREEN}
 TITLES = ("data parallel: all copied", "stage 1: state divided", "stage 2: gradients, too",
           "stage 3: all divided")
-LAYERS = ("layer 1", "layer 2")
+LAYERS = ("layer 2", "layer 3")  # a first layer is not gathered again
 
 
 def held(stage, kind, rank):
@@ -57,7 +57,7 @@ def draw_who_holds_what():
 def draw_gathered_weight():
     drawn = [words(230, 30, "forward", 20, bold=True), words(478, 30, "backward", 20, bold=True),
              line(354, 12, 354, 292, GREY, 1)]
-    whole = {"layer 1": ((110, 214), (490, 594)), "layer 2": ((236, 340), (366, 470))}
+    whole = {"layer 2": ((110, 214), (490, 594)), "layer 3": ((236, 340), (366, 470))}
     for row, layer in enumerate(LAYERS):
         floor = 148 + 122 * row
         drawn.append(words(10, floor - 2, layer, anchor="start", bold=True))
@@ -72,13 +72,15 @@ def draw_gathered_weight():
             drawn.append(words(end + 2, floor - 72, "free", anchor="end"))
             if number == 1:
                 drawn.append(arrow(end, floor, end, floor + 24, ORANGE, 4, class_="gradient"))
+    drawn.append(words(40, 30, "time →", 18))
     drawn.append(words(624, 318, "gradient, to be reduced", anchor="end"))
     drawn.append(words(100, 318, "thin: the shard, always there", anchor="start"))
     return page(640, 332, "A weight is whole only while its layer computes",
-                "Two rows, one for each layer, from left to right in time. A thin bar, the "
-                "rank's shard, is always there. In the forward pass layer 1 is gathered, used and "
-                "freed, then layer 2. In the backward pass layer 2 is gathered again, used and "
-                "freed, then layer 1, and each sends its gradient to be reduced.", drawn)
+                "Two rows, one for each of two layers in the middle of a network, from left to "
+                "right in time. A thin bar, the "
+                "rank's shard, is always there. In the forward pass layer 2 is gathered, used and "
+                "freed, then layer 3. In the backward pass layer 3 is gathered again, used and "
+                "freed, then layer 2, and each sends its gradient to be reduced.", drawn)
 
 
 DRAWINGS = {"who_holds_what": draw_who_holds_what, "gathered_weight": draw_gathered_weight}
