@@ -6,8 +6,8 @@
 #
 # ## What you'll do
 #
-# Average the gradients of a small network in four ways. Make a class of the last one, compare it
-# with PyTorch's, time all of them, and run a program to keep.
+# Average gradients in four ways, make a class of the last, compare it with PyTorch's, time it, and
+# run a program to keep.
 #
 # ## What you'll learn
 #
@@ -21,9 +21,9 @@
 # {reading time}, running about a minute on two cores.
 
 # %% [markdown]
-# Some cells also make up a program that you keep, [ddp_train.py](ddp_train.py): the one that begins
-# with `# ddp_train.py`, and the folded ones with imports, buckets, `DDP` and the training. `dist` is
-# `torch.distributed`, and `F` is `torch.nn.functional`.
+# `broadcast_module`, and folded cells with imports, buckets, `DDP` and the training, also go into a
+# program that you keep, [ddp_train.py](ddp_train.py). `dist` is `torch.distributed`, `F` is
+# `torch.nn.functional`.
 
 # %% tags=["torch", "fold", "file:ddp_train.py"]
 # define: the program's imports; start it by torchrun --standalone --nproc-per-node=2 ddp_train.py
@@ -49,7 +49,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 #
 # A notebook is one process. So `ranks(function, world=3)` runs a function in three others (two,
 # without `world`), and returns a list of what they returned. They get copies of this notebook's
-# variables. `ranks(function, 5)` calls `function(5)` on each rank.
+# variables. `ranks(function, 5)` calls `function(5)` on each.
 
 # %% tags=["fold", "file:ranks.py"]
 # define: `ranks` starts processes, and ends them all when one fails or takes too long
@@ -160,8 +160,8 @@ print("The error:", hung)
 # %% [markdown]
 # ## What must come out
 #
-# Averaged gradients must be those that one process finds from the whole batch. `SmallNet` has three
-# dense layers, `first`, `second` and `last`. The last has 8-byte numbers, the others 4-byte ones.
+# The gradients that one process finds from the whole batch. `SmallNet` has three dense layers,
+# `first`, `second` and `last`. The last has 8-byte numbers, the others 4-byte ones.
 
 # %% tags=["fold"]
 # define: SmallNet, three dense layers with tanh between them; the last is float64
@@ -178,7 +178,7 @@ class SmallNet(nn.Module):
         return self.last(x.double())
 
 # %% [markdown]
-# One process, the whole batch of 12. All ways below must reach its gradients:
+# The whole batch of 12:
 
 # %%
 def gradients(net):
@@ -208,7 +208,22 @@ def broadcast_module(module):
         dist.broadcast(values, src=0)
         tensor.detach().copy_(values)
 
-# %%
+# %% [markdown]
+# ## Four ways to send
+#
+# When should gradients be sent, and in how many messages?
+#
+# ![Timelines of a backward pass of four layers. Naive: four messages after the pass. Flat: one
+# message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
+# messages, the first during the pass; it ends first.](src/drawings/ddp_ways.svg)
+#
+# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`.
+#
+# Below, `equal_replica()` makes a `SmallNet` with rank 0's weights. `shard_loss(net)` is its loss on
+# the rank's shard: each rank has all of `x` and `y`, and cuts out its rows.
+
+# %% tags=["fold"]
+# define: own_replica with the rank's own weights, equal_replica with rank 0's, and shard_loss
 def own_replica():
     torch.manual_seed(dist.get_rank())  # each rank makes other weights
     return SmallNet()
@@ -219,23 +234,7 @@ def equal_replica():
     broadcast_module(net)
     return net
 
-# %% [markdown]
-# ## Four ways to send
-#
-# Each rank runs the backward pass on its shard. When should gradients be sent, and in how many
-# messages?
-#
-# ![Timelines of a backward pass of four layers. Naive: four messages after the pass. Flat: one
-# message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
-# messages, the first during the pass; it ends first.](src/drawings/ddp_ways.svg)
-#
-# A short message is mostly latency (chapter 03). So the one with all four gradients takes little
-# longer than one with `g1` alone.
-#
-# All four ways need the loss of the rank's shard. Every rank has all of `x` and `y`, and cuts out
-# its part:
 
-# %%
 def shard_loss(net):
     k = dist.get_world_size()
     rank = dist.get_rank()
@@ -253,7 +252,7 @@ def naive(net):
         p.grad /= dist.get_world_size()
 
 # %% [markdown]
-# We try it on two ranks. `largest_difference` looks at all ranks and all gradients:
+# On two ranks. `largest_difference` looks at all of their gradients:
 
 # %%
 from helpers.compare import largest_difference
@@ -287,8 +286,8 @@ print(found[1]["last.bias"])
 assert largest_difference(found[0], found[1]) == 0
 
 # %% [markdown]
-# They agree, and both have twice the right gradient. **Replicas can be equal and wrong.** So we
-# compare with one process, never just replica with replica.
+# They agree, on twice the right gradient. **Replicas can be equal and wrong.** So we compare with
+# one process.
 
 # %% tags=["fold"]
 # check: three ranks agree too; other weights, a layer left out and a sum for a mean are all noticed
@@ -313,8 +312,7 @@ for wrong in (without_first_layer, without_division):
 # %% [markdown]
 # ### Flat: one message
 #
-# Naive sends six messages, and each costs a latency. We can pack all gradients into one array, the
-# *buffer*, and unpack it afterwards:
+# Naive sends six messages, and each costs a latency. One array, a *buffer*, can hold all gradients:
 
 # %%
 def pack(parameters):
@@ -351,20 +349,14 @@ assert largest_difference(found, whole) < 1e-5
 # %%
 net = SmallNet()
 name_of = {p: name for name, p in net.named_parameters()}
-
-
-def print_name(p):
-    print(name_of[p])
-
-
 for p in net.parameters():
-    p.register_post_accumulate_grad_hook(print_name)
+    p.register_post_accumulate_grad_hook(lambda p: print(name_of[p]))
 F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
-# From the last layer to the first, and in each layer the bias first. The last layer's gradients are
-# there long before the pass ends (chapter 10). So now the hook sends. With `async_op=True`
-# `all_reduce` returns at once, and what it returns can be waited for later:
+# From the last layer to the first. The last layer's gradients are there long before the pass ends
+# (chapter 10). So now the hook sends. With `async_op=True` `all_reduce` returns at once, and what it
+# returns can be waited for later:
 
 # %%
 def overlapped():
@@ -431,7 +423,7 @@ assert largest_difference(ranks(gradients_after, flat, world=3), whole) < 1e-5
 print(", ".join(early[0]))
 
 # %% [markdown]
-# The line above is a log of one pass. `last` is sent before the pass comes to `second`.
+# In this log of one pass `last` is sent before the pass comes to `second`.
 #
 # ## Buckets
 #
@@ -442,9 +434,9 @@ print(", ".join(early[0]))
 # fill bucket 1, which is sent while layers 2 and 1 are computed; theirs fill bucket
 # 2.](src/drawings/ddp_buckets.svg)
 #
-# The dashed line is the present moment. `fill_buckets` takes parameters in the order in which their
-# gradients come. A bucket holds at most so many bytes, and one type of numbers. Each layer of
-# `SmallNet` has 80 bytes. **Predict:** which parameters share a bucket of 100 bytes?
+# `fill_buckets` takes parameters in the order in which their gradients come. A bucket holds at most
+# so many bytes, and one type of numbers. Each layer of `SmallNet` has 80 bytes. **Predict:** which
+# parameters share a bucket of 100 bytes?
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: fill_buckets, lists of parameters of one type with at most so many bytes
@@ -473,8 +465,8 @@ for most in [1, 100, 1000]:
 # %% [markdown]
 # ## A small DDP
 #
-# Now the parts make a class. It wraps a network and is called like it. Its hook, `mark_ready`, is
-# `send` of *Overlapped*, but for buckets: it sends the next bucket once that is complete.
+# Now the parts make a class, which wraps a network and is called like it. Its hook, `mark_ready`,
+# sends the next bucket once all of its gradients have come.
 
 # %%
 class SmallDDP(nn.Module):
@@ -513,8 +505,7 @@ class SmallDDP(nn.Module):
         self.ready.clear()
 
 # %% [markdown]
-# A step is: forward, backward, `finish_gradient_synchronization()`, update. Buckets of at most 100
-# bytes:
+# With buckets of at most 100 bytes:
 
 # %%
 def with_small_ddp(most):
@@ -530,15 +521,15 @@ for sent_early, found in ranks(with_small_ddp, 100):
     assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# That is DDP: equal replicas, and **each gradient replaced by its mean over ranks, in buckets that
-# leave while the pass goes on.**
+# That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass goes
+# on.**
 #
-# - **Why `while`?** Messages have no names: the first of one rank is added to the first of the
-#   others, the second to the second. If rank 0 sent bucket 1 first and rank 1 bucket 2, those would
-#   be added up. So a bucket that is complete early waits for those before it.
-# - **Why must you call `finish_gradient_synchronization`?** Somebody has to wait at the end of the
-#   pass. PyTorch's DDP needs no such call: its C++ code has the autograd engine call it back when
-#   the pass ends (`queue_callback` in `reducer.cpp`).
+# *All ranks must send in the same order.* If rank 0 sent bucket 1 first and rank 1 bucket 2, those
+# two would be added up. So a bucket that is complete early waits for those before it.
+#
+# *Somebody must wait at the end of the pass*, so you call `finish_gradient_synchronization`.
+# PyTorch's DDP needs no such call: the autograd engine calls it back when the pass ends
+# (`queue_callback` in `reducer.cpp`).
 
 # %% tags=["fold"]
 # check: messages sent in another order are added up wrongly; SmallDDP is right on 2, 3 and 4 ranks
@@ -561,13 +552,12 @@ for world in (2, 3, 4):
 # %% [markdown]
 # ## Parameters that nobody used
 #
-# A forward pass may leave out a parameter, for instance if the network has branches. Then its
-# gradient is `None` and its hook isn't called. On that rank the bucket is never complete, while
-# others wait for its message.
+# If a rank's forward pass leaves out a parameter, its gradient stays `None` and its hook isn't
+# called. That bucket is never complete, and the other ranks wait for it.
 #
-# So the rank should send zeros instead. But a parameter that *no* rank used must keep `None`, or
-# weight decay would shrink it. How can a rank know? Each gradient gets a *flag*, 1 if it is there
-# and 0 if not, and flags travel at the end of the buffer. They are averaged like all the rest.
+# So the rank must send zeros. But what *no* rank used should keep `None`, or weight decay would
+# shrink it. So a *flag* for each gradient travels at the end of the buffer: 1 if it is there, 0 if
+# not. Flags are averaged too.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: flatten and write_back, which are pack and unpack with a flag for each gradient
@@ -599,33 +589,34 @@ def write_back(bucket, buffer):
             p.grad.copy_(mean.view_as(p))
 
 # %% [markdown]
-# `flatten` and `write_back` do what `pack` and `unpack` did, with flags. A bucket of three
-# parameters: one is used by both ranks, one by rank 0 only, one by nobody.
+# A bucket of three parameters: both ranks use the first, rank 0 the second, nobody the third.
 
-# %%
+# %% tags=["fold"]
+# define: partly_used, which sends such a bucket by flatten, all_reduce and write_back
 def partly_used():
     by_both = nn.Parameter(torch.zeros(1))
     by_rank_0 = nn.Parameter(torch.zeros(1))
     by_nobody = nn.Parameter(torch.zeros(1))
+    loss = 3 * by_both
     if dist.get_rank() == 0:
-        loss = 3 * by_both + 4 * by_rank_0
-    else:
-        loss = 3 * by_both
+        loss = loss + 4 * by_rank_0
     loss.backward()
     bucket = [by_both, by_rank_0, by_nobody]
     sent = flatten(bucket)
-    mean = sent / 2
+    mean = sent / dist.get_world_size()
     dist.all_reduce(mean)
     write_back(bucket, mean)
     return sent, mean, [p.grad for p in bucket]
 
-
+# %%
 for sent, mean, grads in ranks(partly_used):
-    print("sent", sent.tolist(), "mean", mean.tolist(), "gradients", grads)
+    print("sent:", sent.tolist())
+    print("mean:", mean.tolist())
+    print("gradients then:", grads)
 
 # %% [markdown]
-# The middle flag is 0.5: one rank of two had that gradient, so both get its mean, 2. The last flag
-# is 0, and the gradient stays `None` on both.
+# Three gradients, then three flags. The second flag's mean is 0.5: one rank of two had a gradient,
+# so both get its mean, 2. The third is 0, so the gradient stays `None`.
 
 # %% tags=["fold"]
 # check: these numbers; and with a layer that rank 1 leaves out, SmallDDP ends in an error
@@ -654,16 +645,13 @@ assert isinstance(outcome(ranks, with_a_layer_left_out, seconds=10), Exception)
 # %% [markdown]
 # ## DDP, whole
 #
-# The complete class goes into the program. It is folded here, since it is `SmallDDP` with four
-# additions:
+# The program's class is folded. It is `SmallDDP` and four things more:
 #
-# - **Unused parameters**: it calls `flatten` and `write_back`, and
-#   `finish_gradient_synchronization` first sends the buckets that were never complete. Frozen
-#   parameters stay out.
-# - **`no_sync()`** switches the sending off, for the next section but one.
-# - **It refuses** what would go wrong in silence, such as an update before the means are there. Its
-#   `guard` notes each gradient when it comes, and looks again before it is used.
-# - **It can be freed**: a hook that is a method keeps its object alive. Those of `set_hooks` don't.
+# - **Unused parameters:** it packs with flags, and `finish_gradient_synchronization` first sends
+#   the buckets that were never complete. Frozen parameters stay out.
+# - **`no_sync()`** switches the sending off, for accumulation.
+# - **Its guard refuses** what would go wrong in silence, as an update before the means are there.
+# - **It can be freed:** a hook that is a method keeps its object alive; `set_hooks` sets others.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -824,7 +812,7 @@ class DDP(nn.Module):
         raise TypeError(COPIED)
 
 # %% [markdown]
-# Is it PyTorch's? We train a network with what is hard for a DDP: two types, a weight used twice, a
+# Does it equal PyTorch's? We train a network with what is hard: two types, a weight used twice, a
 # frozen layer, an unused one, and BatchNorm.
 
 # %% tags=["fold", "trains"]
@@ -912,7 +900,7 @@ for world in (2, 3, 4):
             assert sent_early == of_how_many, "each bucket leaves when it is complete"
 
 # %% [markdown]
-# And three mistakes, which it refuses:
+# Three mistakes, refused:
 
 # %% tags=["fold", "trains"]
 # check: two backward passes, a step before the end and clipping before the end are all refused
@@ -945,10 +933,9 @@ for mistake in (forgotten, stepped_too_early, clipped_too_early):
 # %% [markdown]
 # ## Does it pay?
 #
-# **Predict:** which way is the fastest on two cores? Is any faster than one process with the whole
-# batch? We take 22 dense layers with 22 MB of gradients, which is much to send for little compute.
-# Two baselines: `alone` is one process with 64 images, `local` is two with 32 each that send
-# nothing.
+# **Predict:** is any way faster than one process with the whole batch? We take 22 dense layers with
+# 22 MB of gradients, which is much to send for little compute. `alone` is one process with 64
+# images. `local` is two with 32 each that send nothing.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 4"]
 # measure: messages and ms a step in each way, in turns, and which comparisons have a winner
@@ -1050,7 +1037,7 @@ def verdict(times, one, other):
     return "no winner, the middle halves overlap"
 
 
-made_up = {"low": [1, 2, 3], "high": [7, 8, 9], "wide": [1, 5, 9]}
+made_up = {"low": [1, 2, 3], "high": [7, 8, 9], "wide": [1, 8, 9]}
 assert verdict(made_up, "low", "high") == verdict(made_up, "high", "low") == "low takes less time"
 assert verdict(made_up, "wide", "high").startswith("no winner")
 
@@ -1090,20 +1077,20 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
               "baselines. Blue: ways that send.")
 
 # %% [markdown]
-# Grey are the baselines. A comparison has a winner if the middle half of its rounds lies wholly
-# below the other's. What a way takes beyond `local` is the price of sending. If that is more than
-# `local` saves over `alone`, the second process doesn't pay.
+# The last lines answer. A winner's middle half lies wholly below the other's. What a way takes
+# beyond `local` is the price of sending. If `local` saves less than that over `alone`, the second
+# process doesn't pay.
 #
 # **The number of messages is the same on every machine; the time isn't.** Here the cores that
-# compute also carry the messages, so both compete. If your computer gives other winners, run the
-# cell again while nothing else runs: what comes out twice is true of your computer. Overlap is made
-# for a link that isn't the CPU; the notebook deeper: Overlap on a link that matters simulates one.
+# compute also carry the messages. On your laptop others may win: run the cell twice while nothing
+# else runs, and believe what comes out both times. For a link that isn't the CPU see deeper: Overlap
+# on a link that matters.
 #
 # ## Gradient accumulation
 #
 # A batch that doesn't fit into memory is computed in parts: several backward passes add up in
-# `.grad`, then comes one update. In between nothing needs to be sent, and `no_sync()` says so. With
-# two parts each loss is divided by two. (Here both parts are the same shard.)
+# `.grad`, then comes one update. Only the last pass must send. Here two parts, both of them the same
+# shard, so each loss is divided by two:
 
 # %%
 def accumulated():
@@ -1140,9 +1127,8 @@ assert largest_difference(ranks(accumulated_halves), whole) < 1e-5
 # %% [markdown]
 # ## A trap: one rank's hits, everybody's images
 #
-# A test set is shared out as well: of 100 images rank 0 takes the even ones, rank 1 the odd ones.
-# The network recognises the first 80. **Predict:** which accuracies do they report, before and
-# after the counts are added up?
+# Of 100 test images rank 0 takes the even ones, rank 1 the odd ones. The network recognises the
+# first 80. **Predict:** which accuracies do they report, before and after the counts are added up?
 
 # %%
 recognised = torch.arange(100) < 80
@@ -1176,10 +1162,9 @@ for before, after in ranks(accuracies):
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
 # ```
 #
-# (`--standalone`: all processes are on this machine.) After each epoch it writes a snapshot. If the
-# run is killed, the same command with `--resume` goes on, and ends with the same weights, bit for
-# bit. `--help` lists the options. To use PyTorch's own DDP, change one line, `model = DDP(net)`, as
-# the comment beside it says.
+# After each epoch it writes a snapshot. If the run is killed, the same command with `--resume` goes
+# on, and ends with the same weights, bit for bit. For PyTorch's own DDP change one line,
+# `model = DDP(net)`, as the comment beside it says.
 
 # %% tags=["fold", "file:ddp_train.py", "trains"]
 # define: the program, with LeNet, data, training, test, snapshots and options
@@ -1349,8 +1334,8 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook is __main__
 # measure: the program, two epochs on two processes
 from helpers.cluster import torchrun
 
-printed, _ = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=None)
-print(printed)
+printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=None)
+print(printed[0])  # by rank 0
 
 # %% [markdown]
 # **On GPUs:** with one for each process it uses them, and NCCL. We have run it on one GPU only.
@@ -1358,8 +1343,8 @@ print(printed)
 # ## Summary
 #
 # - Replicas begin equal by a broadcast, and stay equal because all apply the same mean gradient.
-# - Buckets are few messages that leave during the pass, in the same order on all ranks. Whether
-#   that saves time depends on the machine: measure.
+# - Buckets are few messages, sent during the pass and in the same order by all ranks. What that
+#   saves depends on the machine.
 # - Replicas can agree and be wrong. Compare with one process.
 #
 # Next, chapter 15: the same across machines, and what happens when one of them dies.
