@@ -160,7 +160,7 @@ print(hung)
 # %% [markdown]
 # ## What must come out
 #
-# The gradients that one process finds from the whole batch. `SmallNet` has three dense layers,
+# The gradients that one process finds from the whole batch. Our `SmallNet` has three dense layers,
 # `first`, `second` and `last`. The last has 8-byte numbers, the others 4-byte ones.
 
 # %% tags=["fold"]
@@ -219,8 +219,8 @@ def broadcast_module(module):
 #
 # A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`.
 #
-# Below, `equal_replica()` makes a `SmallNet` with rank 0's weights. `shard_loss(net)` is its loss on
-# the rank's shard: each rank has all of `x` and `y`, and cuts out its rows.
+# Below, `equal_replica()` makes a `SmallNet` with rank 0's weights. `shard_loss(net)` is its loss
+# on the rank's shard: each rank has all of `x` and `y`, and cuts out its rows.
 
 # %% tags=["fold"]
 # define: own_replica with the rank's own weights, equal_replica with rank 0's, and shard_loss
@@ -355,8 +355,8 @@ F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
 # From the last layer to the first. The last layer's gradients are there long before the pass ends
-# (chapter 10). So now the hook sends. With `async_op=True` `all_reduce` returns at once, and what it
-# returns can be waited for later:
+# (chapter 10). So now the hook sends. With `async_op=True` `all_reduce` returns at once, and what
+# it returns can be waited for later:
 
 # %%
 def overlapped():
@@ -521,8 +521,8 @@ for sent_early, found in ranks(with_small_ddp, 100):
     assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass goes
-# on.**
+# That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass
+# goes on.**
 #
 # *All ranks must send in the same order.* If rank 0 sent bucket 1 first and rank 1 bucket 2, those
 # two would be added up. So a bucket that is complete early waits for those before it.
