@@ -1,4 +1,4 @@
-# check: it runs by torchrun --standalone --nproc-per-node=2 ddp_train.py --help
+# define: the program's imports; start it by torchrun --standalone --nproc-per-node=2 ddp_train.py
 """Trains LeNet, a process for each device. --help lists the options."""
 
 import argparse
@@ -17,11 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        values = tensor.detach().contiguous()  # as one piece of memory
+        values = tensor.detach().contiguous()  # a copy, if it isn't stored row by row
         dist.broadcast(values, src=0)
         tensor.detach().copy_(values)
 
 
+# define: fill_buckets, lists of parameters of one type with at most so many bytes
 def fill_buckets(parameters, most):
     """Lists of parameters of one type: at most `most` bytes, or a single larger parameter."""
     buckets = []
@@ -36,30 +37,36 @@ def fill_buckets(parameters, most):
     return buckets
 
 
+# define: flatten and write_back, which are pack and unpack with a flag for each gradient
 def flatten(bucket):
     """The gradients of a bucket in one array; then, for each, 1 if it is there and 0 if not."""
-    parts = []
-    used = []
+    pieces = []
+    flags = []
     for p in bucket:
-        used.append(p.grad is not None)
-        gradient = torch.zeros_like(p) if p.grad is None else p.grad
-        parts.append(gradient.flatten())
-    parts.append(torch.tensor(used).to(parts[0]))
-    return torch.cat(parts)
+        if p.grad is None:
+            pieces.append(torch.zeros_like(p).flatten())
+            flags.append(0)
+        else:
+            pieces.append(p.grad.flatten())
+            flags.append(1)
+    pieces.append(torch.tensor(flags).to(pieces[0]))  # to the type and device of the gradients
+    return torch.cat(pieces)
 
 
 def write_back(bucket, buffer):
     """Copy the means in `buffer` into the gradients of a bucket."""
     sizes = [p.numel() for p in bucket]
-    *means, used = buffer.split([*sizes, len(bucket)])
-    for p, mean, users in zip(bucket, means, used):
-        if p.grad is None and users != 0:  # another rank has one
+    sizes.append(len(bucket))
+    pieces = buffer.split(sizes)
+    flags = pieces[-1]
+    for p, mean, flag in zip(bucket, pieces, flags):
+        if p.grad is None and flag != 0:  # another rank has one
             p.grad = torch.zeros_like(p)
         if p.grad is not None:
             p.grad.copy_(mean.view_as(p))
 
 
-# check: what DDP refuses, each with its reason and the way out
+# define: what DDP refuses, each with its reason and the way out
 UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass; to "
               "add up several, run all but the last in no_sync(). (Two DDPs of one module, or a "
               "reentrant checkpoint of a layer used twice, end here too.)")
@@ -144,6 +151,7 @@ class Guard:
                     raise RuntimeError(UNFINISHED)
 
 
+# define: DDP, whole
 class DDP(nn.Module):
     """Averages gradients over all ranks, in buckets, during the backward pass.
 
@@ -151,7 +159,7 @@ class DDP(nn.Module):
     one rank does, all must do: as many steps, load_state_dict(), a change of weights by hand.
     Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start.
     Ranks count alike, however many examples each has. Send nothing else between the backward
-    pass and its finish. Else it is PyTorch's with find_unused_parameters=True.
+    pass and its finish. All the rest is as in PyTorch's with find_unused_parameters=True.
     """
 
     def __init__(self, module, bucket_size_mb=25):
@@ -162,7 +170,7 @@ class DDP(nn.Module):
         self.trained = [p for p in module.parameters() if p.requires_grad]
         self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
         self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # (buffer, its all-reduce), for each bucket that was sent
+        self.sent = []  # for each bucket that has left: its buffer, and what to wait for
         self.synchronizing = True  # False in no_sync()
         self.guard = Guard(self.trained)
         set_hooks(self.trained, self.mark_ready)
@@ -180,10 +188,10 @@ class DDP(nn.Module):
             return
         self.ready.add(p)
         while len(self.sent) < len(self.buckets):
-            bucket = self.buckets[len(self.sent)]
-            if not self.ready.issuperset(bucket):
-                break
-            self.send(bucket)
+            next_bucket = self.buckets[len(self.sent)]  # the first that hasn't left
+            if not self.ready.issuperset(next_bucket):
+                break  # a gradient of it is missing
+            self.send(next_bucket)
 
     def send(self, bucket):
         buffer = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
@@ -193,8 +201,9 @@ class DDP(nn.Module):
     def finish_gradient_synchronization(self):
         """Send what is left, wait, and put the means into the gradients."""
         self.guard.before_averaging(self.ready)
-        for bucket in self.buckets[len(self.sent):]:
-            self.send(bucket)
+        while len(self.sent) < len(self.buckets):
+            next_bucket = self.buckets[len(self.sent)]
+            self.send(next_bucket)
         for bucket, (buffer, work) in zip(self.buckets, self.sent):
             work.wait()
             write_back(bucket, buffer)
@@ -215,7 +224,7 @@ class DDP(nn.Module):
         raise TypeError(COPIED)
 
 
-# check: LeNet as in chapter 04, and data: MNIST's own files, or noisy patterns
+# define: the program, with LeNet, data, training, test, snapshots and options
 def lenet():
     return nn.Sequential(
         nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
@@ -251,7 +260,7 @@ def load(folder):
     return torch.utils.data.TensorDataset(*train), test
 
 
-# check: meeting the other processes, on GPUs if there is one for each, else on CPU cores
+# --- Meeting the other processes, on GPUs if there is one for each, else on CPU cores
 def join_processes():
     """Meets the other processes; returns this one's device."""
     here = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -293,7 +302,7 @@ def test_accuracy(model, images, labels, device):
     return right.item() / len(images)
 
 
-# check: a snapshot after each epoch, which a run goes on from bit for bit
+# --- A snapshot after each epoch, from which a run goes on bit for bit
 def save_snapshot(path, snapshot):
     """Rank 0 writes it beside `path` and then renames it: whoever kills us, `path` is whole."""
     if dist.get_rank() == 0:
@@ -310,7 +319,7 @@ def read_snapshot(path, device):
     return box[0]
 
 
-# check: the program
+# --- The program
 def main(data, epochs, batch_size, lr, snapshot, resume):
     device = join_processes()
     rank = dist.get_rank()
@@ -350,7 +359,7 @@ def main(data, epochs, batch_size, lr, snapshot, resume):
     dist.destroy_process_group()
 
 
-# check: the command line
+# --- The command line
 def read_arguments():
     parser = argparse.ArgumentParser(description="Trains LeNet, a process for each device.")
     parser.add_argument("--data", help="folder with MNIST's four files; else data is made")

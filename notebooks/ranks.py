@@ -1,4 +1,4 @@
-# check: `ranks` starts processes, and ends them all when one fails or takes too long
+# define: `ranks` starts processes, and ends them all when one fails or takes too long
 """Runs a function in several processes of this machine, the ranks of torch.distributed."""
 
 import signal

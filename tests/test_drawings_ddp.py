@@ -42,6 +42,33 @@ def test_the_moving_buckets_leave_when_they_are_full():
     assert edges(second)[0] >= ready["1"]
 
 
+def test_each_message_comes_from_its_own_bucket():
+    root = read("ddp_buckets")
+    gradients = {each.get("data-layer"): edges(each) for each in with_class(root, "gradient")}
+    messages = {each.get("data-bucket"): edges(each) for each in with_class(root, "message")}
+    arrows = {each.get("data-bucket"): each for each in with_class(root, "leaves")}
+    inside = {"1": ["4", "3"], "2": ["2", "1"]}
+    boxes = with_class(root, "bucket")
+    assert [each.get("data-bucket") for each in boxes] == list(inside)
+    for bucket in boxes:
+        number = bucket.get("data-bucket")
+        left, right = edges(bucket)
+        assert bucket.findtext(SVG + "text") == f"bucket {number}"
+        held = [layer for layer, (begin, end) in gradients.items() if left < begin < end < right]
+        assert held == inside[number]
+        shaft = next(arrows[number].iter(SVG + "line"))
+        assert left < float(shaft.get("x1")) < right, "it begins below its own bucket"
+        tip = next(arrows[number].iter(SVG + "polygon")).get("points").split(",")[0]
+        begin, end = messages[number]
+        assert begin < float(tip) < end
+
+
+def test_the_dashed_line_says_what_it_is():
+    (now,) = with_class(read("ddp_buckets"), "now")
+    assert now.findtext(SVG + "text") == "now"
+    assert now.find(SVG + "line").get("stroke-dasharray")
+
+
 def test_the_film_begins_complete_and_stops_for_those_who_ask():
     style = read("ddp_buckets").findtext(SVG + "style")
     rule = "@media (prefers-reduced-motion: reduce) { .moves { animation: none; } }"

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Deeper · Overlap on a link that matters
 #
-# On two cores chapter 14 saw little of overlap: the cores that compute also carry the messages.
-# What does overlap bring where something else moves the data, and how large should buckets be then?
+# In chapter 14 the cores that compute also carry the messages. What does overlap bring where
+# something else moves the data, and how large should buckets be then?
 #
 # ## What you'll do
 #

@@ -109,38 +109,46 @@ def span(x, top, width, fill, text, ink="white", **attributes):
 def draw_buckets():
     """Chapter 14: buckets fill during the backward pass, and a full one leaves."""
     drawn = [film_style(),
-             words(320, 32, "A full bucket leaves while the pass goes on", 22, bold=True)]
-    drawn.append(words(8, 92, "backward", anchor="start"))
-    drawn.append(words(8, 202, "buckets", anchor="start"))
-    drawn.append(words(8, 308, "link", anchor="start"))
+             words(320, 26, "A full bucket leaves while the pass goes on", 22, bold=True)]
+    drawn.append(words(8, 96, "backward", anchor="start"))
+    drawn.append(words(8, 214, "buckets", anchor="start"))
+    drawn.append(words(8, 338, "link", anchor="start"))
     for layer in LAYERS:
         x = layer_end(layer) - MOVING.layer
-        drawn.append(span(x, 60, MOVING.layer, BLUE, f"layer {layer}",
+        drawn.append(span(x, 64, MOVING.layer, BLUE, f"layer {layer}",
                           class_=f"moves layer{layer} pass", data_layer=layer))
     for layers, begin, end in messages(BUCKETS, overlapped=True):
         left = layer_end(layers[0]) - MOVING.layer
         number = BUCKETS.index(layers) + 1
-        drawn.append(box(left + 4, 162, 2 * MOVING.layer - 8, 62, PALE_GREY, FRAME, stroke_width=3,
-                         rx=6))
+        width = 2 * MOVING.layer - 8
+        drawn.append(group([
+            box(left + 4, 162, width, 88, PALE_GREY, FRAME, stroke_width=3, rx=6),
+            words(left + 4 + width / 2, 240, f"bucket {number}", bold=True),
+        ], class_="bucket", data_bucket=number))
         for layer in layers:
             x = layer_end(layer) - MOVING.layer
             drawn.append(group([
-                arrow(x + MOVING.layer / 2, 114, x + MOVING.layer / 2, 168, BLUE, 3),
+                arrow(x + MOVING.layer / 2, 116, x + MOVING.layer / 2, 168, BLUE, 3),
                 box(x + 16, 172, MOVING.layer - 32, 42, PALE_BLUE, BLUE, stroke_width=2),
                 words(x + MOVING.layer / 2, 199, f"g{layer}"),
             ], class_=f"moves gradient{layer} gradient", data_layer=layer))
-        drawn.append(span(begin, 276, end - begin, ORANGE, f"bucket {number}", "black",
+        drawn.append(span(begin, 306, end - begin, ORANGE, f"bucket {number}", "black",
                           class_=f"moves message{layers[0]} message", data_bucket=number))
-        drawn.append(arrow(begin + 16, 226, begin + 16, 272, ORANGE, 3))
-    drawn.append(line(LEFT, 50, LEFT, 350, "black", 3, class_="moves now",
-                      stroke_dasharray="5 4"))
-    drawn.append(arrow(LEFT, 350, 632, 350, "black", 2))
-    drawn.append(words(600, 376, "time"))
-    drawn.append(words(LEFT, 376, "g4: the gradients of layer 4", anchor="start"))
-    return page(640, 390, "Buckets fill during the backward pass, moving", (
+        drawn.append(group([
+            arrow(left + 4 + width / 2, 252, (begin + end) / 2, 303, ORANGE, 3),
+        ], class_=f"moves message{layers[0]} leaves", data_bucket=number))
+    drawn.append(group([
+        line(LEFT, 62, LEFT, 380, "black", 3, stroke_dasharray="5 4"),
+        words(LEFT, 54, "now"),
+    ], class_="moves now"))
+    drawn.append(arrow(LEFT, 380, 632, 380, "black", 2))
+    drawn.append(words(600, 406, "time"))
+    drawn.append(words(LEFT, 406, "g4: the gradients of layer 4", anchor="start"))
+    return page(640, 420, "Buckets fill during the backward pass, moving", (
         "A backward pass goes from layer 4 to layer 1. The gradients of layers 4 and 3 fill "
         "bucket 1, which is sent over the link while the pass goes on with layers 2 and 1. "
-        "Their gradients fill bucket 2, which is sent at the end."), drawn)
+        "Their gradients fill bucket 2, which is sent at the end. A dashed line moves along: it "
+        "is the present moment."), drawn)
 
 
 # ---- Four ways to send ----
