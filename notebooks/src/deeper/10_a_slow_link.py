@@ -110,18 +110,18 @@ print(f"{weights:,} weights")
 
 # %% [markdown]
 # We time two ways in turns, and divide round by round. When do we say that one is shorter? If the
-# middle half of the ratios lies below 1:
+# whole middle half of the ratios lies below 1:
 
 # %%
 def verdict(ratios):
     low, median, high = spread(ratios)
     if high < 1:
-        word = "shorter"
+        word = "below 1"
     elif low > 1:
-        word = "longer"
+        word = "above 1"
     else:
         word = "this run doesn't decide"
-    return f"{median:.2f} times as long (middle half {low:.2f} to {high:.2f}): {word}"
+    return f"{median:.2f} (middle half {low:.2f} to {high:.2f}): {word}"
 
 
 print(verdict([0.90, 0.94, 0.95]))
@@ -489,7 +489,7 @@ for ax, recording in zip(axes, chosen.values()):
     ax.axvline(-ahead(recording), color="black", ls=":", lw=1.8)
 first = [event for event in chosen["first layer first"].lanes["link"]
          if event.name == "message 0"][0].start - first_sent(chosen["first layer first"])
-axes[1].annotate("the first layer's message", (first, 2.25), (begins, 2.3), fontsize=8, va="center",
+axes[1].annotate("the first layer's message", (first, 2.25), (begins, 2.42), fontsize=8, va="center",
                  arrowprops={"arrowstyle": "->"})
 show(fig, alt="Two panels with lanes for two devices and the link; time 0 is when the link has "
               "carried all of step 1. Above, step 2 begins then. Below, it begins earlier, soon "
