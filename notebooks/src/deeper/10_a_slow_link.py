@@ -489,8 +489,8 @@ for ax, recording in zip(axes, chosen.values()):
     ax.axvline(-ahead(recording), color="black", ls=":", lw=1.8)
 first = [event for event in chosen["first layer first"].lanes["link"]
          if event.name == "message 0"][0].start - first_sent(chosen["first layer first"])
-axes[1].annotate("the first layer's message", (first, 2.25), (begins, 2.42), fontsize=8, va="center",
-                 arrowprops={"arrowstyle": "->"})
+axes[1].annotate("the first layer's message", (first, 2.25), (begins, 2.42), fontsize=8,
+                 va="center", arrowprops={"arrowstyle": "->"})
 show(fig, alt="Two panels with lanes for two devices and the link; time 0 is when the link has "
               "carried all of step 1. Above, step 2 begins then. Below, it begins earlier, soon "
               "after the first layer's message, while other messages are still to come.")

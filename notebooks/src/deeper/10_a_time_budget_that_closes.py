@@ -163,6 +163,15 @@ def wide():
     net.add(nn.Dense(10))
     return net
 
+# %% tags=["fold"]
+# check: wide has 10 parameters, and in them 14 million weights
+counted = wide()
+counted.initialize()
+counted(nd.zeros((1, 1, 28, 28)))  # makes the weights
+sizes = [parameter.data().size for parameter in counted.collect_params().values()]
+assert len(sizes) == 10
+assert round(sum(sizes) / 1e6) == 14
+
 # %% [markdown]
 # `training_step` prepares a network on some devices and returns a function that trains one step.
 # The images are random, and are split once. (Two of its parameters are for later.)
@@ -320,9 +329,8 @@ fig, ax = figure("Two devices take longer than half of one device's time",
 labels = {}
 for row, name in enumerate(NETWORKS):
     half = budgets[name, 1].sum() / 2
-    mark = "" if quiet[name] else " (disturbed)"
-    labels[row - 0.2] = f"{name}, half of one device{mark}"
-    labels[row + 0.2] = f"two devices{mark}"
+    labels[row - 0.2] = f"{name}: half of one device"
+    labels[row + 0.2] = "two devices" if quiet[name] else "(disturbed) two devices"
     for place, parts in [(row - 0.2, budgets[name, 1] / 2), (row + 0.2, budgets[name, 2])]:
         left = 0
         for part, milliseconds in zip(PARTS, parts):
@@ -396,20 +404,43 @@ print("compute of 16 beside 16 / of 16 alone:    ", verdict(np.array(beside) / a
 # every weight on `cpu(0)` (chapter 10), and `cpu(1)` waits meanwhile. So the mean over both lanes
 # has only half of the updates: that alone would make the loss 0. The other half is in *waiting*.
 #
-# And why is it even a gain? The store gets one weight at a time. Trainer, without a store's help,
-# updates up to four weights in one operator. Is that the slower way? We let each device update its
-# own replica, with `update_on_kvstore=False`: four weights at once, or one by one. **Predict:**
-# what becomes of update and waiting on each lane? Which step is the shortest?
+# And why is it even a gain, in our runs? Trainer, where it updates by itself, does up to four
+# weights in one operator. The store gets one weight at a time. Is four at once the slower way? We
+# try both on one device (`group` is how many at once), and take all updates of a step together.
+
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
+# measure: the updates of a step, on one device in two ways, and in the store of two devices
+ROUNDS = 9
+in_store = training_step(wide(), pair, 32)
+update_ways = {
+    "one device, four at once": training_step(wide(), pair[:1], 32),
+    "one device, one by one": training_step(wide(), pair[:1], 32, group=1),
+    "two devices, in the store": in_store,
+}
+updating = {name: [] for name in update_ways}
+for _ in range(ROUNDS):
+    for name, step in update_ways.items():
+        updates = [event for event in record(step).events if event.kind == "update"]
+        updating[name].append(sum(event.duration for event in updates) / 1e3)
+print_times({name: np.array(seconds) for name, seconds in updating.items()})
+four, single, stored = [np.array(seconds) for seconds in updating.values()]
+print("one by one / four at once:", verdict(single / four))
+print("in the store / one by one:", verdict(stored / single))
+
+# %% [markdown]
+# One by one was faster than four at once in all our runs. So one device could have that gain, too.
+# (Why four at once are slower isn't tested. A guess: the operator goes through them number by
+# number, `MultiSGDKernel` in `src/operator/optimizer_op-inl.h` at 1.9.1.)
+#
+# With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
+# **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
-ways = {
-    "in the store": training_step(wide(), pair, 32),
-    "on each, four at once": training_step(wide(), pair, 32, update_on_kvstore=False),
-    "on each, one by one": training_step(wide(), pair, 32, update_on_kvstore=False, group=1),
-}
-for name, step in ways.items():
-    print(f"updates {name}: median of {ROUNDS} recordings")
+on_each = training_step(wide(), pair, 32, update_on_kvstore=False)
+
+for name, step in [("in the store", in_store), ("on each device", on_each)]:
+    print(f"updates {name}, median of {ROUNDS} recordings:")
     recordings = [record(step) for _ in range(ROUNDS)]
     for lane in ["cpu(0)", "cpu(1)"]:
         spent = [lane_budget(recording.lanes[lane], recording) for recording in recordings]
@@ -417,34 +448,23 @@ for name, step in ways.items():
         waiting = np.median([each["waiting"] for each in spent])
         print(f"    {lane} update {update:5.1f} ms, waiting {waiting:5.1f} ms")
 
-times = in_turns(ways, ROUNDS)
+times = in_turns({"in the store": in_store, "on each device": on_each}, ROUNDS)
 print_times(times)
-for name in ["on each, four at once", "on each, one by one"]:
-    print(f"{name} / in the store:", verdict(times[name] / times["in the store"]))
+print("on each device / in the store:", verdict(times["on each device"] / times["in the store"]))
 
 # %% tags=["fold", "trains"]
-# check: where the updates are, and how many operators: wide has 10 parameters, 14 million weights
-expected = {"in the store": (10, 0), "on each, four at once": (3, 3), "on each, one by one": (10, 10)}
-for name, counts in expected.items():
-    lanes = [event.lane for event in record(ways[name]).events if event.kind == "update"]
-    assert (lanes.count("cpu(0)"), lanes.count("cpu(1)")) == counts, name
-counted = wide()
-counted.initialize()
-counted(nd.zeros((1, 1, 28, 28)))
-sizes = [parameter.data().size for parameter in counted.collect_params().values()]
-assert len(sizes) == 10
-assert round(sum(sizes) / 1e6) == 14
-few, many = training_step(wide(), pair[:1], 32), training_step(wide(), pair[:1], 32, group=1)
-for step, count in [(few, 3), (many, 10)]:
-    assert sum(event.kind == "update" for event in record(step).events) == count, "one device"
+# check: on which lane the updates are, and in how many operators, for wide's 10 parameters
+for step, expected in [(in_store, (10, 0)), (on_each, (3, 3)),
+                       (update_ways["one device, four at once"], (3, 0)),
+                       (update_ways["one device, one by one"], (10, 0))]:
+    lanes = [event.lane for event in record(step).events if event.kind == "update"]
+    assert (lanes.count("cpu(0)"), lanes.count("cpu(1)")) == expected
 
 # %% [markdown]
-# On each device, both lanes update every weight, and wait less: the work is done twice, at the same
-# time. Four at once, an update took longer than the store's in all our runs, as it does on one
-# device. One by one, that difference went away, or nearly. So the gain was the store's way of
-# updating. (Why four at once are slower isn't tested. A guess: the operator goes through them
-# number by number, `MultiSGDKernel` in `src/operator/optimizer_op-inl.h` at 1.9.1.) Which *step* is
-# shorter, the last two lines say for this run. **Keep:** two devices don't divide updates.
+# On each device, both lanes update every weight, as one device does alone, and wait less. The work
+# is done twice, at the same time. So the step needn't get shorter, and the last line says whether
+# it did in this run: in our quiet runs it was from a seventh shorter to a tenth longer.
+# **Keep:** two devices don't divide updates.
 #
 # ## Sizes that fit
 #
@@ -525,7 +545,7 @@ def implementations(first, second):
     return found
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
-# measure: which implementations oneDNN chooses; both networks' rates, speed-ups, and where time goes
+# measure: the implementations that oneDNN chooses; rates, speed-ups, and where the time goes
 ROUNDS = 6
 STEPS = 3  # in a turn: a longer one is easier to time
 
@@ -548,7 +568,7 @@ for channels in [(20, 50), (16, 48)]:
         compute = np.median([each["compute"] for each in spent])
         rest = np.median([sum(each.values()) - each["compute"] for each in spent])
         print(f"    {devices} {rate:7,.0f} images/s; compute {compute:5.1f} ms, "
-              f"all else {rest:4.1f} ms a step")
+              f"all else {rest:4.1f} ms, {rest / (compute + rest):.0%} of a step")
     speed_ups[channels] = times[channels, 1] / times[channels, 2]
     low, median, high = spread(speed_ups[channels])
     print(f"    speed-up {median:.2f} (middle half {low:.2f} to {high:.2f})")
@@ -564,9 +584,9 @@ print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed
 #
 # There, in our runs, 16 and 48 were more than twice as fast on one device, far more than by the
 # work alone. One device was even faster than two with 20 and 50. In most runs their speed-up was
-# the smaller one. The budget shows why: their compute is much shorter, but all else on two devices,
-# which doesn't shrink with it, is a larger share of the step. **Keep:** a better speed-up doesn't
-# mean a faster training. Look at images per second too.
+# the smaller one. The budget gives a reason: they have much less compute, so that all else is a
+# larger share of their step on two devices. **Keep:** a better speed-up doesn't mean faster
+# training. Look at images per second too.
 #
 # ## Summary
 #
