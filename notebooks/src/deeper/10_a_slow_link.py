@@ -129,8 +129,8 @@ print(verdict([0.90, 0.94, 1.30]))
 
 # %% [markdown]
 # Apart, the engine finds the overlap by itself. Joined is chapter 10's control: Python runs ahead
-# there, too, but no gradient can leave before the pass has ended. **Predict:** is the step apart
-# shorter than the step joined, and by how much?
+# there, too, but no gradient can leave before its device's pass has ended. **Predict:** is the step
+# apart shorter than the step joined, and by how much?
 
 # %% tags=["fold", "measured", "trains", "few:COUNT = 7=>COUNT = 3", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: the wide network's step, joined and apart; how busy the devices are
@@ -215,11 +215,11 @@ for recording in [joined, apart]:
     assert updates == {"cpu(0)"}, "the store updates on cpu(0)"
 
 # %% [markdown]
-# (The figure shows one recorded step of each kind.) In our quiet runs overlap saved a tenth at
-# most, and often the run didn't decide. Why so little? `cpu(0)` has the most to do: its half of the
-# passes, copies, and the long updates, which the store makes there alone. It is busy for most of
-# the step either way, and a copy is work for it like any other. Another order leaves it as much to
-# do.
+# (The figure shows one recorded step of each kind; the verdict is on many.) In our quiet runs the
+# median saved a tenth at most, and often the run didn't decide. Why so little? `cpu(0)` has the
+# most to do: its half of the passes, copies, and the long updates, which the store makes there
+# alone. It is busy for most of the step either way, and a copy is work for it like any other.
+# Another order leaves it as much to do.
 #
 # **Keep:** overlap pays where something *beside* the cores carries the data.
 #
@@ -517,10 +517,10 @@ ratios = times["first layer first"] / times["order of arrival"]  # round by roun
 print("first layer first / order of arrival:", verdict(ratios))
 
 # %% [markdown]
-# The verdict depends on the run: in our quiet ones, first layer first saved from nothing to a
-# quarter. The early begin is there in each; how much of it counts, depends on how long the link
-# would have been idle. **Keep:** first layer first saves at most the time in which the link would
-# have been idle.
+# The verdict depends on the run: in our quiet ones, the median saved from nothing to a quarter. If
+# this run doesn't decide, that is its result. Step 2 began early in all of them, but what that can
+# win is bounded. **Keep:** first layer first saves at most the time in which the link would have
+# been idle.
 #
 # **On GPUs:** copies to and from a GPU obey priorities (`kCopyQueue` in
 # `src/engine/threaded_engine_perdevice.cc` at 1.9.1), and Trainer gives them: `priority=-i` for

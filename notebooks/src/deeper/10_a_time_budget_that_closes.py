@@ -293,8 +293,9 @@ for name in quiet:
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# Where nothing disturbed the run, each budget closes. In a run marked as *disturbed* the clock may
-# catch something that the recorded steps don't, or the other way round, and we check nothing.
+# Where nothing disturbed the run, each budget closes. In a network's lines marked as *disturbed*, the
+# clock may have caught something that the recorded steps didn't, or the other way round. They
+# aren't checked, and their losses may not be the text's.
 #
 # ### Where the time is lost
 #
@@ -362,11 +363,12 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 #
 # Its compute on two devices is more than half of one device's. Two things are different. The shard
 # is smaller, and both devices compute at once. Which one is it? In turns we record one device with
-# all 32 images, one device with 16, and both devices. **Predict:** if 16 images took half as long
-# as 32, the first ratio would be 1. What is it?
+# all 32 images, one device with 16, and both devices. `verdict` says on which side of 1 the whole
+# middle half of the rounds' ratios lies, if on one. **Predict:** if 16 images took half as long as
+# 32, the first ratio would be 1. What is it?
 
 # %% tags=["fold"]
-# define: `verdict` says on which side of 1 the middle half of some ratios lies, as in "A slow link"
+# define: `verdict`
 def verdict(ratios):
     low, median, high = spread(ratios)
     if high < 1:
@@ -395,8 +397,8 @@ print("compute of 16 beside 16 / of 16 alone:    ", verdict(np.array(beside) / a
 # %% [markdown]
 # The first ratio was above 1 in all our runs: 16 images take clearly more than half the time of 32.
 # So the smaller shard costs something by itself. (A guess at the cause: however few the images, all
-# 14 million weights must be read.) The second ratio says whether a shard takes still longer where
-# another device computes beside it. **Keep:** half of a batch need not be half of the compute.
+# 14 million weights must be read.) If the second ratio is above 1, computing at the same time costs
+# something on top. **Keep:** half of a batch need not be half of the compute.
 #
 # ## Where are the updates?
 #
@@ -579,20 +581,21 @@ print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed
 # %% [markdown]
 # With `DNNL_VERBOSE=1`, oneDNN (formerly DNNL) prints what it runs. Two convolutions are run five
 # times: two forward; backward, for the gradients of two weights and of the second one's input. On
-# machines with AVX-512, 16 and 48 channels run in `jit:avx512_common`, code made for these sizes,
-# and 20 and 50 in `x64:gemm:jit`, a general matrix product.
+# machines with AVX-512, 16 and 48 channels run in `jit:avx512_common`, a direct convolution, and 20
+# and 50 in `x64:gemm:jit`, a general matrix product. (Why, isn't tested. A guess: a vector there
+# holds 16 numbers, and 20 and 50 aren't multiples of 16.)
 #
 # There, in our runs, 16 and 48 were more than twice as fast on one device, far more than by the
-# work alone. One device was even faster than two with 20 and 50. In most runs their speed-up was
-# the smaller one. The budget gives a reason: they have much less compute, so that all else is a
-# larger share of their step on two devices. **Keep:** a better speed-up doesn't mean faster
-# training. Look at images per second too.
+# work alone. One device with 16 and 48 was even faster than two with 20 and 50. In most runs their
+# speed-up was the smaller one. The budget gives a reason: they have much less compute, so that all
+# else is a larger share of their step on two devices. **Keep:** a better speed-up doesn't mean
+# faster training. Look at images per second too.
 #
 # ## Summary
 #
 # - A lane's time is compute, communication, update, Python and waiting. On a quiet machine the five
 #   add up, within 5 %, to what the clock says of a step that isn't recorded.
 # - A recording made by hand tests how the parts are counted.
-# - Two devices lose to communication, to waiting, to updates that aren't divided, and to compute
-#   that isn't halved. Which is largest depends on the network.
+# - Two devices lose to communication, to waiting (where one lane does all updates, the other waits),
+#   and to compute that isn't halved. Which is largest depends on the network.
 # - Sizes that fit the library can matter more than a second device.
