@@ -293,9 +293,9 @@ for name in quiet:
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# Where nothing disturbed the run, each budget closes. In a network's lines marked as *disturbed*, the
-# clock may have caught something that the recorded steps didn't, or the other way round. They
-# aren't checked, and their losses may not be the text's.
+# Where nothing disturbed the run, each budget closes. In lines marked as *disturbed* the clock may
+# have caught something that the recorded steps didn't, or the other way round. Such a network's
+# lines aren't checked, and its losses may not be the text's.
 #
 # ### Where the time is lost
 #
@@ -542,8 +542,9 @@ def implementations(first, second):
         if "exec" in fields and fields[3] == "convolution":
             found[fields[4]] = found.get(fields[4], 0) + 1
             directions.append(fields[5])
-    assert sorted(directions) == ["backward_data", "backward_weights", "backward_weights",
-                                  "forward_training", "forward_training"]
+    if directions:  # MXNet has oneDNN
+        assert sorted(directions) == ["backward_data", "backward_weights", "backward_weights",
+                                      "forward_training", "forward_training"]
     return found
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
@@ -596,6 +597,6 @@ print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed
 # - A lane's time is compute, communication, update, Python and waiting. On a quiet machine the five
 #   add up, within 5 %, to what the clock says of a step that isn't recorded.
 # - A recording made by hand tests how the parts are counted.
-# - Two devices lose to communication, to waiting (where one lane does all updates, the other waits),
-#   and to compute that isn't halved. Which is largest depends on the network.
+# - Two devices lose to communication, to waiting (also for updates, which aren't divided), and to
+#   compute that isn't halved. Which is largest depends on the network.
 # - Sizes that fit the library can matter more than a second device.
