@@ -431,8 +431,8 @@ print("in the store / one by one:", verdict(stored / single))
 
 # %% [markdown]
 # One by one was faster than four at once in all our runs. So one device could have such a gain,
-# too. How near the store comes to it, the last line says. (Why four at once are slower isn't tested.
-# A guess: the operator goes through them number by number, `MultiSGDKernel` in
+# too. How near the store comes to it, the last line says. (Why four at once is slower
+# isn't tested. A guess: the operator goes through them number by number, `MultiSGDKernel` in
 # `src/operator/optimizer_op-inl.h` at 1.9.1.)
 #
 # With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
