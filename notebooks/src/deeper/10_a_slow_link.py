@@ -8,8 +8,8 @@
 # ## What you'll do
 #
 # Measure overlap where the cores themselves copy. Build a link that takes the most urgent message
-# first, see the next step begin before the link is done with this one, and find out what that can
-# save. Then bound how far Python runs ahead.
+# first, and find out when the next step begins and what that can save. Then bound how far Python
+# runs ahead.
 #
 # ## What you'll learn
 #
@@ -53,7 +53,7 @@ class Training(NamedTuple):
     trainer: gluon.Trainer
     x_shards: list
     y_shards: list
-    n: int
+    n: int  # images in a batch
 
 
 def begin_training(net, n, bulk_size):
@@ -61,8 +61,8 @@ def begin_training(net, n, bulk_size):
     x_shards = split_and_load(nd.random.uniform(shape=(n, 1, 28, 28)), pair)
     y_shards = split_and_load(nd.arange(n) % 10, pair)
     net.initialize(mx.init.Xavier(), ctx=pair)
-    net(x_shards[0])  # the first call makes the weights
-    net.hybridize(forward_bulk_size=0, backward_bulk_size=bulk_size)
+    net(x_shards[0])  # the first call makes the weights, on both devices
+    net.hybridize(forward_bulk_size=0, backward_bulk_size=bulk_size)  # as in chapter 10
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     return Training(net, trainer, x_shards, y_shards, n)
 
@@ -85,8 +85,8 @@ def plain_step(training, wait):
 # %% [markdown]
 # ## Copies that the cores make
 #
-# Does overlap win anything without a link? Our network is *wide*: it has 12 million weights in
-# dense layers, and little work for each. So its all-reduce takes a good part of the step.
+# Does overlap win anything without a link? Our network is *wide*: dense layers with many weights,
+# and little work for each. So its all-reduce takes a good part of the step.
 
 # %% tags=["trains"]
 def wide():
@@ -103,49 +103,87 @@ for training in [wide_joined, wide_apart]:
     for _ in range(2):
         plain_step(training, wait=False)  # warms up
 
+weights = 0
+for parameter in wide_apart.net.collect_params().values():
+    weights += parameter.data(pair[0]).size
+print(f"{weights:,} weights")
+
 # %% [markdown]
-# Apart, the engine finds the overlap by itself. With `waitall` before the all-reduce there is none.
-# **Predict:** which of the two steps is shorter, and by how much?
+# We time two ways in turns, and divide round by round. When do we say that one is shorter? If the
+# whole middle half of the ratios lies below 1:
+
+# %%
+def verdict(ratios):
+    low, median, high = spread(ratios)
+    if high < 1:
+        word = "below 1"
+    elif low > 1:
+        word = "above 1"
+    else:
+        word = "this run doesn't decide"
+    return f"{median:.2f} (middle half {low:.2f} to {high:.2f}): {word}"
+
+
+print(verdict([0.90, 0.94, 0.95]))
+print(verdict([0.90, 0.94, 1.30]))
+
+# %% [markdown]
+# Apart, the engine finds the overlap by itself. Joined is chapter 10's control: Python runs ahead
+# there, too, but no gradient can leave before its device's pass has ended. **Predict:** is the step
+# apart shorter than the step joined, and by how much?
 
 # %% tags=["fold", "measured", "trains", "few:COUNT = 7=>COUNT = 3", "few:ROUNDS = 9=>ROUNDS = 2"]
-# measure: the wide network's step, joined and apart, with waitall before the all-reduce and without
+# measure: the wide network's step, joined and apart; how busy the devices are
 COUNT = 7
 ROUNDS = 9
 
 
-def median_recording(training, wait):
-    """Of some recordings the one of median length."""
-    recordings = [record(plain_step, training, wait) for _ in range(COUNT)]
-    return sorted(recordings, key=lambda each: each.length)[COUNT // 2]
+def three_plain_steps(training):  # a longer turn is easier to time
+    for _ in range(3):
+        plain_step(training, wait=False)
 
 
-free = median_recording(wide_apart, wait=False)
-held = median_recording(wide_apart, wait=True)
-times = in_turns({
-    "joined, waits": partial(plain_step, wide_joined, wait=True),
-    "joined, ahead": partial(plain_step, wide_joined, wait=False),
-    "apart, waits": partial(plain_step, wide_apart, wait=True),
-    "apart, ahead": partial(plain_step, wide_apart, wait=False),
-}, ROUNDS)
+def median_of(recordings):
+    """The one of median length."""
+    return sorted(recordings, key=lambda each: each.length)[len(recordings) // 2]
+
+
+def busy(recording, lane):
+    """The share of the time in which a lane does something."""
+    return sum(event.duration for event in recording.lanes[lane]) / recording.length
+
+
+times = in_turns({"joined": partial(three_plain_steps, wide_joined),
+                  "apart": partial(three_plain_steps, wide_apart)}, ROUNDS, quiet=0.05)
+print("three steps:")
 print_times(times)
-for name, way, against in [("running ahead", "joined, ahead", "joined, waits"),
-                           ("overlap", "apart, ahead", "joined, ahead")]:
-    low, median, high = spread(times[way] / times[against])
-    print(f"with {name:14} {median:.2f} times as long (middle half {low:.2f} to {high:.2f})")
+print("apart / joined:", verdict(times["apart"] / times["joined"]))
+
+ways = {"joined": wide_joined, "apart": wide_apart}
+recordings = {name: [] for name in ways}
+for _ in range(COUNT):
+    for name, training in ways.items():
+        recordings[name].append(record(plain_step, training, False))
+for name, several in recordings.items():
+    for lane in ["cpu(0)", "cpu(1)"]:
+        share = spread([busy(each, lane) for each in several]).median
+        print(f"{name}: {lane} is busy for {share:.0%} of the step")
+joined = median_of(recordings["joined"])
+apart = median_of(recordings["apart"])
 
 # %% tags=["fold"]
-# draw: the wide network's step apart, with overlap and without
-panels = {"apart: communication among compute": free.rows,
-          "apart, waitall: communication after compute": held.rows}
-most = 1 + max(free.length, held.length)
+# draw: a step of the wide network, joined and apart
+panels = {"joined: communication after compute": joined.rows,
+          "apart: communication among compute": apart.rows}
+most = 1 + max(joined.length, apart.length)
 fig, _ = timeline("The same work for the same cores, in another order", panels,
                   dict.fromkeys(panels, (-1, most)))
-show(fig, alt="Two panels with rows for Python and two devices. Above, communication lies among "
-              "compute; below, all of it comes after. The first device has long updates, while the "
+show(fig, alt="Two panels with rows for Python and two devices. Above, communication comes after "
+              "compute; below, it lies among it. The first device has long updates, while the "
               "second has little to do.")
 
 # %% tags=["fold", "trains"]
-# check: the wide network overlaps only if apart and without waitall; ResNet-18 does by default
+# check: a copy begins before its device's pass has ended if apart, not if joined or after waitall
 def copies_before_end(recording):
     """For each lane: ms from the first copy's begin to the last backward operator's end."""
     found = []
@@ -157,21 +195,31 @@ def copies_before_end(recording):
     return found
 
 
+def work_of(recording):
+    """Names of events but the backward pass's: it is one event or several."""
+    return sorted(event.name for event in recording.events
+                  if event.name != "ImperativeBulk" and not event.name.startswith("_backward"))
+
+
+# ResNet-18's backward pass is several bulks: it overlaps by default.
 resnet = begin_training(gluon.model_zoo.vision.resnet18_v1(classes=10, thumbnail=True), 32, 15)
 plain_step(resnet, wait=False)
-for recording, expected in [(free, True), (held, False),
-                            (record(plain_step, wide_joined, False), False),
+held = record(plain_step, wide_apart, True)
+for recording, expected in [(apart, True), (joined, False), (held, False),
                             (record(plain_step, resnet, False), True)]:
     for milliseconds in copies_before_end(recording):
         assert (milliseconds > 2e-3) == expected, "whether a copy begins before the pass has ended"
-assert sorted(event.name for event in free.events) == sorted(
-    event.name for event in held.events), "the same work, only at other times"
+assert work_of(apart) == work_of(joined) == work_of(held), "the same work, only at other times"
+for recording in [joined, apart]:
+    updates = {event.lane for event in recording.events if event.kind == "update"}
+    assert updates == {"cpu(0)"}, "the store updates on cpu(0)"
 
 # %% [markdown]
-# The control is chapter 10's: *joined, ahead* has no overlap. Against it, overlap saved at most a
-# tenth in our quiet runs, and often nothing. On a CPU device a copy is work for the very core that
-# computes: whatever the order, the core has the same to do. (The long updates are the store's, all
-# on `cpu(0)`. ResNet-18 overlaps by default, since its pass is several bulks.)
+# (The figure shows one recorded step of each kind; the verdict is on many.) In our quiet runs the
+# median saved a tenth at most, and often the run didn't decide. Why so little? `cpu(0)` has the
+# most to do: its half of the passes, copies, and the long updates, which the store makes there
+# alone. It is busy for most of the step either way, and a copy is work for it like any other.
+# Another order leaves it as much to do.
 #
 # **Keep:** overlap pays where something *beside* the cores carries the data.
 #
@@ -181,22 +229,23 @@ assert sorted(event.name for event in free.events) == sorted(
 # messages go in the order of arrival, and the *last* layer's gradient is ready first. But the next
 # step begins with the *first* layer, and needs that layer's new weights first.
 #
-# So each message gets a priority, its layer's place in the network. **The lowest number goes
-# first.** Python's `PriorityQueue` does that. It compares tuples from the left: of two messages of
-# equal priority, the one with the lower ticket number goes first.
+# So each message gets a priority: its parameter's place in the network, 0 for the first. **The
+# lowest number goes first.** Python's `PriorityQueue` does that. It compares tuples from the left:
+# of two messages of equal priority, the one with the lower ticket number goes first.
 
 # %%
 waiting = queue.PriorityQueue()
-waiting.put((7, 0, "dense"))  # priority, ticket, what it is
-waiting.put((2, 1, "second layer"))
-waiting.put((0, 2, "first layer, from cpu(0)"))
-waiting.put((0, 3, "first layer, from cpu(1)"))
+waiting.put((7, 0, "last parameter"))  # priority, ticket, what it is
+waiting.put((2, 1, "third parameter"))
+waiting.put((0, 2, "first parameter, from cpu(0)"))
+waiting.put((0, 3, "first parameter, from cpu(1)"))
 while not waiting.empty():
     print(waiting.get())
 
 # %% [markdown]
 # A link is such a queue and a thread that empties it. `carry` puts a message into the queue and
-# waits until it has arrived. (Who holds the `road` closes the link. We need that at the end.)
+# waits until it has arrived. To transmit it, as in chapter 10, is to sleep for as long as a real
+# link would take; the profiler notes when.
 
 # %%
 track = profiler.Domain("link")  # a lane of its own in recordings
@@ -214,7 +263,6 @@ class PriorityLink:
         self.rate = rate  # bytes a second
         self.waiting = queue.PriorityQueue()
         self.tickets = count()  # 0, 1, 2, ...
-        self.road = threading.Lock()
         threading.Thread(target=self.work, daemon=True).start()
 
     def carry(self, nbytes, priority):
@@ -225,12 +273,14 @@ class PriorityLink:
     def work(self):
         while True:
             message = self.waiting.get()  # waits until there is one
-            with self.road:
-                task = profiler.Task(track, f"message {message.priority}")
-                task.start()
-                sleep(message.nbytes / self.rate)
-                task.stop()
-            message.arrived.set()
+            self.transmit(message)
+            message.arrived.set()  # ends the wait in carry
+
+    def transmit(self, message):
+        task = profiler.Task(track, f"message {message.priority}")
+        task.start()
+        sleep(message.nbytes / self.rate)
+        task.stop()
 
 # %% [markdown]
 # Four messages, sent by four threads. The first is long (0.3 s), and on its way when the others
@@ -243,12 +293,13 @@ def send_four(link):
         thread = threading.Thread(target=link.carry, args=(nbytes, priority))
         thread.start()
         threads.append(thread)
-        sleep(0.02)
+        sleep(0.02)  # so that they come in this order
     for thread in threads:
         thread.join()
 
 
-sent = record(send_four, PriorityLink(rate=1e6)).lanes["link"]
+recording = record(send_four, PriorityLink(rate=1e6))
+sent = recording.lanes["link"]  # its events
 for event in sent:
     print(event.name)
 
@@ -258,11 +309,33 @@ assert [event.name for event in sent] == ["message 9", "message 1", "message 2",
 assert sent[0].duration >= 300, "300,000 bytes at 1 MB/s"
 
 # %% [markdown]
-# As in chapter 10, an operator sends a gradient: `send_first` calls `link.carry`, now with a
-# priority, and returns its input unchanged. (It is folded here.)
+# What is on its way isn't interrupted. Of those that wait, the most urgent goes next.
+#
+# Now a step over this link. As in chapter 10 we take LeNet and 128 images, and a link whose
+# messages take about as long as the two passes. The operator `send_first` calls `link.carry`, with
+# a priority, and returns its input unchanged:
+
+# %% tags=["trains"]
+far = begin_training(lenet(), 128, bulk_size=0)
+plain_step(far, wait=False)  # warms up
+
+# %% tags=["fold", "measured", "trains"]
+# measure: the time of the passes, and from it the link's rate
+lengths = []
+for _ in range(5):
+    lengths.append(record(forward_and_backward, far).length)
+passes = sorted(lengths)[2]  # ms, the median
+
+nbytes = 0
+for parameter in far.net.collect_params().values():
+    for grad in parameter.list_grad():
+        nbytes += 4 * grad.size
+link = PriorityLink(rate=nbytes / (passes / 1e3))
+print(f"the passes alone take {passes:.1f} ms; the link gets a rate of {link.rate / 1e6:.0f} MB/s, "
+      "so that the messages take as long")
 
 # %% tags=["fold"]
-# measure: the operator `send_first`, by MXNet's CustomOp, which gets its arguments as text
+# define: the operator `send_first`
 class SendFirst(mx.operator.CustomOp):
     def __init__(self, priority):
         super().__init__()
@@ -275,7 +348,7 @@ class SendFirst(mx.operator.CustomOp):
 
 @mx.operator.register("send_first")
 class SendFirstProp(mx.operator.CustomOpProp):
-    def __init__(self, priority):
+    def __init__(self, priority):  # MXNet hands it on as text
         super().__init__()
         self.priority = int(priority)
 
@@ -283,9 +356,11 @@ class SendFirstProp(mx.operator.CustomOpProp):
         return SendFirst(self.priority)
 
 # %% [markdown]
-# `out=grad` writes what arrives over the gradient. So Trainer's sum of this parameter has to wait
-# for its messages, and for no others. With `by_layer` the priority is the parameter's place in the
-# network. Otherwise all have priority 0, and go in the order of arrival.
+# Python hands the messages out from the first layer to the last, in either case. But a message gets
+# to the link only when its gradient is ready, and the last layer's is ready first. With `by_layer`
+# the priority is the parameter's place in the network. Otherwise all have priority 0, and go in the
+# order of arrival. `out=grad` writes what arrives over the gradient, so Trainer's sum of this
+# parameter has to wait for its messages, and for no others.
 
 # %% tags=["trains"]
 def step_by_priority(training, by_layer):
@@ -299,27 +374,9 @@ def step_by_priority(training, by_layer):
     training.trainer.step(training.n)
     return losses
 
-
-far = begin_training(lenet(), 128, bulk_size=0)
-plain_step(far, wait=False)  # warms up
-
-# %% tags=["fold", "measured", "trains"]
-# measure: a link whose messages take about as long as the two passes
-lengths = []
-for _ in range(5):
-    lengths.append(record(forward_and_backward, far).length)
-passes = sorted(lengths)[2]  # ms, the median
-
-nbytes = 0
-for parameter in far.net.collect_params().values():
-    for grad in parameter.list_grad():
-        nbytes += 4 * grad.size
-link = PriorityLink(rate=nbytes / (passes / 1e3))
-print(f"the passes take {passes:.1f} ms; the link gets a rate of {link.rate / 1e6:.0f} MB/s, "
-      "so that the messages take as long")
-
 # %% [markdown]
-# Is every message sent, and are the weights right? Eight steps of each kind:
+# Is every message sent, and are the weights right? In eight steps, each of LeNet's 8 parameters
+# has a gradient on 2 devices: 8 · 8 · 2 = 128 messages.
 
 # %% tags=["fold", "trains"]
 # check: whatever the order, the weights are those of Trainer to the bit, and all messages are sent
@@ -352,13 +409,13 @@ for by_layer in [False, True]:
     print(f"by_layer={by_layer}: {len(found)} messages, the weights equal plain_step's to the bit")
 
 # %% [markdown]
-# ## First layer first
+# ## When does step 2 begin?
 #
-# What does the order change? Two steps, once in the *order of arrival* and once *first layer
-# first*. **Predict:** in which of them can step 2 begin before the link is done with step 1?
+# What does the order change? We record two steps, in the *order of arrival* and *first layer
+# first*. **Predict** for each: does step 2 begin before or after the end of step 1's last message?
 
 # %% tags=["fold", "measured", "trains", "few:COUNT = 7=>COUNT = 3"]
-# measure: by how many ms step 2 begins before the link is done with step 1, and when the link idles
+# measure: when step 2 begins, and for how long the link has nothing to carry
 COUNT = 7
 WAYS = {"order of arrival": False, "first layer first": True}  # by_layer
 
@@ -372,9 +429,14 @@ def second_begins(recording):
     return min(begins)
 
 
+def first_sent(recording):
+    """When the link is done with the first step."""
+    return recording.lanes["link"][len(pair) * P - 1].end
+
+
 def ahead(recording):
-    """How much earlier that is than the end of the first step's last message."""
-    return recording.lanes["link"][len(pair) * P - 1].end - second_begins(recording)
+    """How much earlier the second step begins."""
+    return first_sent(recording) - second_begins(recording)
 
 
 def idle(recording):
@@ -393,9 +455,10 @@ idles = {}
 for name, recordings in recorded.items():
     heads[name] = spread([ahead(each) for each in recordings])
     idles[name] = spread([idle(each) for each in recordings])
-    print(f"{name:17} step 2 begins {abs(heads[name].median):.1f} ms "
-          f"{'before' if heads[name].median > 0 else 'after'} the end of step 1's last message; "
-          f"the link idles {idles[name].median:.1f} ms")
+    side = "before" if heads[name].median > 0 else "after"
+    print(f"{name}: step 2 begins {abs(heads[name].median):.1f} ms {side} the end of step 1's last "
+          f"message.\n    From its first message to its last the link idles for "
+          f"{idles[name].median:.1f} ms")
 
 # %% tags=["fold", "measured"]
 # check: in the order of arrival step 2 begins when the link is done; first layer first, before
@@ -410,26 +473,37 @@ else:
 # draw: two steps in two orders, each the recording of median head start
 chosen = {name: sorted(each, key=ahead)[COUNT // 2] for name, each in recorded.items()}
 panels = {}
+windows = {}
 for name, recording in chosen.items():
-    panels[name] = {lane: row for lane, row in recording.rows.items() if lane != "Python"}
-most = max(recording.length for recording in chosen.values())
-fig, axes = timeline("First layer first: step 2 (dotted line) begins while step 1 is being sent",
-                     panels, dict.fromkeys(panels, (-0.5, most + 0.5)))
+    panels[name] = {}
+    for lane, row in recording.rows.items():
+        if lane != "Python":
+            panels[name][lane] = [(start - first_sent(recording), duration, kind)
+                                  for start, duration, kind in row]
+begins = min(-first_sent(recording) for recording in chosen.values())
+ends = max(recording.length - first_sent(recording) for recording in chosen.values())
+fig, axes = timeline("Dotted: step 2 begins. At 0 the link is done with step 1", panels,
+                     dict.fromkeys(panels, (begins - 0.5, ends + 0.5)))
 for ax, recording in zip(axes, chosen.values()):
-    ax.axvline(second_begins(recording), color="black", ls=":")
-show(fig, alt="Two panels with lanes for two devices and the link. Above, step 2 begins when the "
-              "link has carried all of step 1. Below, it begins while the link still carries "
-              "messages of step 1.")
+    ax.axvline(0, color="black", lw=0.8)
+    ax.axvline(-ahead(recording), color="black", ls=":", lw=1.8)
+first = [event for event in chosen["first layer first"].lanes["link"]
+         if event.name == "message 0"][0].start - first_sent(chosen["first layer first"])
+axes[1].annotate("the first layer's message", (first, 2.25), (begins, 2.42), fontsize=8,
+                 va="center", arrowprops={"arrowstyle": "->"})
+show(fig, alt="Two panels with lanes for two devices and the link; time 0 is when the link has "
+              "carried all of step 1. Above, step 2 begins then. Below, it begins earlier, soon "
+              "after the first layer's message, while other messages are still to come.")
 
 # %% [markdown]
-# In the order of arrival, the first layer's gradient is the last to go. With priorities it goes
-# next, and the next forward pass begins while other messages still wait. No weight is stale, that
-# is, from a step too early: each layer waits for its own update.
+# In the order of arrival, the first layer's gradient is the last to go. With priorities it goes as
+# soon as what is on its way has arrived, and the next forward pass begins while others still wait.
+# No weight is stale, that is, from a step too early: each layer waits for its own update.
 #
 # Does it save time? The link has the same bytes to carry. What can be saved is the time in which it
 # has *nothing* to carry: in the order of arrival, from the end of one step's messages until the
 # next step has its first gradient. First layer first, a part of the next pass is done by then. We
-# time eight steps:
+# time eight steps. **Predict** the verdict.
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
@@ -437,28 +511,28 @@ ways = {
     "order of arrival": partial(steps_by_priority, far, 8, by_layer=False),
     "first layer first": partial(steps_by_priority, far, 8, by_layer=True),
 }
-times = in_turns(ways, ROUNDS, quiet=0.05)
+times = in_turns(ways, ROUNDS, quiet=0.05)  # a round in which others used over 5 % is taken again
 print_times(times)
-low, median, high = spread(times["first layer first"] / times["order of arrival"])
-print(f"first layer first / order of arrival: {median:.2f} (middle half {low:.2f} to {high:.2f})")
+ratios = times["first layer first"] / times["order of arrival"]  # round by round
+print("first layer first / order of arrival:", verdict(ratios))
 
 # %% [markdown]
-# Where the whole middle half is below 1, it saved time. In our runs it saved from nothing to a
-# quarter. **Keep:** first layer first saves at most the time in which the link would have been
-# idle.
+# The verdict depends on the run: in our quiet ones, the median saved from nothing to a quarter. If
+# this run doesn't decide, that is its result. Step 2 began early in all of them, but what that can
+# win is bounded. **Keep:** first layer first saves at most the time in which the link would have
+# been idle.
 #
-# **On GPUs:** Trainer asks for something like it, with `priority=-i` for parameter *i*. (There, the
-# *highest* number goes first.) But *i* counts in alphabetical order: ResNet-18's last layer,
-# `dense0`, comes before `stage1` (`gluon/trainer.py` at 1.9.1). Copies to and from a GPU obey
-# priorities; ordinary work is done first come, first served (`kCopyQueue` and `kWorkerQueue` in
-# `src/engine/threaded_engine_perdevice.cc`).
+# **On GPUs:** copies to and from a GPU obey priorities (`kCopyQueue` in
+# `src/engine/threaded_engine_perdevice.cc` at 1.9.1), and Trainer gives them: `priority=-i` for
+# parameter *i*. (There the *highest* number goes first.) But *i* counts in alphabetical order, and
+# that needn't be the network's: ResNet-18's last layer, `dense0`, comes before `stage1`
+# (`gluon/trainer.py`).
 #
 # ## Steps on their way
 #
-# An exercise of *Dive into Deep Learning* asks: how could up to two steps overlap? Two just did,
-# since Python ran ahead. But the engine would let any number of steps pile up, and each step's
-# batch must stay in memory until it is read. What you have to program is a bound: wait for the loss
-# of an older step. `lag` says how many steps older.
+# How many steps can overlap? Two just did, since Python ran ahead. But the engine would let any
+# number of steps pile up, and each step's batch must stay in memory until it is read. What you have
+# to program is a bound: wait for the loss of an older step. `lag` says how many steps older.
 
 # %% tags=["trains"]
 def train_with_lag(step, steps, lag):
@@ -471,11 +545,19 @@ def train_with_lag(step, steps, lag):
                 loss.wait_to_read()
 
 # %% [markdown]
-# **Predict:** the link is closed, so no all-reduce ends. How many steps does Python hand out with a
-# lag of 0, 1 and 2?
+# **Predict:** the link is closed, so no all-reduce ends. How many steps does Python hand out with
+# `waitall` after each step, and with a lag of 0, 1 and 2?
 
 # %% tags=["fold", "trains"]
 # check: how many steps Python hands out while the link is closed
+class ClosableLink(PriorityLink):
+    road = threading.Lock()  # who holds it closes the link
+
+    def transmit(self, message):
+        with self.road:
+            super().transmit(message)
+
+
 def handed_out(expected, lag):
     """`expected`, if Python hands out that many steps and stops there; otherwise another number."""
     begun = threading.Semaphore(0)
@@ -500,20 +582,22 @@ def handed_out(expected, lag):
     return steps
 
 
+link = ClosableLink(link.rate)
 for lag, expected in [(None, 1), (0, 2), (1, 3), (2, 4)]:
     steps = handed_out(expected, lag)
     print("waitall:" if lag is None else f"lag {lag}:  ", steps)
     assert steps == expected
 
 # %% [markdown]
-# Step 1's loss is ready although the link is closed. Step 2's isn't: it needs the weights after
-# step 1's all-reduce. With lag 0 Python waits for step 1's loss, hands out step 2, and stops at its
-# loss. So two steps can overlap with a lag of 0 already. Each further lag allows one more step;
-# `waitall` after each step allows one.
+# With `waitall` it is one. But step 1's *loss* is ready although the link is closed. Step 2's
+# isn't: it needs the weights after step 1's all-reduce. With lag 0 Python waits for step 1's loss,
+# hands out step 2, and stops at its loss. So two steps can overlap with a lag of 0 already. Each
+# further lag allows one more.
+# **Keep:** a lag allows `lag` + 2 steps on their way.
 #
 # ## Summary
 #
-# - Where the cores themselves copy, overlap saved little: a tenth at most.
+# - Where the cores themselves copy, overlap saved little in our quiet runs: a tenth at most.
 # - A slow link beside the cores should carry the first layer's gradients first. Then the next step
 #   begins while the link still carries the others, and no weight is stale. It saves at most the
 #   time in which the link would have been idle.

@@ -8,8 +8,8 @@
 # ## What you'll do
 #
 # Split the time of a step into five parts, for three networks on one device and on two. Hold the
-# sum against the clock. Then follow three losses of two devices: compute that isn't halved, updates
-# that aren't divided, and sizes of layers that don't fit the library.
+# sum against the clock. Then follow three losses: compute that isn't halved, updates that aren't
+# divided, and sizes of layers that don't fit the library.
 #
 # ## What you'll learn
 #
@@ -25,6 +25,7 @@
 # %%
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from helpers import split_and_load
 from helpers.networks import lenet
@@ -32,6 +33,7 @@ from helpers.timing import in_turns, print_times, spread
 from helpers.trace import Event, Recording, record
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
@@ -47,19 +49,26 @@ pair = [mx.cpu(0), mx.cpu(1)]
 # waiting.](../src/drawings/lane_parts.svg)
 #
 # A lane does one thing at a time (chapter 10 checks it). So we go from event to event. An event's
-# time goes to its kind. The time between two events is idle. As long as Python was still handing
-# out work, we count it as *Python*, and the rest as *waiting*.
+# time goes to its `kind`: `dot` is compute, a copy or a sum is communication. The time between two
+# events is idle. As long as Python was still handing out work, we count it as *Python*, whatever
+# the lane was waiting for, and the rest as *waiting*. Here is an idle time from 1 to 3 ms, during
+# which Python gets done, at 1.75 ms:
 
 # %%
-PARTS = ["compute", "communication", "update", "Python", "waiting"]
-
-
 def add_idle(spent, begin, end, handed_out):
     python = 0
-    if begin < handed_out:  # Python was still at work when the gap began
+    if begin < handed_out:  # Python was still at work when the idle time began
         python = min(end, handed_out) - begin
     spent["Python"] += python
     spent["waiting"] += end - begin - python
+
+
+spent = {"Python": 0, "waiting": 0}
+add_idle(spent, begin=1, end=3, handed_out=1.75)
+print(spent)
+
+# %%
+PARTS = ["compute", "communication", "update", "Python", "waiting"]
 
 
 def lane_budget(events, recording):
@@ -86,8 +95,8 @@ def budget(recording):
 # %% [markdown]
 # ### A recording made by hand
 #
-# Is that right? We make a recording whose answer we know. `dot` is compute, a copy and a sum are
-# communication. Python has handed out all the work after 1.75 ms, and the step ends after 5 ms.
+# Is that right? We make a recording whose answer we know. Python has handed out all the work after
+# 1.75 ms, and the step ends after 5 ms.
 
 # %%
 events = [
@@ -107,7 +116,7 @@ print("mean  ", budget(by_hand))
 # 1.75 until Python was done, and 0.25 more. The five means add up to the 5 ms of the step.
 
 # %% tags=["fold"]
-# check: the budget by hand, part by part; and the same events, read from a trace in MXNet's format
+# check: the budget by hand, part by part; and the same events, read from a profiler's file
 import json
 
 from helpers.trace import read
@@ -137,8 +146,8 @@ assert read(json.dumps({"traceEvents": trace}), BEGIN) == events
 # %% [markdown]
 # ## Three networks
 #
-# Three kinds of step: LeNet; Gluon's own ResNet-18 for small images, hybridised; and *wide*, dense
-# layers with many weights and little work for each.
+# Three kinds of step: LeNet; Gluon's own ResNet-18 for small images, hybridised (chapter 08); and
+# *wide*, dense layers with 14 million weights and little work for each.
 
 # %%
 def resnet18_v1():
@@ -154,18 +163,28 @@ def wide():
     net.add(nn.Dense(10))
     return net
 
+# %% tags=["fold"]
+# check: wide has 10 parameters, and in them 14 million weights
+counted = wide()
+counted.initialize()
+counted(nd.zeros((1, 1, 28, 28)))  # makes the weights
+sizes = [parameter.data().size for parameter in counted.collect_params().values()]
+assert len(sizes) == 10
+assert round(sum(sizes) / 1e6) == 14
+
 # %% [markdown]
 # `training_step` prepares a network on some devices and returns a function that trains one step.
-# The images are random, and are split once.
+# The images are random, and are split once. (Two of its parameters are for later.)
 
 # %% tags=["trains"]
-def training_step(net, used, n, update_on_kvstore=None):
-    net.initialize(mx.init.Xavier(), ctx=used)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01},
-                            update_on_kvstore=update_on_kvstore)
+def training_step(net, devices, n, update_on_kvstore=None, group=4):
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    optimizer = mx.optimizer.SGD(learning_rate=0.01)
+    optimizer.aggregate_num = group  # 4 is MXNet's default
+    trainer = gluon.Trainer(net.collect_params(), optimizer, update_on_kvstore=update_on_kvstore)
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
-    x_shards = split_and_load(nd.random.uniform(shape=(n, 1, 28, 28)), used)
-    y_shards = split_and_load(nd.arange(n) % 10, used)
+    x_shards = split_and_load(nd.random.uniform(shape=(n, 1, 28, 28)), devices)
+    y_shards = split_and_load(nd.arange(n) % 10, devices)
 
     def step():
         losses = []
@@ -181,8 +200,8 @@ def training_step(net, used, n, update_on_kvstore=None):
 
 # %% [markdown]
 # Within a recording the parts fill the step by construction. Do they also add up to a step that
-# isn't recorded? Three steps go one after the other: one that nobody measures, since another
-# network ran before it; one with a clock only; and one that is recorded.
+# isn't recorded? Three steps go one after the other: one that nobody measures, since the devices
+# did something else before it; one with a clock only; and one that is recorded.
 
 # %% tags=["trains"]
 def clock_and_budget(step):
@@ -195,100 +214,109 @@ def clock_and_budget(step):
     return milliseconds, budget(record(step))
 
 # %% [markdown]
-# **Predict:** which part of LeNet's step on two devices is the largest after compute? And of the
-# wide network's?
-#
-# The table has a line for each network on one device and on two. Its columns are the five parts in
-# ms, their sum, the clock of the unrecorded steps, and by how much the clock differs from the sum.
-# One disturbed step shouldn't count: we average the middle third of the rounds.
-#
-# Below that is what two devices *lose*. Twice as fast would be half of one device's time. So a
-# part's loss is its time on two devices, minus half of its time on one: medians, and in brackets
-# the middle half of the rounds.
+# We do this in several rounds, and take medians. A line of the table has the five parts in ms,
+# their sum, the clock of the unrecorded steps, and by how much the clock differs from the sum. Up
+# to 5 % we say that the budget *closes*. **Predict:** which part of LeNet's step on two devices is
+# the largest after compute? And of the wide network's?
 
-# %% tags=["fold", "measured", "trains", "few:LENET = 9=>LENET = 3", "few:REST = 6=>REST = 2"]
+# %% tags=["fold", "measured", "trains", "few:LENET = 9=>LENET = 3", "few:REST = 7=>REST = 2"]
 # measure: clock and budget of three networks on one device and on two, in turns
-import numpy as np
 from helpers.timing import Others
 
 LENET = 9
-REST = 6
+REST = 7
 NETWORKS = {"LeNet": (lenet, 256, LENET), "ResNet-18": (resnet18_v1, 32, REST),
             "wide": (wide, 32, REST)}  # how to make it, images, rounds
 
 
-def middle(rows):
-    """The mean of the middle third of the rows by sum, or of a little more."""
-    rows = sorted(rows, key=np.sum)
-    left_out = len(rows) // 3
-    return np.mean(rows[left_out:len(rows) - left_out], axis=0)
+class Round(NamedTuple):
+    share: float  # of the machine, used by others
+    clocks: dict  # devices: ms
+    parts: dict  # devices: ms of each of PARTS
 
 
 def clocked_round(steps):
-    """Clock and parts for 1 and 2 devices, and what share of the machine others used."""
-    found = {}
+    clocks = {}
+    parts = {}
     with Others() as others:
         for k, step in steps.items():
-            milliseconds, spent = clock_and_budget(step)
-            found[k] = [milliseconds], [spent[part] for part in PARTS]
-    return found, others.share
+            clocks[k], spent = clock_and_budget(step)
+            parts[k] = [spent[part] for part in PARTS]
+    return Round(others.share, clocks, parts)
 
 
-clocks, budgets, lost, quiet = {}, {}, {}, {}
+def width(milliseconds):
+    """Of the middle half, as a share of the median."""
+    low, median, high = spread(milliseconds)
+    return (high - low) / median
+
+
+rounds_of, clocks, budgets, quiet = {}, {}, {}, {}
 print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS)
       + "     sum   clock  differ")
 for name, (make, n, count) in NETWORKS.items():
     steps = {1: training_step(make(), pair[:1], n), 2: training_step(make(), pair, n)}
     rounds = [clocked_round(steps) for _ in range(count)]
-    while sum(share <= 0.05 for _, share in rounds) < count and len(rounds) < count + 3:
+    while sum(each.share <= 0.05 for each in rounds) < count and len(rounds) < 2 * count:
         rounds.append(clocked_round(steps))  # in place of a disturbed one
-    rounds.sort(key=lambda each: each[1])
-    kept = [found for found, _ in rounds[:count]]  # those that others disturbed least
-    widths = []  # of the middle half of all lengths, as a share of the median
-    by_part = {}
+    rounds.sort(key=lambda each: each.share)
+    rounds = rounds_of[name] = rounds[:count]  # those that others disturbed least
+    quiet[name] = rounds[-1].share <= 0.05
     for k in steps:
-        by_clock = [found[k][0] for found in kept]
-        by_part[k] = [found[k][1] for found in kept]
-        for rows in [by_clock, by_part[k]]:
-            low, median, high = spread(np.sum(rows, axis=1))
-            widths.append((high - low) / median)
-        clocks[name, k] = middle(by_clock)[0]
-        budgets[name, k] = middle(by_part[k])
+        of_clock = [each.clocks[k] for each in rounds]
+        of_parts = [each.parts[k] for each in rounds]
+        if width(of_clock) > 0.04 or width(np.sum(of_parts, axis=1)) > 0.04:
+            quiet[name] = False
+        clocks[name, k] = np.median(of_clock)
+        budgets[name, k] = np.median(of_parts, axis=0)
+    for k in steps:
         total = budgets[name, k].sum()
+        differ = clocks[name, k] / total - 1
+        word = "closes" if abs(differ) <= 0.05 else "doesn't close"
+        if not quiet[name]:
+            word += " (disturbed)"
         print(f"{name:10} {k} {'devices' if k > 1 else 'device ':8}"
               + "".join(f"{ms:{len(part) + 2}.1f}" for part, ms in zip(PARTS, budgets[name, k]))
-              + f" {total:7.1f} {clocks[name, k]:7.1f} {clocks[name, k] / total - 1:+7.1%}")
-    quiet[name] = rounds[count - 1][1] <= 0.05 and max(widths) <= 0.04
-    lost[name] = np.array(by_part[2]) - np.array(by_part[1]) / 2
-for name in quiet:
-    if not quiet[name]:
-        print(f"{name}: disturbed. Its sums aren't checked, and its losses are not the text's.")
-
-print("\nlost, ms     " + "".join(f"{name:>26}" for name in lost))
-for place, part in enumerate(PARTS):
-    line = f"{part:13}"
-    for rows in lost.values():
-        low, median, high = spread(rows[:, place])
-        line += f"{f'{median:.1f} ({low:.1f} to {high:.1f})':>26}"
-    print(line)
-speed_ups = {name: budgets[name, 1].sum() / budgets[name, 2].sum() for name in lost}
-print("speed-up     " + "".join(f"{each:26.2f}" for each in speed_ups.values()))
+              + f" {total:7.1f} {clocks[name, k]:7.1f} {differ:+7.1%}  {word}")
+print()
+for name in NETWORKS:
+    place = 1 + np.argmax(budgets[name, 2][1:])
+    print(f"{name} on two devices: the largest part after compute is {PARTS[place]}")
 
 # %% tags=["fold"]
-# check: in a quiet run the five parts add up to the clock, within 5 %
+# check: where nothing disturbed the run, each budget closes; one device has no communication
 for (name, k), parts in budgets.items():
     if quiet[name]:
-        assert abs(1 - parts.sum() / clocks[name, k]) <= 0.05, "recorded steps differ"
+        assert abs(1 - clocks[name, k] / parts.sum()) <= 0.05, "recorded steps differ"
 for name in quiet:
     assert budgets[name, 1][PARTS.index("communication")] < 0.02 * clocks[name, 1], "no store"
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# On a quiet machine the clock and the sum differ by at most 5 %: the budget closes. In a disturbed
-# run the clock may catch something that the recorded steps don't, or the other way round; a line
-# below the table says so. From here on we read the parts and their sums.
+# Where nothing disturbed the run, each budget closes. In lines marked as *disturbed* the clock may
+# have caught something that the recorded steps didn't, or the other way round. Such a network's
+# lines aren't checked, and its losses may not be the text's.
 #
 # ### Where the time is lost
+#
+# Twice as fast would be half of one device's time. So what a part *loses* is its time on two
+# devices, minus half of its time on one, as you can work out from the table. (In brackets the
+# middle half of the rounds on two devices, less the same.)
+
+# %% tags=["fold", "measured"]
+# measure: what two devices lose, part by part
+print("lost, ms     " + "".join(f"{name:>26}" for name in NETWORKS))
+for place, part in enumerate(PARTS):
+    line = f"{part:13}"
+    for name, rounds in rounds_of.items():
+        half = budgets[name, 1][place] / 2
+        low, median, high = spread([each.parts[2][place] - half for each in rounds])
+        line += f"{f'{median:.1f} ({low:.1f} to {high:.1f})':>26}"
+    print(line)
+line = "speed-up     "
+for name in NETWORKS:
+    line += f"{budgets[name, 1].sum() / budgets[name, 2].sum():26.2f}"
+print(line)
 
 # %% tags=["fold"]
 # draw: half of one device's step, and two devices' step, in five parts
@@ -297,12 +325,13 @@ from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 
 LOOKS = {"compute": (BLUE, ""), "communication": (ORANGE, "//"), "update": (GREEN, "xx"),
          "Python": (GREY, ""), "waiting": ("white", "..")}
-fig, ax = figure("What two devices lose lies right of the dotted line",
+fig, ax = figure("Two devices take longer than half of one device's time",
                  "step time / half of one device's", size=(7.0, 3.6))
-labels = []
-for row, name in enumerate(lost):
+labels = {}
+for row, name in enumerate(NETWORKS):
     half = budgets[name, 1].sum() / 2
-    labels.append(f"{name}\nhalf of one,\ntwo devices")
+    labels[row - 0.2] = f"{name}: half of one device"
+    labels[row + 0.2] = "two devices" if quiet[name] else "(disturbed) two devices"
     for place, parts in [(row - 0.2, budgets[name, 1] / 2), (row + 0.2, budgets[name, 2])]:
         left = 0
         for part, milliseconds in zip(PARTS, parts):
@@ -311,7 +340,7 @@ for row, name in enumerate(lost):
                     edgecolor="black", lw=0.5)
             left += milliseconds / half
 ax.axvline(1, color="black", ls=":", lw=1.5)
-ax.set_yticks(range(len(labels)), labels, fontsize=8)
+ax.set_yticks(list(labels), list(labels.values()), fontsize=8)
 ax.invert_yaxis()
 patches = [plt.Rectangle((0, 0), 1, 1, fc=color, hatch=hatch, ec="black", lw=0.5)
            for color, hatch in LOOKS.values()]
@@ -323,18 +352,32 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # In our quiet runs:
 #
 # - *LeNet* loses a few ms, most of them to waiting and Python.
-# - *ResNet-18* loses to compute, communication and waiting. Which of them was largest changed from
-#   run to run.
+# - *ResNet-18* loses to compute, communication and waiting. Each is small beside its compute, which
+#   is nearly halved.
 # - *The wide network* loses so much that two devices are about as slow as one. Much of it is
-#   communication and waiting. Its compute isn't halved. Only update seems to be a gain.
+#   communication and waiting. Its compute isn't halved. Update is not a loss, but a gain.
 #
-# The wide network raises two questions. We take them in turn.
+# **Keep:** where the time is lost depends on the network. The wide one raises two questions.
 #
 # ## Half of the batch, half of the compute?
 #
 # Its compute on two devices is more than half of one device's. Two things are different. The shard
-# is smaller, and both devices compute at once. Which one is it? We record three steps in turns: one
-# device with all 32 images, one device with 16, and both devices.
+# is smaller, and both devices compute at once. Which one is it? In turns we record one device with
+# all 32 images, one device with 16, and both devices. `verdict` says on which side of 1 the whole
+# middle half of the rounds' ratios lies, if on one. **Predict:** if 16 images took half as long as
+# 32, the first ratio would be 1. What is it?
+
+# %% tags=["fold"]
+# define: `verdict`
+def verdict(ratios):
+    low, median, high = spread(ratios)
+    if high < 1:
+        word = "below 1"
+    elif low > 1:
+        word = "above 1"
+    else:
+        word = "this run doesn't decide"
+    return f"{median:.2f} (middle half {low:.2f} to {high:.2f}): {word}"
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 1"]
 ROUNDS = 9
@@ -348,54 +391,88 @@ for _ in range(ROUNDS):
     alone.append(budget(record(shard_alone))["compute"] / half)
     beside.append(budget(record(both_devices))["compute"] / half)
 
-print(f"16 images, one device:   {spread(alone).median:.2f} times half of 32 images' compute")
-print(f"16 and 16, both devices: {spread(beside).median:.2f} times")
+print("compute of 16 images / half of 32 images':", verdict(alone))
+print("compute of 16 beside 16 / of 16 alone:    ", verdict(np.array(beside) / alone))
 
 # %% [markdown]
-# If the first number is above 1, the smaller shard costs something by itself. It was, in all our
-# runs: 16 images take clearly more than half the time of 32. What the second number has on top is
-# the price of company. (A guess at the cause: each shard has few images, and yet all 12 million
-# weights must be read.) **Keep:** half of a batch need not be half of the compute.
+# The first ratio was above 1 in all our runs: 16 images take clearly more than half the time of 32.
+# So the smaller shard costs something by itself. (A guess at the cause: however few the images, all
+# 14 million weights must be read.) If the second ratio is above 1, computing at the same time costs
+# something on top. **Keep:** half of a batch need not be half of the compute.
 #
 # ## Where are the updates?
 #
-# Why does update look like a gain? The store updates every weight on `cpu(0)` (chapter 10), and
-# `cpu(1)` waits meanwhile. So the mean over both lanes has only half of the updates, and the other
-# half is in *waiting*. With `update_on_kvstore=False` the store only sums, and each device updates
-# its own replica.
+# Two devices have all weights to update, as one has. Why isn't update a loss? The store updates
+# every weight on `cpu(0)` (chapter 10), and `cpu(1)` waits meanwhile. So the mean over both lanes
+# has only half of the updates: that alone would make the loss 0. The other half is in *waiting*.
 #
+# And why is it even a gain, in our runs? Trainer, where it updates by itself, does up to four
+# weights in one operator. The store gets one weight at a time. Is four at once the slower way? We
+# try both on one device (`group` is how many at once), and take all updates of a step together.
+
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
+# measure: the updates of a step, on one device in two ways, and in the store of two devices
+ROUNDS = 9
+in_store = training_step(wide(), pair, 32)
+update_ways = {
+    "one device, four at once": training_step(wide(), pair[:1], 32),
+    "one device, one by one": training_step(wide(), pair[:1], 32, group=1),
+    "two devices, in the store": in_store,
+}
+updating = {name: [] for name in update_ways}
+for _ in range(ROUNDS):
+    for name, step in update_ways.items():
+        updates = [event for event in record(step).events if event.kind == "update"]
+        updating[name].append(sum(event.duration for event in updates) / 1e3)
+print_times({name: np.array(seconds) for name, seconds in updating.items()})
+four, single, stored = [np.array(seconds) for seconds in updating.values()]
+print("one by one / four at once:", verdict(single / four))
+print("in the store / one by one:", verdict(stored / single))
+
+# %% [markdown]
+# One by one was faster than four at once in all our runs. So one device could have such a gain,
+# too. How near the store comes to it, the last line says. (Why four at once is slower
+# isn't tested. A guess: the operator goes through them number by number, `MultiSGDKernel` in
+# `src/operator/optimizer_op-inl.h` at 1.9.1.)
+#
+# With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
 # **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
-in_store = training_step(wide(), pair, 32)
 on_each = training_step(wide(), pair, 32, update_on_kvstore=False)
 
 for name, step in [("in the store", in_store), ("on each device", on_each)]:
-    print(f"updates {name}:")
-    recording = record(step)
-    for lane, lane_events in recording.lanes.items():
-        spent = lane_budget(lane_events, recording)
-        print(f"    {lane} update {spent['update']:5.1f} ms, waiting {spent['waiting']:5.1f} ms")
+    print(f"updates {name}, median of {ROUNDS} recordings:")
+    recordings = [record(step) for _ in range(ROUNDS)]
+    for lane in ["cpu(0)", "cpu(1)"]:
+        spent = [lane_budget(recording.lanes[lane], recording) for recording in recordings]
+        update = np.median([each["update"] for each in spent])
+        waiting = np.median([each["waiting"] for each in spent])
+        print(f"    {lane} update {update:5.1f} ms, waiting {waiting:5.1f} ms")
 
 times = in_turns({"in the store": in_store, "on each device": on_each}, ROUNDS)
 print_times(times)
+print("on each device / in the store:", verdict(times["on each device"] / times["in the store"]))
 
 # %% tags=["fold", "trains"]
-# check: the store's updates are all on cpu(0); with update_on_kvstore=False each lane has some
-for step, expected in [(in_store, ["cpu(0)"]), (on_each, ["cpu(0)", "cpu(1)"])]:
-    lanes = {event.lane for event in record(step).events if event.kind == "update"}
-    assert sorted(lanes) == expected
+# check: on which lane the updates are, and in how many operators, for wide's 10 parameters
+for step, expected in [(in_store, (10, 0)), (on_each, (3, 3)),
+                       (update_ways["one device, four at once"], (3, 0)),
+                       (update_ways["one device, one by one"], (10, 0))]:
+    lanes = [event.lane for event in record(step).events if event.kind == "update"]
+    assert (lanes.count("cpu(0)"), lanes.count("cpu(1)")) == expected
 
 # %% [markdown]
 # On each device, both lanes update every weight, as one device does alone, and wait less. The work
-# is done twice, at the same time. There is no winner here: in our quiet runs the step was from a
-# seventh shorter to a twelfth longer. **Keep:** two devices don't divide updates.
+# is done twice, at the same time. So the step needn't get shorter, and the last line says whether
+# it did in this run: in our quiet runs it was from a seventh shorter to a tenth longer.
+# **Keep:** two devices don't divide updates.
 #
 # ## Sizes that fit
 #
 # Compute is the largest part of LeNet's step. Must it be? In MXNet's CPU build, convolutions run in
-# oneDNN, which has several programs for them and chooses by the sizes. LeNet has 20 and 50
+# oneDNN, which has several *implementations* of them and chooses by the sizes. LeNet has 20 and 50
 # channels. What if it had 16 and 48?
 
 # %%
@@ -406,30 +483,41 @@ def lenet_of(first, second):
             nn.Dense(128, activation="relu"), nn.Dense(10))
     return net
 
+# %% [markdown]
+# There is less work, of course. How much less? We count the multiplications of an image's forward
+# pass. Its sides are 28, after the first convolution 26, pooled 13, after the second 9, pooled 4:
 
-def multiplications(first, second):  # of an image's forward pass
+# %%
+def multiplications(first, second):
     convolution_1 = first * 3 * 3 * 26 * 26  # 28 - 3 + 1 = 26
-    convolution_2 = second * first * 5 * 5 * 9 * 9  # 26 / 2 - 5 + 1 = 9
+    convolution_2 = second * first * 5 * 5 * 9 * 9  # 13 - 5 + 1 = 9
     dense_1 = 128 * second * 4 * 4  # 9 / 2, rounded down
     dense_2 = 10 * 128
     return convolution_1 + convolution_2 + dense_1 + dense_2
 
 
 share = multiplications(16, 48) / multiplications(20, 50)
-print(f"16 and 48 channels have {share:.2f} times the multiplications of 20 and 50")
+print(f"16 and 48 channels have {share:.2f} times the multiplications of 20 and 50:")
+print(f"by the work alone they should be {1 / share:.1f} times as fast")
 
 # %% [markdown]
-# oneDNN says which program it takes, if `DNNL_VERBOSE=1` is set when a process starts: its lines
-# begin like `dnnl_verbose,exec,cpu,convolution,x64:gemm:jit`. `programs` runs a forward and a
-# backward pass in a process of its own, and counts the programs of the convolutions.
+# We make both networks, on one device and on two. **Predict:** how many times as fast is 16 and 48
+# on one device? And which has the larger speed-up?
+
+# %% tags=["trains"]
+IMAGES = 256
+steps = {}
+for channels in [(20, 50), (16, 48)]:
+    steps[channels, 1] = training_step(lenet_of(*channels), pair[:1], IMAGES)
+    steps[channels, 2] = training_step(lenet_of(*channels), pair, IMAGES)
 
 # %% tags=["fold"]
-# measure: `programs`, which reads what oneDNN prints
+# define: `implementations`, which counts what oneDNN says that it runs, in a process of its own
 import os
 import subprocess
 import sys
 
-PROGRAM = """
+SCRIPT = """
 import sys
 from mxnet import autograd, nd
 from mxnet.gluon import nn
@@ -444,58 +532,72 @@ nd.waitall()
 """
 
 
-def programs(first, second):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(first), str(second)], check=True,
+def implementations(first, second):
+    """A line is like `dnnl_verbose,exec,cpu,convolution,x64:gemm:jit,forward_training,...`."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(first), str(second)], check=True,
                           capture_output=True, text=True, env={**os.environ, "DNNL_VERBOSE": "1"})
     found = {}
+    directions = []
     for line in done.stdout.splitlines():
         fields = line.split(",")
         if "exec" in fields and fields[3] == "convolution":
             found[fields[4]] = found.get(fields[4], 0) + 1
+            directions.append(fields[5])
+    if directions:  # MXNet has oneDNN
+        assert sorted(directions) == ["backward_data", "backward_weights", "backward_weights",
+                                      "forward_training", "forward_training"]
     return found
 
-# %% [markdown]
-# We ask for both networks, and time them on one device and on two. **Predict:** which has the
-# larger speed-up?
-
-# %% tags=["measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
+# measure: the implementations that oneDNN chooses; rates, speed-ups, and where the time goes
 ROUNDS = 6
-print("20 and 50 channels:", programs(20, 50))
-print("16 and 48 channels:", programs(16, 48))
+STEPS = 3  # in a turn: a longer one is easier to time
 
 
-def three_steps_of(step):  # a longer turn is easier to time
-    for _ in range(3):
+def several_steps(step):
+    for _ in range(STEPS):
         step()
 
 
-ways = {}
-for first, second in [(20, 50), (16, 48)]:
-    on_one = training_step(lenet_of(first, second), pair[:1], 256)
-    on_two = training_step(lenet_of(first, second), pair, 256)
-    ways[f"{first} and {second}, one device"] = partial(three_steps_of, on_one)
-    ways[f"{first} and {second}, two devices"] = partial(three_steps_of, on_two)
-times = in_turns(ways, ROUNDS)
-
-for name, seconds in times.items():
-    print(f"{name:22} {3 * 256 / spread(seconds).median:7,.0f} images/s")
-for channels in ["20 and 50", "16 and 48"]:
-    ratios = times[f"{channels}, one device"] / times[f"{channels}, two devices"]
-    low, median, high = spread(ratios)
-    print(f"{channels}: speed-up {median:.2f} (middle half {low:.2f} to {high:.2f})")
+times = in_turns({way: partial(several_steps, step) for way, step in steps.items()}, ROUNDS)
+speed_ups = {}
+for channels in [(20, 50), (16, 48)]:
+    first, second = channels
+    print(f"{first} and {second} channels:")
+    for name, count in implementations(first, second).items():
+        print(f"    oneDNN runs {name} {count} times")
+    for k, devices in [(1, "one device: "), (2, "two devices:")]:
+        rate = STEPS * IMAGES / spread(times[channels, k]).median
+        spent = [budget(record(steps[channels, k])) for _ in range(ROUNDS)]
+        compute = np.median([each["compute"] for each in spent])
+        rest = np.median([sum(each.values()) - each["compute"] for each in spent])
+        print(f"    {devices} {rate:7,.0f} images/s; compute {compute:5.1f} ms, "
+              f"all else {rest:4.1f} ms, {rest / (compute + rest):.0%} of a step")
+    speed_ups[channels] = times[channels, 1] / times[channels, 2]
+    low, median, high = spread(speed_ups[channels])
+    print(f"    speed-up {median:.2f} (middle half {low:.2f} to {high:.2f})")
+faster = spread(times[(20, 50), 1] / times[(16, 48), 1]).median
+print(f"on one device, 16 and 48 are {faster:.1f} times as fast as 20 and 50")
+print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed_ups[20, 50]))
 
 # %% [markdown]
-# On machines with AVX-512, the convolutions with 16 and 48 channels get a program of their own,
-# `jit:avx512_common`, and those with 20 and 50 a general matrix product, `x64:gemm:jit`. There the
-# first network was more than twice as fast on one device: faster than the other on two. In most of
-# our runs its speed-up was smaller. **Keep:** a better speed-up is not a faster program. Look at
-# images per second too.
+# With `DNNL_VERBOSE=1`, oneDNN (formerly DNNL) prints what it runs. Two convolutions are run five
+# times: two forward; backward, for the gradients of two weights and of the second one's input. On
+# machines with AVX-512, 16 and 48 channels run in `jit:avx512_common`, a direct convolution, and 20
+# and 50 in `x64:gemm:jit`, a general matrix product. (Why, isn't tested. A guess: a vector there
+# holds 16 numbers, and 20 and 50 aren't multiples of 16.)
+#
+# There, in our runs, 16 and 48 were more than twice as fast on one device, far more than by the
+# work alone. One device with 16 and 48 was even faster than two with 20 and 50. In most runs their
+# speed-up was the smaller one. The budget gives a reason: they have much less compute, so that all
+# else is a larger share of their step on two devices. **Keep:** a better speed-up doesn't mean
+# faster training. Look at images per second too.
 #
 # ## Summary
 #
 # - A lane's time is compute, communication, update, Python and waiting. On a quiet machine the five
 #   add up, within 5 %, to what the clock says of a step that isn't recorded.
 # - A recording made by hand tests how the parts are counted.
-# - Two devices lose to communication, to waiting, to updates that aren't divided, and to compute
-#   that isn't halved. Which is largest depends on the network.
-# - Sizes that fit the library's programs can matter more than a second device.
+# - Two devices lose to communication, to waiting (also for updates, which aren't divided), and to
+#   compute that isn't halved. Which is largest depends on the network.
+# - Sizes that fit the library can matter more than a second device.
