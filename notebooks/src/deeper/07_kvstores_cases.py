@@ -519,7 +519,7 @@ for entries in [2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22]:
     if local.high < device.low:
         local_ahead.append(size)
         verdict = "local is faster"
-    print(f"{size:6.3f} MB: device {device.median:6.2f} ms, local {local.median:6.2f} ms; {verdict}")
+    print(f"{size:6.3f} MB: device {device.median:5.2f} ms, local {local.median:5.2f} ms, {verdict}")
 for kind, ahead in [("device", device_ahead), ("local", local_ahead)]:
     print(f"{kind} is faster at", ", ".join(f"{size:.3f}" for size in ahead) or "no size", "MB")
 
@@ -540,9 +540,9 @@ fig, ax = curves(title, "MB on each device", "milliseconds (median, middle half)
 show(fig, alt="Milliseconds against megabytes for the two kinds of store.")
 
 # %% [markdown]
-# The last two lines answer it for this run. In our quiet runs `device` was the faster one from 0.3
-# to 4 MB, and for 17 MB the spreads overlapped; beside other programs they overlap nearly
-# everywhere. All goes through the same host memory here, so this says nothing about GPUs.
+# The last two lines answer it for this run. In twelve earlier ones `local` was never the faster
+# one, at any size. `device` was it in some, mostly at 1 to 4 MB. Beside other programs the spreads
+# overlap. All goes through the same host memory here, so this says nothing about GPUs.
 #
 # ## Clipping between the sum and the update
 #
