@@ -519,7 +519,8 @@ for entries in [2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22]:
     if local.high < device.low:
         local_ahead.append(size)
         verdict = "local is faster"
-    print(f"{size:6.3f} MB: device {device.median:5.2f} ms, local {local.median:5.2f} ms, {verdict}")
+    print(f"{size:6.3f} MB: device {device.median:5.2f} ms, local {local.median:5.2f} ms; "
+          f"{verdict}")
 for kind, ahead in [("device", device_ahead), ("local", local_ahead)]:
     print(f"{kind} is faster at", ", ".join(f"{size:.3f}" for size in ahead) or "no size", "MB")
 

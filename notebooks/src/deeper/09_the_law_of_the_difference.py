@@ -221,7 +221,9 @@ print("equal with halves swapped:", largest_difference(by_device, swapped) < 1e-
 assert largest_difference(by_device, by_half) < 1e-12, "an error that isn't BatchNorm's"
 assert largest_difference(by_device, swapped) > 0.01, "swapped halves should be seen"
 assert largest_difference(by_device, [by_half[0], by_half[0]]) > 0.01, "one half twice"
-assert max(error_sizes(net, x, y).values()) < 1e-12
+sizes = error_sizes(net, x, y)
+assert max(sizes["one device"], sizes["difference"], sizes["sum"]) < 1e-12
+assert sizes["noise"] > 0.01, "the halves have different images"
 begin = on_pair(conv_network("relu"), seed=1)
 for m in [4, 64]:  # with BatchNorm the halves add up to the whole batch's gradient
     x, y = random_batch(2 * m, seed=0)
@@ -399,8 +401,8 @@ assert onp.median(of_sum) > -0.9, "not −1"
 
 # %% [markdown]
 # - **With the smooth activation the law holds over large shards.** In the dense network the sum's
-#   slope is near −1, the others are near −½. In the convolutional network the medians are near
-#   these, but single networks scatter widely.
+#   slope is near −1, the others are near −½. (Convolutional networks scatter more widely around
+#   them.)
 # - **With ReLU the dense network's sum is flatter**, near −¾, in each of five networks with the
 #   same weights. An estimate: $\delta$ moves inputs of ReLU across zero, and each time a gradient
 #   jumps. That happens in about $m\,\delta$ images, so in about $\sqrt m$. Such a count varies by
@@ -448,7 +450,7 @@ for activation in ["softrelu", "relu"]:
             assert largest_difference(none, gradients_by_half(net, x, y)[0]) < 1e-10
             assert largest_difference(full, gradients_by_device(net, x, y)[0]) < 1e-10
         remaining[activation, m] = shares
-        print(f"dense, {activation:8} {m:4} images a device: {onp.median(shares):.2f} of the error "
+        print(f"dense, {activation:8} {m:4} images per device: {onp.median(shares):.2f} of the error "
               f"remains ({min(shares):.2f} to {max(shares):.2f})")
 
 # %% tags=["fold"]
@@ -486,7 +488,7 @@ for name in NETWORKS:
     print(f"{name:16} {row[4]:6.2f} {row[64]:6.2f} {row[1024]:6.2f}")
 
 # %% tags=["fold"]
-# check: it is nearly the noise with 4 images in three networks, less than a third with 1,024 in all
+# check: more than half of the noise with 4 images in three networks, under a third with 1,024
 for name in NETWORKS:
     assert over_noise[name, 1024] < 0.33, name
     assert over_noise[name, 1024] < over_noise[name, 4], name
@@ -495,10 +497,10 @@ for name in ["dense, softrelu", "dense, relu", "ResNet-18, relu"]:
     assert over_noise[name, 4] > over_noise[name, 64] > over_noise[name, 1024], name
 
 # %% [markdown]
-# The noise shrinks with $1/\sqrt m$, the error of the step faster. **Keep this:** with hundreds of
-# images per device don't worry about BatchNorm. With a few, the step's error can be as large as its
-# noise: compare with synchronised statistics. (Noise needn't hurt: in chapter 09's runs 2 images
-# per device did as well as 64 in the end.)
+# The noise shrinks with $1/\sqrt m$, the error of the step faster. **Keep this:** with a thousand
+# images per device the error of BatchNorm is well below the noise. With a few it can be as large:
+# then compare with synchronised statistics. (Noise needn't hurt: in chapter 09's runs 2 images per
+# device did as well as 64 in the end.)
 #
 # ## What the backward pass sends
 #
@@ -755,8 +757,8 @@ assert refused
 #   of first order cancel in it: it shrinks with $1/m$, one device's error with $1/\sqrt m$.
 # - That held in two smooth networks with 64 to 1,024 images per device. With 4, second order still
 #   counts. With ReLU a dense network's sum shrinks more slowly; ResNet-18's wasn't near −1, either.
-# - A step's noise shrinks with $1/\sqrt m$. With 1,024 images per device the step's error was less
-#   than a third of it in all networks, with 4 nearly as large in three of five.
+# - A step's noise shrinks with $1/\sqrt m$. With 1,024 images per device the step's error was under
+#   a third of it in all networks, with 4 more than half of it in three of five.
 # - Synchronised BatchNorm all-reduces two sums per channel forward and two backward. Without those
 #   of the backward pass, outputs are right and gradients wrong.
 # - `SyncBatchNorm` waits inside an operator. It hangs if a device stays away, or if scratch spaces
