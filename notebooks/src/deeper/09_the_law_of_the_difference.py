@@ -286,7 +286,7 @@ for k in [2, 4]:
 
 # %% tags=["fold"]
 # define: median_errors over random batches, and the slope of a line through them
-SIZES = onp.array([4, 16, 64, 256, 1024])  # images a device
+SIZES = onp.array([4, 16, 64, 256, 1024])  # images per device
 SMALL = slice(0, 3)
 LARGE = slice(2, 5)
 
@@ -438,7 +438,7 @@ def error_of_way(net, x, y, way):
     return long_gradient(net, pair[0])
 
 
-remaining = {}  # (activation, images a device): one share for each network
+remaining = {}  # (activation, images per device): one share for each network
 for activation in ["softrelu", "relu"]:
     for m in [4, 64, 1024]:
         shares = []
@@ -450,8 +450,8 @@ for activation in ["softrelu", "relu"]:
             assert largest_difference(none, gradients_by_half(net, x, y)[0]) < 1e-10
             assert largest_difference(full, gradients_by_device(net, x, y)[0]) < 1e-10
         remaining[activation, m] = shares
-        print(f"dense, {activation:8} {m:4} images per device: {onp.median(shares):.2f} of the error "
-              f"remains ({min(shares):.2f} to {max(shares):.2f})")
+        print(f"dense, {activation:8} {m:4} images per device: {onp.median(shares):.2f} of the "
+              f"error remains ({min(shares):.2f} to {max(shares):.2f})")
 
 # %% tags=["fold"]
 # check: half of it remains at 64 images and at 1,024, less with 4; with ReLU more than half
