@@ -94,8 +94,7 @@ print("sparse weights:        ", who_updates(table(all_sparse), kvstore="device"
 #
 # - On one device with dense weights there is no store.
 # - On several devices the store updates. But with `local`, one parameter of more than $2^{24}$
-#   entries leaves *all* updates to the devices, and each then holds the whole optimizer state. (The
-#   source gives no reason.)
+#   entries leaves *all* updates to the devices. Each then holds the whole optimizer state.
 # - With dense weights and sparse gradients the devices update; sparse weights are always updated in
 #   a store.
 # - `MXNET_UPDATE_ON_KVSTORE=0` in the environment turns the default off, for dense weights and
@@ -129,13 +128,12 @@ del os.environ["MXNET_UPDATE_ON_KVSTORE"]
 #
 # ## Does training depend on it?
 #
-# We train a small network for twenty steps in float64, by SGD with momentum. Three functions are
-# folded:
+# We train a small network for twenty steps in float64, by SGD with momentum. Folded are:
 #
-# - `small_network(devices)` begins with the same weights each time.
-# - `backward_of_batch(net, number, devices)` makes the backward pass for batch 0, 1, … and returns
-#   the mean loss.
-# - `replicas_of(net, devices)` has each device's list of weights.
+# - `small_network(devices)`, with the same weights each time;
+# - `backward_of_batch(net, number, devices)`, the backward pass for batch 0, 1, …; it returns the
+#   mean loss;
+# - `replicas_of(net, devices)`, each device's list of weights.
 
 # %% tags=["fold"]
 # define: small_network, backward_of_batch and replicas_of
@@ -249,7 +247,7 @@ def write_by_set_data(weight):
     weight.set_data(nd.array([1000]))
 
 
-def one_step(weight, trainer):
+def step_weight(weight, trainer):
     with autograd.record():
         losses = [1 * weight.data(pair[0]), 20 * weight.data(pair[1])]
     autograd.backward(losses)
@@ -260,14 +258,14 @@ def step_write_step(write, **options):
     weight = gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(100))
     weight.initialize(ctx=pair)
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1, "momentum": 0.5}, **options)
-    one_step(weight, trainer)
+    step_weight(weight, trainer)
     write(weight)
-    one_step(weight, trainer)
+    step_weight(weight, trainer)
     return [replica.asscalar() for replica in weight.list_data()]
 
 # %% [markdown]
-# The second step subtracts 21, and half of what the first step subtracted: 31.5 in all. So it
-# should end at 968.5. **Predict** the four results.
+# The second step subtracts 21, and half of what the first subtracted: 31.5. So it should end at
+# 968.5. **Predict** the four results.
 
 # %% tags=["trains"]
 print("the store updates")
@@ -299,7 +297,7 @@ def weight_and_trainer(name, settings, **options):
 
 with_momentum = {"learning_rate": 1, "momentum": 0.5}
 weight, trainer = weight_and_trainer("sgd", with_momentum, update_on_kvstore=False)
-one_step(weight, trainer)
+step_weight(weight, trainer)
 held = nd.zeros(1)
 trainer._kvstore.pull(0, out=held)
 print("the devices update: their weight is", weight.data(pair[0]).asscalar(),
@@ -312,9 +310,9 @@ for in_store in [True, False]:
     weight, trainer = weight_and_trainer("adam", {"learning_rate": 0.01},
                                          update_on_kvstore=in_store)
     for _ in range(1000):
-        one_step(weight, trainer)
+        step_weight(weight, trainer)
     weight.set_data(nd.array([100]))
-    one_step(weight, trainer)
+    step_weight(weight, trainer)
     step_of_adam[in_store] = 100 - weight.data(pair[0]).asscalar()
 print(f"Adam's step after set_data: {step_of_adam[True]:.3f} in the store, "
       f"{step_of_adam[False]:.3f} on the devices")
@@ -324,22 +322,22 @@ assert abs(step_of_adam[True] - without_state) < 1e-4
 
 folder = tempfile.mkdtemp()
 weight, trainer = weight_and_trainer("sgd", with_momentum)
-one_step(weight, trainer)
+step_weight(weight, trainer)
 saved = weight.data(pair[0]).copy()
 trainer.save_states(folder + "/states")
-one_step(weight, trainer)
+step_weight(weight, trainer)
 in_one_go = weight.data(pair[0]).asscalar()
 
 weight, trainer = weight_and_trainer("sgd", with_momentum)
 weight.set_data(saved)
 trainer.load_states(folder + "/states")
-one_step(weight, trainer)
+step_weight(weight, trainer)
 weights_first = weight.data(pair[0]).asscalar()
 
 weight, trainer = weight_and_trainer("sgd", with_momentum)
 trainer.load_states(folder + "/states")
 weight.set_data(saved)
-one_step(weight, trainer)
+step_weight(weight, trainer)
 states_first = weight.data(pair[0]).asscalar()
 print("in one go:", in_one_go, " weights loaded first:", weights_first,
       " states loaded first:", states_first)
@@ -370,8 +368,8 @@ assert by_object == [1000 - 31.5] * 2, "without the update in it, a store object
 #   too long.
 # - `load_parameters` calls `set_data`. So load the weights first, then the states.
 #
-# **Keep this:** a program that writes to its weights says `update_on_kvstore=False`. (It has to if
-# it gave `Trainer` a store *object*: one that updates raises an error after `set_data`.)
+# **Keep this:** a program that writes to its weights says `update_on_kvstore=False`. (A store
+# *object* that updates even raises an error after `set_data`.)
 #
 # ## Kinds of store
 #
@@ -471,9 +469,9 @@ assert owners_with_trees == owners_before
 # entries may be cut; for these say `update_on_kvstore=False`, since by our reading the store's
 # optimizer gets the first GPU's own gradient in place of the sum.
 #
-# **Keep this:** check a store's `type`. And push to a key always from the same number of devices:
-# its buffers are made at the first push (`CommDevice::Reduce` in `comm.h`), and a later push from
-# more may crash.
+# **Keep this:** spell kinds right, no error tells you. And push to a key always from as many
+# devices as the first time: its buffers are made then (`CommDevice::Reduce` in `comm.h`), and a
+# push from more may crash.
 #
 # ## `local` against `device`, in seconds
 #
@@ -522,7 +520,7 @@ for entries in [2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22]:
     print(f"{size:6.3f} MB: device {device.median:5.2f} ms, local {local.median:5.2f} ms; "
           f"{verdict}")
 for kind, ahead in [("device", device_ahead), ("local", local_ahead)]:
-    print(f"{kind} is faster at", ", ".join(f"{size:.3f}" for size in ahead) or "no size", "MB")
+    print(f"{kind} is faster at", ", ".join(f"{size:.3f} MB" for size in ahead) or "no size")
 
 # %% tags=["fold", "measured"]
 # draw: milliseconds against megabytes
@@ -541,9 +539,9 @@ fig, ax = curves(title, "MB on each device", "milliseconds (median, middle half)
 show(fig, alt="Milliseconds against megabytes for the two kinds of store.")
 
 # %% [markdown]
-# The last two lines answer it for this run. In twelve earlier ones `local` was never the faster
-# one, at any size. `device` was it in some, mostly at 1 to 4 MB. Beside other programs the spreads
-# overlap. All goes through the same host memory here, so this says nothing about GPUs.
+# The last two lines answer it for this run. In twelve earlier ones `local` was never the faster,
+# at any size; `device` was in some, mostly at 1 to 4 MB. Beside other programs the spreads overlap.
+# Here all goes through the host's memory, so this says nothing about GPUs.
 #
 # ## Clipping between the sum and the update
 #
@@ -601,9 +599,8 @@ print("weights:", weight.data(pair[0]).asnumpy())
 # Too long, and in another direction: (5, 5) isn't a multiple of (6, 8).
 #
 # In a network, each device clips its own copy of *all* sums by one factor. (With all devices'
-# copies in one list, the norm would come out $\sqrt k$ times too large.) What is clipped is a
-# *sum* over images, and `update(64)` divides by 64 afterwards. So a limit of 20 here is 20 / 64,
-# about 0.31, for the gradient of the mean.
+# copies in one list, the norm would be $\sqrt k$ times too large.) These are sums over 64 images,
+# and `update(64)` divides by 64 later. So a limit of 20 is 20 / 64, about 0.31, for the mean.
 
 # %%
 def clipped_step(net, trainer, devices):
@@ -739,8 +736,8 @@ else:
 # **Keep this:** an entry that stays above $t$ falls behind. Mind that `Trainer` pushes gradients of
 # *summed* losses, which grow with the shard. (`local` has no compression and raises an error.)
 #
-# It costs memory: on each device a residual as large as the model, and on the owner one more buffer
-# of each key (`CommDevice::ReduceCompressed` in `comm.h`).
+# It costs each device a residual as large as the model, and the owner one more buffer of each key
+# (`CommDevice::ReduceCompressed` in `comm.h`).
 
 # %% tags=["fold"]
 # check: what compression adds on each device: a residual of all keys, a buffer of its own keys
@@ -771,8 +768,7 @@ if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
 # - A program that does something between sum and update, or writes to the weights, says
 #   `update_on_kvstore=False`. Where the store updates, weights written in place are lost, and
 #   `set_data` loses the optimizer's state.
-# - A misspelt kind is no error: `devise` is a `local` store.
-# - Clip after the sum, each device its own copy of all sums.
+# - A misspelt kind is no error. Clip after the sum, each device its own copy of all sums.
 # - 2-bit compression sends $-t$, 0 or $t$ and keeps the rest. A gradient that stays larger than $t$
 #   falls further behind with each push.
 #
