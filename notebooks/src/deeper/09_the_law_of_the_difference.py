@@ -467,8 +467,8 @@ for m in [64, 1024]:
 # %% [markdown]
 # With the smooth activation half of the error remains at 64 images and at 1,024: it is of **first
 # order** there. With 4 images about a third remains, so **second order still counts**. With ReLU
-# more than half remains, as the estimate has it: a part that goes with the root of $m\,\delta$
-# shrinks only to $\sqrt{1/2}$.
+# more than half remains at 64 and at 1,024, as the estimate has it: a part that goes with the root
+# of $m\,\delta$ shrinks only to $\sqrt{1/2}$.
 #
 # So the law is one of large shards and smooth networks. And when does it matter? Here is the error
 # of the step, divided by the noise that the step has anyway:
@@ -499,8 +499,8 @@ for name in ["dense, softrelu", "dense, relu", "ResNet-18, relu"]:
 # %% [markdown]
 # The noise shrinks with $1/\sqrt m$, the error of the step faster. **Keep this:** with a thousand
 # images per device the error of BatchNorm is well below the noise. With a few it can be as large:
-# then compare with synchronised statistics. (Noise needn't hurt: in chapter 09's runs 2 images per
-# device did as well as 64 in the end.)
+# then compare with synchronised statistics. (It needn't hurt: in chapter 09's runs on MNIST the
+# accuracies with 2 images per device and with 64 overlapped in the end.)
 #
 # ## What the backward pass sends
 #
