@@ -13,7 +13,7 @@ needs_two_cores = pytest.mark.skipif(cores() < 2, reason="the profiler has a cou
 
 
 @needs_two_cores
-@pytest.mark.parametrize("arrays", [2, 3])
+@pytest.mark.parametrize("arrays", [2, 3, 4])
 def test_an_owner_has_as_many_arrays_of_a_key_as_were_pushed(arrays):
     assert sorted(kilobytes([1000], arrays_a_key=arrays)) == [0, 4 * arrays]
 
