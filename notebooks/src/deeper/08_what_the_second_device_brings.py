@@ -6,8 +6,8 @@
 #
 # ## What you'll do
 #
-# Measure the speed-up in two ways, see where the time of a step goes and when it waits for Python,
-# and measure the memory of a training, stage by stage.
+# Measure two kinds of speed-up, see where the time of a step goes, and measure what a training
+# keeps in memory.
 #
 # ## What you'll learn
 #
@@ -91,19 +91,16 @@ def three_steps():  # nothing else holds these networks, so they are freed after
 # %% [markdown]
 # `in_turns` runs them in rounds, so that what disturbs the machine hits all of them. It leaves out
 # rounds in which other programs took more than 5 % of the machine, and returns for each step an
-# array of seconds, one a round. **Predict:** which speed-up is higher, strong or weak?
+# array of seconds, one a round. So each round has a speed-up of its own, and we print the median of
+# those. (It needn't be exactly the quotient of the median times.) **Predict:** which speed-up is
+# higher, strong or weak?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 11=>ROUNDS = 1"]
 ROUNDS = 11
 times = in_turns(three_steps(), ROUNDS, quiet=0.05)
 print_times(times, "ms")  # the median; in brackets, where half of the rounds lie
 
-# %% [markdown]
-# Each round has a speed-up of its own. We take the median of those, which needn't be exactly the
-# quotient of the two medians above.
-
-# %% tags=["measured"]
-speed_ups = {
+speed_ups = {  # one a round
     "strong": times["one device"] / times["strong"],
     "weak": 2 * times["one device"] / times["weak"],  # twice the images
 }
@@ -180,9 +177,9 @@ def profiled(step, steps):
 
 # %% [markdown]
 # We sort operators by their names into three kinds of work. Communication is what the store does:
-# it copies gradients, and adds up those of both devices. Here is a step of LeNet:
+# it copies gradients, and adds up those of both devices.
 
-# %% tags=["trains"]
+# %%
 def kind_of_work(operator):
     if operator.startswith("Copy") or operator == "ElementwiseSum":
         return "communication"
@@ -190,7 +187,8 @@ def kind_of_work(operator):
         return "update"
     return "compute"
 
-
+# %% tags=["fold", "trains"]
+# measure: a step of LeNet on two devices, by operators
 def lenet_as_graph():
     net = lenet()
     net.hybridize(static_alloc=True, static_shape=True)
@@ -200,7 +198,7 @@ def lenet_as_graph():
 lenet_step = ready_step(lenet_as_graph(), two, 32)
 run_steps(lenet_step, 2)  # warms up
 milliseconds, operators = profiled(lenet_step, steps=1)
-print(f"a step of {milliseconds:.2f} ms; in it, on both devices together:")
+print(f"a step of LeNet with 32 images, on two devices: {milliseconds:.2f} ms; in it, on both:")
 compute = 0
 for operator in sorted(operators):
     kind = kind_of_work(operator)
@@ -292,6 +290,12 @@ for name in WORKLOADS:
           f"communication is {communication[name]:.1%} of their time")
 ratio = total(median_round("ResNet-18, 32", 2)) / total(median_round("LeNet, 32", 2))
 print(f"ResNet-18's step takes {ratio:.0f} times as long as LeNet's, on two devices at batch 32")
+whole_compute = median_round("ResNet-18, 32", 1)["compute"]
+shard_compute = 2 * median_round("ResNet-18, 16", 1)["compute"]
+both_compute = median_round("ResNet-18, 32", 2)["compute"]
+print("ResNet-18's compute, where one device with 32 images takes 1:")
+print(f"    one device, 16 images and 16 more: {shard_compute / whole_compute:.2f}")
+print(f"    two devices, 16 images each:       {both_compute / whole_compute:.2f}")
 
 # %% tags=["fold"]
 # check: the sum is the speed-up; shares and bytes of communication, LeNet's and ResNet-18's
@@ -345,36 +349,26 @@ show(fig, alt="For LeNet with 32 and 256 images and ResNet-18 with 32, four bars
 
 # %% [markdown]
 # In our quiet runs LeNet lost most to waiting, and ResNet-18 to compute: the same 32 images took
-# the two devices longer than one. Update isn't divided: the store makes it once, as one device
-# does, so it is neither lost nor gained (a few tenths below zero, or one or two, we can't explain).
+# the two devices longer than one. (Update isn't divided: the store makes it once, as one device
+# does. Why it took a little less, we don't know.)
 #
 # Why does ResNet-18 compute longer? Each device has a smaller shard, and another one that computes
-# at the same time. To tell them apart, we also recorded one device with a shard of 16:
-
-# %% tags=["fold", "measured"]
-# measure: ResNet-18's compute for 32 images, by one shard after the other and on both devices
-whole_compute = median_round("ResNet-18, 32", 1)["compute"]
-shard_compute = 2 * median_round("ResNet-18, 16", 1)["compute"]
-both_compute = median_round("ResNet-18, 32", 2)["compute"]
-print(f"one device, 16 images and 16 more: {shard_compute / whole_compute:.2f} times 32 at once")
-print(f"two devices, 16 images each:       {both_compute / whole_compute:.2f} times")
-
-# %% [markdown]
-# What the first number has above 1 is the price of small shards; what the second has on top is the
-# price of company. (A guess at the first: however few the images, all weights must be read.)
+# at the same time. The last two lines above tell them apart. What the first has above 1 is the
+# price of small shards: a device by itself, 16 images and then 16 more. What the second has on top
+# is the price of company.
 #
-# And communication? It is a small loss in all three. But ResNet-18's share of it isn't clearly the
-# smaller one, as d2l expects. It computes more, and it has 87 times LeNet's parameters, so it also
-# sends 87 times the bytes, in a step that takes less than 87 times as long. With batch 256 LeNet
-# computes more for the same bytes, and communication's share is smaller. **Look where the time goes
-# before you blame communication.** (**On GPUs** shares may be quite different; we measured none.)
+# And communication? It is a small loss in all three. ResNet-18 computes longer than LeNet, but less
+# than 87 times as long, and it has 87 times the parameters, so 87 times the bytes to send. So its
+# share of communication isn't clearly the smaller one. With batch 256 LeNet computes more for the
+# same bytes, and its share is smaller. **Look where the time goes before you blame communication.**
+# (**On GPUs** shares may be quite different; we measured none.)
 #
 # ## Does a step wait for Python?
 #
 # Python only hands operators over, and goes on; the engine's threads compute. With one graph
 # (chapter 08) there is less to hand over. When does that make a step shorter? We stop two clocks:
-# when Python is done, and when everything is. Python shares the two cores with the engine's
-# threads, so both clocks vary from try to try: we take the try that was done first.
+# when Python is done, and when everything is. Python shares the cores with the engine's threads, so
+# both clocks vary: of several tries we take the one that was done first.
 
 # %% tags=["trains"]
 def clocks(step):
@@ -492,24 +486,24 @@ with Others() as others:
               f"{python_done:16.0f} {cpu_time_of[way]:9.0f}")
         assert python_done < 0.3 * on_two, "Python is done early"
 assert max(cpu_time_of.values()) < 1.25 * min(cpu_time_of.values()), "the work is nearly the same"
-*others_of_four, with_static_shape = speed_up_of.values()
 if others.share <= 0.05 and ROUNDS > 1:
-    assert with_static_shape > 1.1 * max(others_of_four), "static_shape makes the difference"
+    for way in ["layer by layer", "one graph", "  with static_alloc"]:
+        assert speed_up_of["  and static_shape"] > 1.1 * speed_up_of[way], way
 else:
     print("speed-ups aren't checked: the run is short, or others used the machine")
 
 # %% [markdown]
 # They do. On a quiet machine the last brings 1.8 times, and the others less, graph or not. It isn't
-# Python: that is done early in all four. Nor do the devices work much less: CPU time is nearly the
-# same. So what `static_shape` saves on two devices is *waiting*. For what? We don't know. **One
-# graph saves Python's time; `static_shape` can save more than that.**
+# Python, which is done early in all four; and CPU time is nearly the same. So what `static_shape`
+# saves on two devices is *waiting*. For what? We don't know. **One graph saves Python's time;
+# `static_shape` can save more.**
 #
 # ## Where the memory goes
 #
-# What does training keep in memory, and which part decides how many images fit? A new process
-# trains two steps, and asks the C library after each stage how much is allocated. The stages:
-# `initialize` makes *weights and gradients*; the *first passes*, forward and backward; the first
-# `trainer.step` makes the *store* (chapter 07); *later steps*. We vary images and devices.
+# Which part of the memory decides how many images fit? A new process trains two steps, and asks the
+# C library after each stage how much is allocated. `initialize` makes *weights and gradients*; then
+# come the *first passes*, forward and backward; the first `trainer.step` makes the *store*
+# (chapter 07).
 
 # %% tags=["fold", "trains"]
 # define: measure_memory(num_devices, shard), MB that each stage adds, in a new process
@@ -622,11 +616,10 @@ del block
 assert 0.9e7 < before - allocated() < 1.1e7, "what was freed is no longer counted"
 
 # %% [markdown]
-# Later steps add nothing. But one more part is our own doing. Some operators need memory only while
-# they run, and borrow it: a *scratch space*. Each grows to what its largest borrower asks for
-# (`src/resource.cc` at 1.9.1). MXNet has 4 for all CPU devices. Above we took 1; `helpers` asks for
-# 64, so that simulated devices don't wait for one another (deeper: How the speed-up was measured).
-# What do they take?
+# Later steps add nothing. But one part is our own doing. Some operators borrow memory while they
+# run: a *scratch space*, which grows to what its largest borrower asks for (`src/resource.cc` at
+# 1.9.1). MXNet has 4 for all CPU devices. Above we took 1; `helpers` asks for 64, so that simulated
+# devices don't wait for one another (deeper: How the speed-up was measured). What do they take?
 
 # %% tags=["fold"]
 # draw: memory of two devices with 32 images, and what 64 scratch spaces take more than one
@@ -651,9 +644,9 @@ assert added["first passes"] > added["weights and gradients"], "the second large
 #
 # ## How the larger batch began
 #
-# Weak scaling is a different training, and chapter 08's run with batch 512 was behind from the
-# start. It had rate 0.2 in place of 0.1, and made half as many updates from the same images. Was it
-# behind for want of updates? The stored training losses:
+# Weak scaling is a different training. Chapter 08's run with batch 512 and rate 0.2 was behind the
+# one with 256 and 0.1 from the start. Is it only that it made half as many updates from the same
+# images? The stored training losses:
 
 # %% tags=["fold"]
 # draw: training loss against images; each point is the mean of 1,536 images
@@ -689,9 +682,9 @@ assert thousands[11] > 18
 assert (of_256[10:12] < 0.1).all() and (of_256[:10] > 0.1).all(), "by then the other is below 0.1"
 
 # %% [markdown]
-# Not only: after as many updates batch 512 was still where guessing is ($\ln 10 = 2.3$). **A larger
-# batch with a larger rate can start slowly**; which of the two made it so, one run each can't say.
-# A usual remedy is *warm-up*, a rate that begins low and rises (Goyal et al., 2017, section 2.2;
+# No: after as many updates batch 512 was still where guessing is ($\ln 10 = 2.3$). **A larger batch
+# with a larger rate can start slowly**; which of the two made it so, one run each can't say. A
+# usual remedy is *warm-up*, a rate that begins low and rises (Goyal et al., 2017, section 2.2;
 # deeper: Batch, rate and warm-up).
 #
 # ## Summary
