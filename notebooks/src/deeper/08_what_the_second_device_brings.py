@@ -19,7 +19,7 @@
 #
 # ## What you need
 #
-# Chapter 08, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about two
+# Chapter 08, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about three
 # minutes on two cores that have nothing else to do.
 
 # %%
@@ -443,9 +443,9 @@ assert lenet_python > 2 * whole_python / whole_done * lenet_done, "a larger part
 # all threads together have computed; while a device waits, it stands still. **Predict:** Python
 # needs only some percent of the step. Do the four speed-ups differ?
 
-# %% tags=["fold", "measured", "trains", "few:ROUNDS = 7=>ROUNDS = 1"]
-# measure: 32 images on one and on two devices, in four ways; the fastest of seven rounds
-ROUNDS = 7
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 5=>ROUNDS = 1"]
+# measure: 32 images on one and on two devices, in four ways; the fastest of five rounds
+ROUNDS = 5
 WAYS = {  # name: how the network is hybridised
     "layer by layer": None,
     "one graph": {},
@@ -502,8 +502,8 @@ else:
 # runs. `helpers` asks for 64 of them. In the first three ways each operator borrows the next in
 # turn, and two devices can meet in one. With `static_shape` each graph keeps one for good
 # (`AttachOpResources` in `src/executor/`, 1.9.1). A trial agrees: layer by layer, both devices'
-# threads stood still for 24 % of the time with 64 spaces, and for 5 % with 256 (26 November 2026,
-# beside other programs). **One graph saves Python's time; `static_shape` saved waiting.**
+# threads stood still for 24 % of the time with 64 or 128 spaces, and for 5 % with 256 (26 November
+# 2026, beside other programs). **One graph saves Python's time; `static_shape` saved waiting.**
 #
 # ## Where the memory goes
 #
