@@ -435,9 +435,12 @@ from helpers.plotting import curves, show
 
 small = np.arange(1, 129)
 of_means = np.array([worth([256 - size, size]) for size in small])
-fig, ax = curves("A small shard drags a mean of means down", "images in the smaller shard",
-                 "worth, images of 256", {"mean of both means": (small, of_means),
-                                          "mean of all images": (small, np.full(128, 256))})
+fig, ax = curves("With 16 images in one shard, a batch of 256 is worth only 60",
+                 "images in the smaller shard", "worth, in images",
+                 {"mean of both means": (small, of_means),
+                  "mean of all images": (small, np.full(128, 256))})
+ax.plot(16, worth([240, 16]), "o", color="black")
+ax.text(19, 55, "240 and 16", va="center")
 ax.set_ylim(0, 280)
 show(fig, alt="What a mean of means of a batch of 256 is worth rises from 4 images, with one image "
      "in the smaller shard, to all 256 with equal shards.")

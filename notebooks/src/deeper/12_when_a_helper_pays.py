@@ -133,9 +133,9 @@ for n in [8, 32, 128]:
     print(f"    a pass of {6 * n:3} images:  {1e6 * with_6 / (6 * n):4.0f} µs for each")
 
 # %% [markdown]
-# On a quiet machine 128 images take nearly 6 times as long with handicap 6, and 8 images only about
-# 4 times. The time for each image says why: it is longest in a pass of 8, so what we compare with
-# is slow. From some dozens of images on it hardly changes. **A handicap is what its name says where
+# On a quiet machine 128 images take nearly 6 times as long with handicap 6, and 8 images clearly
+# less. The time for each image says why: it is longest in a pass of 8, so what we compare with is
+# slow. From some dozens of images on it hardly changes. **A handicap is what its name says where
 # passes have some dozens of images.**
 #
 # ## The law and its constants
