@@ -475,23 +475,24 @@ def fastest_round(options):
 
 
 speed_up_of = {}
+python_of = {}
 cpu_time_of = {}
 print("ms                  one device  two devices  speed-up   on two: Python  CPU time")
 with Others() as others:
     for way, options in WAYS.items():
         fastest = fastest_round(options)
         on_one = fastest[1][0]
-        on_two, python_done, cpu_time_of[way] = fastest[2]
+        on_two, python_of[way], cpu_time_of[way] = fastest[2]
         speed_up_of[way] = on_one / on_two
         print(f"{way:19} {on_one:10.0f} {on_two:12.0f} {speed_up_of[way]:9.2f} "
-              f"{python_done:16.0f} {cpu_time_of[way]:9.0f}")
-        assert python_done < 0.3 * on_two, "Python is done early"
-assert max(cpu_time_of.values()) < 1.25 * min(cpu_time_of.values()), "the work is nearly the same"
+              f"{python_of[way]:16.0f} {cpu_time_of[way]:9.0f}")
 if others.share <= 0.05 and ROUNDS > 1:
     for way in ["layer by layer", "one graph", "  with static_alloc"]:
         assert speed_up_of["  and static_shape"] > 1.1 * speed_up_of[way], way
+    assert max(python_of.values()) < 100, "Python is done early"
+    assert max(cpu_time_of.values()) < 1.15 * min(cpu_time_of.values()), "nearly the same work"
 else:
-    print("speed-ups aren't checked: the run is short, or others used the machine")
+    print("these aren't checked: the run is short, or others used the machine")
 
 # %% [markdown]
 # They do. On a quiet machine the last brings 1.8 times, and the others less, graph or not. It isn't
