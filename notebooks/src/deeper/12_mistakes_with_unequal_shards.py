@@ -6,8 +6,8 @@
 #
 # ## What you'll do
 #
-# Train on up to four devices, some of which get no image in some steps. Run two mistakes that only
-# such steps show, and six of other kinds. Then count out on paper what a mean of means does to a
+# Train on three devices, one of which gets no image in the last step. Run two mistakes that only
+# such a step shows, and six of other kinds. Then count out on paper what a mean of means does to a
 # gradient.
 #
 # ## What you'll learn
@@ -41,7 +41,7 @@ print(data)
 # ## A device without images
 #
 # Chapter 02 showed that an empty array can't be copied to another device. So here a size of 0 makes
-# no shard, but `None`.
+# no shard, but `None`. We call such a device *idle*.
 
 # %%
 def split_or_none(batch, sizes):
@@ -61,9 +61,9 @@ first, second, third = split_or_none(nd.arange(3), [1, 0, 2])
 print(first.asnumpy(), second, third.asnumpy())
 
 # %% [markdown]
-# A device without a shard still holds the gradient of an earlier step, and the all-reduce would add
-# it again (chapters 02 and 05). So we give it a loss whose gradient is zero: all its weights, times
-# 0. The backward pass then writes fresh zeros.
+# An idle device still holds the gradient of an earlier step, and the all-reduce would add it again
+# (chapters 02 and 05). So we give it a loss whose gradient is zero: all its weights, times 0. The
+# backward pass then writes fresh zeros.
 
 # %%
 def zero_loss(net, device):
@@ -73,20 +73,30 @@ def zero_loss(net, device):
     return loss
 
 
-def backward_or_zero(net, x, y, sizes, loss_of_shard):
+def backward_or_zero(net, x, y, sizes, sum_or_mean):
+    x_shards = split_or_none(x, sizes)
+    y_shards = split_or_none(y, sizes)
     losses = []
     with autograd.record():
-        for device, x_shard, y_shard in zip(four, split_or_none(x, sizes), split_or_none(y, sizes)):
+        for device, x_shard, y_shard in zip(four, x_shards, y_shards):
             if x_shard is None:
-                losses.append(zero_loss(net, device))
+                loss = zero_loss(net, device)
             else:
-                losses.append(loss_of_shard(cross_entropy(net(x_shard), y_shard)))
+                loss = sum_or_mean(cross_entropy(net(x_shard), y_shard))
+            losses.append(loss)
     autograd.backward(losses)
 
 # %% [markdown]
-# With it, here are chapter 12's two ways, sums and weighted means:
+# With it, here are chapter 12's two ways. After sums, `trainer.step` adds up and divides. After
+# means, a function `combine` makes the gradients right in place, here `average`; `trainer.update`
+# only updates.
 
 # %%
+def step_of_sums_or_zero(net, trainer, x, y, sizes):
+    backward_or_zero(net, x, y, sizes, nd.sum)
+    trainer.step(sum(sizes))
+
+
 def average(gradients, sizes):
     n = sum(sizes)
     for gradient, size in zip(gradients, sizes):
@@ -94,23 +104,23 @@ def average(gradients, sizes):
     allreduce(gradients)
 
 
-def step_of_sums_or_zero(net, trainer, x, y, sizes):
-    backward_or_zero(net, x, y, sizes, nd.sum)
-    trainer.step(sum(sizes))
-
-
-def step_of_means_or_zero(net, trainer, x, y, sizes, combine=average):
+def step_of_means_or_zero(net, trainer, x, y, sizes, combine):
     backward_or_zero(net, x, y, sizes, nd.mean)
     for parameter in net.collect_params().values():
         combine(parameter.list_grad(), sizes)
     trainer.update(1)
 
-# %% [markdown]
-# `replicas_after` trains on as many devices as there are sizes. Its result is a list for each
-# device. `on_store` says who updates: the store, as Trainer has it by default on several devices,
-# or each device its own replica (chapter 07). Plain Gluon on one device says what is right.
 
-# %% tags=["trains"]
+weighted_means = partial(step_of_means_or_zero, combine=average)
+
+# %% [markdown]
+# The folded cell has three batches, of 64, 64 and 32 images, and `replicas_after(step, cuts,
+# on_store)`. That trains LeNet, one step for each list of sizes in `cuts`, on as many devices as
+# the list has sizes, and returns each device's weights. `on_store` says who updates: the store, as
+# is the default on several devices, or each device its own replica (chapter 07).
+
+# %% tags=["fold", "trains"]
+# define: three batches; step_alone, for one device; replicas_after(step, cuts, on_store)
 batches = []
 for begin, end in [(0, 64), (64, 128), (128, 160)]:
     x = nd.array(data.train_images[begin:end], dtype="float64")
@@ -140,26 +150,34 @@ def replicas_after(step, cuts, on_store):
         replicas.append([weight.data(device) for weight in net.collect_params().values()])
     return replicas
 
+# %% [markdown]
+# Plain Gluon on one device says what is right. `largest_difference` compares each replica with it,
+# and the worst one counts.
 
-[whole] = replicas_after(step_alone, [[64], [64], [32]], on_store=False)
+# %% tags=["trains"]
+ALONE = [[64], [64], [32]]
+whole = replicas_after(step_alone, ALONE, on_store=False)[0]  # of its only device
 
 
-def distance_to_one(step, cuts, on_store=False):
-    return largest_difference(replicas_after(step, cuts, on_store), whole).value
+def distance_to_one(step, cuts, on_store):
+    return largest_difference(replicas_after(step, cuts, on_store), whole)
 
 # %% [markdown]
-# Now the last step leaves the third device without images. **Predict:** are both ways still right?
+# Now the last step leaves the third device without images. **Predict:** how far off are the ways?
 
 # %% tags=["measured"]
-CUTS = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]
-print(f"sums, the store updates: off by {distance_to_one(step_of_sums_or_zero, CUTS, True):.0e}")
-print(f"sums, each updates:      off by {distance_to_one(step_of_sums_or_zero, CUTS):.0e}")
-print(f"weighted means:          off by {distance_to_one(step_of_means_or_zero, CUTS):.0e}")
+ONE_IDLE = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]
+by_store = distance_to_one(step_of_sums_or_zero, ONE_IDLE, on_store=True)
+by_each = distance_to_one(step_of_sums_or_zero, ONE_IDLE, on_store=False)
+by_means = distance_to_one(weighted_means, ONE_IDLE, on_store=False)
+print(f"sums, the store updates:    off by {by_store:.0e}")
+print(f"sums, each device updates:  off by {by_each:.0e}")
+print(f"means, each device updates: off by {by_means:.0e}")
 
 # %% tags=["fold"]
 # check: all are right on 1 to 4 devices, for cuts with idle devices and for random ones
 rng = np.random.default_rng(5)
-cases = [CUTS, [[0, 40, 24], [40, 0, 24], [0, 0, 32]]]
+cases = [ONE_IDLE, [[0, 40, 24], [40, 0, 24], [0, 0, 32]]]
 for k in [1, 2, 4]:
     cuts = []
     for x, _ in batches:
@@ -168,69 +186,108 @@ for k in [1, 2, 4]:
 for cuts in cases:
     if len(cuts[0]) > 1:
         assert distance_to_one(step_of_sums_or_zero, cuts, True) < 1e-12, f"store, cut {cuts}"
-    assert distance_to_one(step_of_sums_or_zero, cuts) < 1e-12, f"sums, cut {cuts}"
-    assert distance_to_one(step_of_means_or_zero, cuts) < 1e-12, f"means, cut {cuts}"
+    assert distance_to_one(step_of_sums_or_zero, cuts, False) < 1e-12, f"sums, cut {cuts}"
+    assert distance_to_one(weighted_means, cuts, False) < 1e-12, f"means, cut {cuts}"
 
 # %% [markdown]
-# They are. **A device without images takes part with a gradient of zero.**
+# Only by rounding. **An idle device takes part with a gradient of zero.**
 #
 # ## Two mistakes
 #
-# The first one leaves the idle device out of the backward pass. The second one makes a mistake
-# after the all-reduce: for instance, to get sums back, it multiplies and divides by the shard's
-# size. That changes nothing where the size isn't 0.
+# What if one forgets the idle device? Two ways to do so. The first leaves it out of the backward
+# pass. The second leaves it out of the all-reduce, because it has nothing to add.
 
 # %% tags=["trains"]
-def idle_left_out(net, trainer, x, y, sizes):
+def without_backward(net, trainer, x, y, sizes):
+    x_shards = split_or_none(x, sizes)
+    y_shards = split_or_none(y, sizes)
     losses = []
     with autograd.record():
-        for x_shard, y_shard in zip(split_or_none(x, sizes), split_or_none(y, sizes)):
+        for x_shard, y_shard in zip(x_shards, y_shards):
             if x_shard is not None:
                 losses.append(cross_entropy(net(x_shard), y_shard))
     autograd.backward(losses)
     trainer.step(sum(sizes))
 
 
-def zero_by_zero(gradients, sizes):
-    average(gradients, sizes)
+def average_of_busy(gradients, sizes):
+    busy = []
     for gradient, size in zip(gradients, sizes):
-        gradient *= size
-        gradient /= size
+        if size > 0:
+            gradient *= size / sum(sizes)
+            busy.append(gradient)
+    allreduce(busy)
+
+
+without_allreduce = partial(step_of_means_or_zero, combine=average_of_busy)
+
+# %% [markdown]
+# We run both on the same cuts, and on cuts that differ only in the last step, where all devices are
+# busy. **Predict:** which of the four distances are more than rounding?
 
 # %% tags=["measured"]
-ALL_BUSY = [[16, 16, 16, 16], [16, 16, 16, 16], [8, 8, 8, 8]]
-of_means = partial(step_of_means_or_zero, combine=zero_by_zero)
-print(f"idle_left_out: off by {distance_to_one(idle_left_out, CUTS, True):.0e}, "
-      f"with all devices busy by {distance_to_one(idle_left_out, ALL_BUSY, True):.0e}")
-print(f"zero_by_zero:  off by {distance_to_one(of_means, CUTS):.0e}, "
-      f"with all devices busy by {distance_to_one(of_means, ALL_BUSY):.0e}")
+ALL_BUSY = [[40, 16, 8], [8, 40, 16], [20, 8, 4]]
+backward_idle = distance_to_one(without_backward, ONE_IDLE, on_store=True)
+backward_busy = distance_to_one(without_backward, ALL_BUSY, on_store=True)
+allreduce_idle = distance_to_one(without_allreduce, ONE_IDLE, on_store=False)
+allreduce_busy = distance_to_one(without_allreduce, ALL_BUSY, on_store=False)
+print(f"without backward:   one idle: off by {backward_idle:.0e}, all busy: {backward_busy:.0e}")
+print(f"without all-reduce: one idle: off by {allreduce_idle:.0e}, all busy: {allreduce_busy:.0e}")
 
-# %% tags=["fold"]
-# check: both are noticed in the step with an idle device, and pass where all are busy
-assert distance_to_one(idle_left_out, CUTS, True) > 1e-3
-assert distance_to_one(of_means, CUTS) == np.inf
-assert distance_to_one(idle_left_out, ALL_BUSY, True) < 1e-12
-assert distance_to_one(of_means, ALL_BUSY) < 1e-12
-for found in replicas_after(of_means, CUTS, False)[:2]:
-    assert largest_difference(found, whole) < 1e-12, "only the idle device is broken"
+# %% tags=["fold", "trains"]
+# check: which distances are rounding, which replicas are wrong, which old gradient is added
+assert backward_idle > 1e-3 and allreduce_idle > 1e-3
+assert backward_busy < 1e-12 and allreduce_busy < 1e-12
+found = replicas_after(without_allreduce, ONE_IDLE, on_store=False)
+for replica in found[:2]:
+    assert largest_difference(replica, whole) < 1e-12, "busy devices are right"
+assert largest_difference(found[2], whole) > 1e-3, "only the idle one is wrong"
+for replica in replicas_after(without_backward, ONE_IDLE, on_store=True):
+    assert largest_difference(replica, whole) > 1e-3, "all are wrong"
 try:
-    replicas_after(idle_left_out, CUTS, False)
+    replicas_after(without_backward, ONE_IDLE, on_store=False)
 except UserWarning as error:
     assert "has not been updated by backward" in str(error), error
 else:
     raise AssertionError("where each device updates, Trainer should refuse an old gradient")
 
+last_shard = []  # the gradient of the third device's 16 images, one step ago
+
+
+def with_old_gradient(net, trainer, x, y, sizes):
+    """On one device what without_backward does on three."""
+    parameters = list(net.collect_params().values())
+    with autograd.record():
+        loss = cross_entropy(net(x[-16:]), y[-16:])
+    loss.backward()
+    of_third_device = [parameter.grad().copy() for parameter in parameters]
+    with autograd.record():
+        loss = cross_entropy(net(x), y)
+    loss.backward()
+    if len(x) == 32:
+        for parameter, old in zip(parameters, last_shard, strict=True):
+            gradient = parameter.grad()
+            gradient += old
+    last_shard[:] = of_third_device
+    trainer.step(len(x))
+
+
+expected = replicas_after(with_old_gradient, ALONE, on_store=False)[0]
+found = replicas_after(without_backward, ONE_IDLE, on_store=True)
+assert largest_difference(found, expected) < 1e-12, "not the old gradient of its own shard"
+
 # %% [markdown]
-# `idle_left_out` raised no error: where the store updates, Trainer adds the idle device's old
-# gradient again. (With `update_on_kvstore=False` it does raise.) In `zero_by_zero`, $0/0$ is NaN,
-# on the idle device only, so its distance is infinite. A test that looks at one device, or whose
-# devices are always busy, passes both.
+# `without_backward` adds the old gradient of the idle device's last shard, and all replicas are
+# wrong. No error was raised. Trainer does refuse old gradients, but where the store updates it
+# never marks one as used (`_update` in `gluon/trainer.py`, 1.9.1); with `update_on_kvstore=False`
+# it raises. `without_allreduce` is wrong on the idle device only, which gets no sum. A test that
+# looks at the first device passes it. **Test with an idle device, and look at all replicas.**
 #
-# ## Right for one step
+# ## A sum in new arrays
 #
-# This version of `average` puts the right sum into new arrays. `gradients` is what `list_grad()`
-# gave, and that is the parameter's own list: what we put into it, Trainer reads. **Predict:** is
-# the first step right? And the second?
+# May `combine` put its result into new arrays? `parameter.list_grad()` returns the parameter's own
+# list. So what we put into `gradients` is what Trainer reads. **Predict:** is the first step right?
+# And the second?
 
 # %% tags=["trains"]
 def into_new_arrays(gradients, sizes):
@@ -241,27 +298,33 @@ def into_new_arrays(gradients, sizes):
     gradients[1] = total.as_in_context(four[1])
 
 
-ALONE = [[64], [64], [32]]
-UNEQUAL = [[40, 24], [8, 56], [20, 12]]
-EQUAL = [[32, 32], [32, 32], [16, 16]]
 in_new_arrays = partial(step_of_means_or_zero, combine=into_new_arrays)
+UNEQUAL = [[40, 24], [8, 56], [20, 12]]
 for steps in [1, 2]:
-    [expected] = replicas_after(step_alone, ALONE[:steps], on_store=False)
+    expected = replicas_after(step_alone, ALONE[:steps], on_store=False)[0]
     found = replicas_after(in_new_arrays, UNEQUAL[:steps], on_store=False)
     print(f"after {steps} step(s), right:", largest_difference(found, expected) < 1e-12)
 
 # %% [markdown]
-# Only the first. In it Trainer reads the new arrays, and all is well. Then `backward` goes on
-# writing into the old ones, which Trainer no longer sees. It reads the first step's sum again,
-# twice the same, and a weighted mean of the two is that sum. So each later step repeats the first
-# gradient. **A test should take several steps, on different batches.**
+# Only the first. In it Trainer reads the new arrays, and all is well. In the second, `backward`
+# writes into the old arrays, which are no longer in the list. `combine` gets the first step's
+# result, on both devices, and a weighted mean of two equal arrays changes nothing. So each later
+# step repeats the first gradient. **A test should take several steps, on different batches.**
 #
-# Five more mistakes, on two devices: the second gradient isn't added; weighted means are averaged
-# once more; sums are divided by twice the larger shard; by 64, though the last batch has 32 images;
-# and labels are those of the next image.
+# ## Equal shards hide mistakes
+#
+# Must a test have unequal shards? Here are five more mistakes, on two devices:
+#
+# - `one_left_out`: the second device's gradient isn't added;
+# - `averaged_twice`: weighted means are divided by the number of devices once more;
+# - `by_twice_the_larger`: sums are divided by twice the size of the larger shard;
+# - `by_64_always`: sums are divided by 64, though the last batch has 32 images;
+# - `labels_elsewhere`: each image has the label of the next.
+#
+# **Predict:** which one do equal shards hide?
 
 # %% tags=["fold", "trains"]
-# check: the second step repeats the first gradient; of six mistakes equal shards hide one
+# check: unequal shards show six mistakes, equal ones hide one; later steps repeat a gradient
 def no_step(net, trainer, x, y, sizes):
     pass
 
@@ -306,16 +369,23 @@ mistakes = {
     "by_64_always": by_64_always,
     "labels_elsewhere": labels_elsewhere,
 }
+EQUAL = [[32, 32], [32, 32], [16, 16]]
+print("                    unequal shards  equal shards")
 for name, step in mistakes.items():
-    noticed = distance_to_one(step, UNEQUAL) > 1e-3
-    hidden = distance_to_one(step, EQUAL) < 1e-12
-    print(f"{name:19} noticed on unequal shards: {noticed}, hidden by equal ones: {hidden}")
-    assert noticed, f"{name} is not noticed"
-    assert hidden == (step is by_twice_the_larger), f"{name} on equal shards"
-assert distance_to_one(step_of_sums_or_zero, UNEQUAL) < 1e-12, "the right way passes"
+    words = []
+    for cuts in [UNEQUAL, EQUAL]:
+        far = distance_to_one(step, cuts, on_store=False)
+        assert far > 1e-3 or far < 1e-12, f"{name}: neither clearly wrong nor right"
+        words.append("show it" if far > 1e-3 else "hide it")
+    print(f"{name:19} {words[0]:>14} {words[1]:>13}")
+    hidden = "hide it" if name == "by_twice_the_larger" else "show it"
+    assert words == ["show it", hidden], name
+assert distance_to_one(weighted_means, EQUAL, on_store=False) < 1e-12, "the right way passes"
+assert distance_to_one(step_of_sums_or_zero, UNEQUAL, on_store=False) < 1e-12, "and here"
 
 # %% [markdown]
-# Unequal shards find all of them. Equal ones hide one, as they hide the mean of means.
+# Twice the larger shard is the batch, where both shards are equal. In the same way equal shards
+# hide the mean of means. **Test on unequal shards.**
 #
 # ## What a mean of means does
 #
@@ -332,15 +402,15 @@ print("the first two draws:", draws[0], draws[1])
 
 mean_of_all = draws.mean(axis=1)
 mean_of_means = (draws[:, :3].mean(axis=1) + draws[:, 3]) / 2  # shards of 3 and 1
-print(f"mean of all kinds: {kinds.mean():.1f}")
+print(f"one image:                {kinds.mean():.1f} on average, variance {kinds.var():.2f}")
 print(f"mean of all four images:  {mean_of_all.mean():.1f} on average, "
       f"variance {mean_of_all.var():.2f}")
 print(f"mean of both means:       {mean_of_means.mean():.1f} on average, "
       f"variance {mean_of_means.var():.2f}")
 
 # %% [markdown]
-# Right on average, but its variance is larger. A mean of $m$ independent images has $\frac1m$ of
-# one image's variance. So we can say how many images a mean of means is *worth*:
+# Right on average, but its variance is larger. The mean of $m$ independent images' gradients has
+# $\frac1m$ of one image's variance. So we can say how many images a mean of means is *worth*:
 
 # %%
 print(f"mean of all four images: worth {kinds.var() / mean_of_all.var():.1f} images")
@@ -360,22 +430,45 @@ for sizes in [[3, 1], [128, 128], [192, 64], [240, 16]]:
     print(f"shards of {sizes[0]:3} and {sizes[1]:3}: worth {worth(sizes):.0f} images")
 
 # %% tags=["fold"]
-# check: the formula agrees with the 81 draws, on two devices and on three
+# draw: what a mean of means is worth, by the smaller shard of a batch of 256
+from helpers.plotting import curves, show
+
+small = np.arange(1, 129)
+of_means = np.array([worth([256 - size, size]) for size in small])
+fig, ax = curves("With 16 images in one shard, a batch of 256 is worth only 60",
+                 "images in the smaller shard", "worth, in images",
+                 {"mean of both means": (small, of_means),
+                  "mean of all images": (small, np.full(128, 256))})
+ax.plot(16, worth([240, 16]), "o", color="black")
+ax.text(19, 55, "240 and 16", va="center")
+ax.set_ylim(0, 280)
+show(fig, alt="What a mean of means of a batch of 256 is worth rises from 4 images, with one image "
+     "in the smaller shard, to all 256 with equal shards.")
+assert (np.diff(of_means) > 0).all() and round(of_means[0]) == 4 and of_means[-1] == 256
+
+# %% tags=["fold"]
+# check: the formula agrees with the 81 draws, on two devices and on three; sorted images
 three_means = (draws[:, :2].mean(axis=1) + draws[:, 2] + draws[:, 3]) / 3
 for sizes, estimates in [([3, 1], mean_of_means), ([2, 1, 1], three_means)]:
     assert np.isclose(estimates.mean(), kinds.mean()), "right on average"
     assert np.isclose(worth(sizes), kinds.var() / estimates.var()), "the 81 draws agree"
 assert np.isclose(worth([128, 128]), 256) and np.isclose(worth([192, 64]), 192)
+last_is_5 = draws[draws[:, 3] == 5]
+of_means = (last_is_5[:, :3].mean(axis=1) + last_is_5[:, 3]) / 2
+assert np.isclose(last_is_5.mean(), 2.75) and np.isclose(of_means.mean(), 3.5)
 
 # %% [markdown]
-# A batch of 256 that is cut 240 to 16 is worth 60 images: most of the work is for nothing. And if
-# a device's images depend on *which device it is*, say because the data are sorted, the mean of
-# means is wrong on average, too: it leans towards the small shard's images.
+# A batch of 256 that is cut 240 to 16 is worth 60 images: most of the work is for nothing. It is
+# worse if a device's images depend on *which device it is*, say because the data are sorted. If the
+# small shard's image always has the gradient 5, the mean of all four is 2.75 on average, and the
+# mean of both means 3.5. **Weight each mean by its images.**
 #
 # ## Summary
 #
 # - A device without images takes part in the backward pass with a loss whose gradient is zero.
-# - Left out, its old gradient is added again where the store updates, and nothing raises.
-# - A mistake can be right for one step, or on equal shards: test with several unequal steps.
+# - Left out of it, its old gradient is added again where the store updates, and nothing raises.
+#   Left out of the all-reduce, only its own replica goes wrong.
+# - A mistake can be right for one step, on equal shards or on the first device. So a test takes
+#   several steps, on unequal shards, and looks at all replicas.
 # - A mean of means on shards $n_i$, dealt at random, is right on average, and as noisy as a batch
 #   of $k^2 / \sum_i \frac{1}{n_i}$ images.
