@@ -111,7 +111,7 @@ def test_the_blue_part_of_the_batch_is_cut_as_the_table_says(name, cut):
     assert (height < side) == ("sequences" in cut), "a sequence is a row"
     assert (width < side) == ("tokens" in cut), "a token is a column"
     assert area([blue]) / side**2 == (1 / 4 if "sequences" in cut or "tokens" in cut else 1)
-    assert bool(with_class(square, "at-times")) == ("outside attention and MLP, tokens" in cut)
+    assert bool(with_class(square, "at-times")) == ("tokens outside attention and MLP" in cut)
 
 
 # ---- Pipelines ----

@@ -265,7 +265,7 @@ def test_formulas_count_the_messages(k, m):
     turns = range(stated(r"and back: (\w+) all-to-alls per layer and direction"))
     taken = stated(r"In data, sharded and expert parallelism each device takes (\S+), one by one;")
     taken = evaluate(taken, **values)
-    assert taken * k == len(batches) and stated(r"a router sends each token to (\w+)\.") == 1
+    assert taken * k == len(batches) and stated(r"A router sends each token to (\w+)\.") == 1
     visits = [token % k != layer % k for layer in range(L) for token in range(m * b * s)]
     leaving = evaluate(stated(r"evenly spread, (\S+) leave their device"), **values)
     assert sum(visits) / len(visits) == pytest.approx(leaving)
@@ -308,6 +308,7 @@ def test_the_tables_numbers_are_the_codes():
             f"weights, on {k} devices, with {m * b} sequences of {s:,} tokens in a step and {e} "
             "bytes a number.") in PROSE
     names = [row[0] for row in rows("on NVLink") if "(" in row[0]]
+    assert "(With experts it is 36.5 billion weights, of which a token uses 6.4.)" in PROSE
     assert names == [f"expert ({12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion)"]
 
 
@@ -336,7 +337,7 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     k, _, b, s, h, L, _ = EXAMPLE.values()
     N, attention, mlp = 12 * L * h**2, 4 * L * h**2, 8 * L * h**2
     kept = evaluate(stated(r"(\S+) bytes in GPT"), b=b, s=s, h=h, L=L)
-    kept *= stated(r"\$A\$ is what the layers keep of (\w+) for the backward pass")
+    kept *= stated(r"\$A\$ is what the layers keep of (\w+) micro-batch for the backward pass")
     size = int(stated(r"Memory is (\d+) bytes a weight"))
     for way, weights, passed, _ in rows("weights held"):
         values = {"N": N, "A": kept, "k": k}
@@ -361,7 +362,7 @@ def test_activations_are_the_papers_and_recomputation_keeps_inputs():
     _, _, b, s, h, L, e = EXAMPLE.values()
     found, heads, values = activations(), 32, {"a": 32, "b": b, "s": s, "h": h, "L": L}
     assert found["kept"] == evaluate(stated(r"(\S+) bytes in GPT with dropout"), **values)
-    scores = evaluate(stated(r"Scores of \$a\$ heads would take (\S+) more"), **values)
+    scores = evaluate(stated(r"of \$a\$ heads, would take (\S+) more"), **values)
     assert found["scores"] == scores == (e + e + 1) * heads * b * s * s * L
     inputs = evaluate(stated(r"keeps only what enters a layer, (\S+) bytes or"), **values)
     assert found["inputs"] == inputs == L * b * s * h * e
@@ -405,9 +406,12 @@ def test_the_numbers_in_the_text_are_computed():
         "causal mask halves attention (each device has an early and a late part, as in PyTorch). "
         f"{s // k}, as here, are too few",
         f"**{min(sent, key=sent.get).capitalize()}:** a middle stage",
-        f"It sends least, but idles: a step takes {computing / (1 - bubble(k, m)):.1f} s",
+        "A pipeline sends least, but its devices wait for each other: a step takes "
+        f"{computing / (1 - bubble(k, m)):.1f} s.",
     ):
         assert text in PROSE, text
+    more_than = [way for way in sent if sent[way] > 1.5 * sent["sharded data"]]
+    assert more_than == ["tensor", "sequence", "context"]  # "send most"
     size, number = ({way: bytes_sent(**more)[way] / sent[way] for way in sent}
                     for more in ({"s": 2 * s}, {"m": 2 * m}))
     assert seconds_computing(s=2 * s) == seconds_computing(m=2 * m) == 2 * computing
@@ -447,7 +451,7 @@ def test_what_is_said_of_pipelines_is_simulated():
     (last,) = {max(end for *_, end in run) for run in runs.values()}
     most = {name: {p: "$p$", m: "$m$"}[max(kept(run))] for name, run in runs.items()}
     whole = stated(r"each stage is idle for (\S+) of the time")
-    ideal = stated(r"Divided by the time without it, the bubble is (\S+), here")
+    ideal = stated(r"Divided by the time without it, the bubble is (\S+), in the drawing")
     shorter = stated(r"the bubble shrinks to (\S+) of that time")
     for stages, micro in PIPELINES:
         values = {"p": stages, "m": micro, "v": 3}
@@ -461,7 +465,8 @@ def test_what_is_said_of_pipelines_is_simulated():
         "backward) alternates",
         "a backward pass takes twice as long as a forward pass",
         f"of the time, here {100 * bubble(p, m):.0f} % [6",
-        f"{ideal}, here {100 * (p - 1) / m} % [3",
+        f"{ideal}, in the drawing {100 * (p - 1) / m} % [3",
+        f"With $p$ stages, here {p}, and $m$ micro-batches, here {m}, each stage",
         f"With $m = p = {EXAMPLE['k']}$, as in the example above, it takes "
         f"{100 * bubble(8, 8):.0f} %.",
         f"1F1B keeps at most {most['1F1B']} micro-batches' activations in place of {most['GPipe']}",
@@ -482,7 +487,9 @@ def test_the_published_days_are_the_papers():
         for each, speed in zip(days, speeds[gpus]):
             found = 8 * 300e9 * 174.6e9 / (gpus * speed * 1e12) / 86_400
             assert each == pytest.approx(found, rel=0.07)
+    assert [1536 // gpus for gpus in (768, 1536)] == [2, 1]
     for text in (
+        "With 768 GPUs each has two sequences, with 1,536 one;",
         "From measured throughput they estimate the days to train 174.6 billion parameters on 300 "
         "billion tokens, with 1,536 sequences a step",
         f"On the right 1,536 GPUs are {1536 // 96} replicas of 96 (8-way tensor parallelism "

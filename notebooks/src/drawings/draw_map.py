@@ -142,7 +142,7 @@ def cut_square(x, y, parts, of):
     return group(drawn, class_="square", data_of=of)
 
 
-WAYS = ("data", "sharded data", "context", "pipeline", "tensor", "sequence", "expert")
+WAYS = ("data", "sharded data", "tensor", "sequence", "context", "pipeline", "expert")
 
 
 def draw_cuts():
@@ -160,8 +160,9 @@ def draw_cuts():
               words(518, 211, "at times", anchor="start"),
               box(488, 226, 22, 18, PALE_GREY, FRAME), words(518, 241, "others", anchor="start"),
               words(320, 306, "weights: layers downwards, a layer's width from left to right"),
-              words(320, 330, "batch: sequences downwards, their tokens from left to right")]
-    return page(640, 342, "Each way cuts the weights, the batch, or both",
+              words(320, 330, "batch: sequences downwards, their tokens from left to right"),
+              words(320, 354, "expert's stripes: weights that all devices share")]
+    return page(640, 366, "Each way cuts the weights, the batch, or both",
                 "Seven pairs of squares, weights and batch, with device 1's part of four in blue. "
                 "Data: all weights, a quarter of the sequences. Sharded data: a quarter of each "
                 "layer's weights, one layer whole at times, a quarter of the sequences. "
