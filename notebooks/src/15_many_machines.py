@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 15 · Many machines
 #
-# When one machine is not enough, training runs on several, and sooner or later one of them fails.
-# This chapter gets the training back, bit for bit.
+# Training on several machines sooner or later loses one of them. This chapter gets it back, bit for
+# bit.
 #
 # ## What you'll do
 #
-# Start processes with `torchrun`, and write a training program that can be killed. Kill it, and
-# resume. Leave parts out of its checkpoint. Let a whole machine leave.
+# Start processes with `torchrun`. Write a training program, kill it, and resume. Leave parts out of
+# its checkpoint. Let a whole machine leave.
 #
 # ## What you'll learn
 #
@@ -21,13 +21,12 @@
 # {reading time}, running about two minutes.
 
 # %% tags=["torch", "fold"]
-# check: PyTorch is installed
+# check: PyTorch is installed; `folder` is a temporary one, for all processes
 try:
     import torch
 except ImportError as error:
     raise ImportError("This chapter needs PyTorch: `make setup TORCH=1` installs it") from error
 
-# %% tags=["torch"]
 import tempfile
 from pathlib import Path
 
@@ -41,18 +40,19 @@ folder = Path(scratch.name)  # our shared disk
 # ## torchrun: who am I?
 #
 # Each machine runs `torchrun` once, and `torchrun` starts one process for each of the machine's
-# devices. One machine, HOST, keeps the *rendezvous*, an address at which all `torchrun`s meet.
-# There each machine gets its number.
+# devices. All `torchrun`s meet at the *rendezvous*, an address that one machine, HOST, keeps. There
+# each machine gets its number.
 #
 # ![Two machines. On machine 0, torchrun has started two processes, with rank 0 and rank 1; on
 # machine 1, two with rank 2 and rank 3. Their local ranks are 0 and 1 on each machine. Machine 0
 # is HOST and keeps the rendezvous; both torchruns point to it.](src/drawings/torchrun.svg)
 #
 # How does a process learn its place? `torchrun` sets variables in its environment. `RANK` is its
-# number in the whole job, `LOCAL_RANK` its number on its machine, `GROUP_RANK` the machine's
-# number, and `WORLD_SIZE` the number of processes. We write a program that prints them:
+# number in the whole job, `LOCAL_RANK` that on its machine, `GROUP_RANK` the machine's number, and
+# `WORLD_SIZE` the number of processes. Our `who.py` prints the four, `os.environ["RANK"]` and so on.
 
-# %% tags=["torch"]
+# %% tags=["torch", "fold"]
+# define: who.py, a program that prints the four variables
 program = """
 import os
 
@@ -65,7 +65,7 @@ with open(folder / "who.py", "w") as file:
     file.write(program)
 
 # %% [markdown]
-# On each of two machines, the same command is run. (`c10d` is PyTorch's own rendezvous.)
+# On each of two machines, the same command is run (`c10d` is PyTorch's own rendezvous):
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:9000 who.py
@@ -114,21 +114,21 @@ assert [line.split() for line in lines] == expected
 # %% [markdown]
 # On a machine with GPUs, `LOCAL_RANK` chooses the process's device: `cuda:0`, `cuda:1`.
 #
-# **Mind:** `torchrun` listens on all addresses of its machine. Put a firewall in front.
+# `torchrun` listens on all addresses of its machine: put a firewall in front.
 #
 # ## A program that can be killed
 #
 # If a process fails, `torchrun` ends the others. With `--max-restarts` it then starts *all* of them
-# anew. The new processes have their program and their arguments. Everything else is gone, unless it
-# is in a file, a *checkpoint*. What must that hold?
+# anew. They know only their program and their arguments. Everything else is gone, unless it is in a
+# file, a *checkpoint*. What must that hold?
 #
 # ![Four things change during training: the model's weights, the optimizer's momentum, the step, and
 # the random state of each rank. All four go into the checkpoint. New processes read all four from
 # it.](src/drawings/checkpoint.svg)
 #
-# We write a program that you keep, [resumable_train.py](resumable_train.py). Cells that begin with
-# its name go into it, and so do three folded ones: imports and network, an accident, and the
-# command line. `dist` is `torch.distributed`, and `F` is `torch.nn.functional`.
+# Cells that begin with `# resumable_train.py` go into a program that you keep,
+# [resumable_train.py](resumable_train.py). So do three folded ones: imports and network, an
+# accident, the command line. `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
 # define: the program's imports, and LeNet with dropout, so that random numbers matter
@@ -168,8 +168,7 @@ def new_training(seed):
 # %% [markdown]
 # ### What the checkpoint holds
 #
-# Four things. `all_gather_object` collects the random states: it fills a list with one object from
-# each rank.
+# Four things. `all_gather_object` fills a list with one object from each rank:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -187,8 +186,7 @@ def snapshot(model, optimizer, step):
 # ### How it is written
 #
 # What if the process is killed *while it writes*? So it writes another file, and renames that when
-# it is complete. A reader gets the old checkpoint or the new one, never half of one. (`fsync` is
-# for a power failure, which we can't test.)
+# it is complete. A reader gets the old checkpoint or the new one, never half of one.
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -196,7 +194,7 @@ def save(state, path):
     with open(f"{path}.new", "wb") as file:
         torch.save(state, file)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # onto the disk, against a power failure
     os.replace(f"{path}.new", path)  # the rename
 
 
@@ -214,8 +212,8 @@ def print_parts(saved):
     print("random:   ", len(saved["random"]), "states")
 
 # %% [markdown]
-# We try it with `ranks` of chapter 14: it runs a function in two processes. They write a checkpoint
-# before they have trained. **Predict:** what does that hold?
+# We try it with `ranks` of chapter 14, which runs a function in two processes. They write a
+# checkpoint before they have trained. **Predict:** what does it hold?
 
 # %% tags=["torch"]
 def save_new(path, seed):
@@ -228,11 +226,11 @@ new = torch.load(folder / "new.pt")
 print_parts(new)
 
 # %% [markdown]
-# Two ranks, two random states; no momentum yet.
+# No momentum yet.
 #
 # ### The step tells which images come next
 #
-# We train on 512 images, 32 in a step. Which 32? If the step's number alone decides, a checkpoint
+# We train on 512 images, 32 in a step. Which? If the step's number alone decides, a checkpoint
 # needs only that. The epoch's number is the seed of its order:
 
 # %% tags=["torch", "file:resumable_train.py"]
@@ -282,8 +280,8 @@ def train_step(step, model, optimizer, images, labels):
 # %% [markdown]
 # ### The way back
 #
-# Each thing goes where it came from. (Should there be more ranks than before, the new ones keep the
-# random state that they have.)
+# Each thing goes where it came from. (If there are more ranks than before, the new ones keep their
+# random state.)
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -319,8 +317,7 @@ def go_on(path, steps):
     return loss  # of the last step
 
 # %% [markdown]
-# We do four steps, and then, from the start again, three and one. **Predict:** do the ranks' last
-# losses agree?
+# Four steps; then, from the start again, three and one. **Predict:** do the last losses agree?
 
 # %% tags=["torch", "trains", "measured"]
 torch.save(new, folder / "small.pt")
@@ -348,8 +345,8 @@ assert torch.load(folder / "small.pt")["step"] == 4
 # - `NAME.pt`: the checkpoint of the training NAME. If it is there, training goes on from it;
 # - `NAME.rank0`, `NAME.rank1`: a rank's results, loss and weights of each step.
 #
-# And it can have an accident: with `--kill-at 22`, rank 1 kills itself before step 22, but only at
-# its first start.
+# It can have an accident: with `--kill-at 22`, rank 1 kills itself before step 22, if it has not
+# been restarted.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
 # define: the accident, by `--kill-at` or `--leave-at`, at the first start only
@@ -411,13 +408,13 @@ if __name__ == "__main__" and "__file__" in globals():
 # %% [markdown]
 # ## Kill it, and resume
 #
-# In a terminal, one would start the program like this:
+# In a terminal, one starts the program like this:
 #
 # ```
 # torchrun --nproc-per-node=2 --max-restarts=0 resumable_train.py FOLDER NAME --kill-at 22
 # ```
 #
-# Here `run_anew` does, after it has removed an older checkpoint. It returns what each rank printed.
+# Here `run_anew` does it, without an older checkpoint, and returns what each rank printed.
 
 # %% tags=["torch", "fold"]
 # define: `run_anew` starts the program from its beginning; `read_results`; `resume`, for later
@@ -450,7 +447,7 @@ def resume(checkpoints, nproc=2):
 
 # %% tags=["torch", "trains"]
 printed = run_anew("whole")
-print(printed[0])
+print(printed[0], end="")
 
 whole = read_results("whole")["weights"]  # by step
 print(len(whole), "steps,", len(whole[47]), "weights")
@@ -478,12 +475,12 @@ left = torch.load(folder / "killed.pt")
 print_parts(left)
 
 # %% [markdown]
-# Steps 20 and 21 are lost, and have to be done again. This time one restart is allowed.
-# **Predict:** how far from the unbroken run will the weights be?
+# Steps 20 and 21 have to be done again. This time one restart is allowed. **Predict:** how far from
+# the unbroken run will the weights be?
 
 # %% tags=["torch", "trains"]
 printed = run_anew("again", kill_at=22, max_restarts=1)
-print(printed[0])
+print(printed[0], end="")
 
 again = read_results("again")["weights"]
 for step in [20, 21, 47]:
@@ -520,8 +517,8 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # %% [markdown]
 # **Test a checkpoint by a kill, and compare bit for bit.**
 #
-# With three ranks or more, last digits may differ: a rounded sum of three depends on their order,
-# which DDP may change. A sum of two doesn't. **On GPUs**, see `use_deterministic_algorithms`.
+# (With three ranks or more, last digits may differ: a rounded sum of three depends on the order,
+# which DDP may change; a sum of two doesn't.)
 #
 # ### Killed while it writes
 #
@@ -569,11 +566,9 @@ print("by `save`:        the old checkpoint, of step", torch.load(folder / "save
 # ## What if a part is missing?
 #
 # Suppose that the program forgets a part. The run will differ, but so does one with another seed,
-# and that is as good. We call it *damage* if a run does what no unbroken run does, whatever its
-# seed.
+# and that is as good. It is *damage* if a run does what no unbroken run does, with any seed.
 #
-# We take the checkpoint that the killed run left, of step 20, and put in place of one part what a
-# new process has there:
+# We take `left`, the checkpoint of step 20, and replace one part, mostly by what a new process has:
 
 # %% tags=["torch"]
 both_rank_0 = [left["random"][0], left["random"][0]]
@@ -585,9 +580,9 @@ forgot = {
 }
 
 # %% [markdown]
-# For comparison there are two runs without damage: `left` as it is, and with the random states of
-# another seed. `resume` writes each checkpoint under its name and starts the program, which goes on
-# from there. **Predict:** which run raises an error, or has a loss that looks wrong?
+# To compare, we resume from `left` as it is, and with the random states of another seed. `resume`
+# writes each checkpoint under its name and starts the program, which goes on from there.
+# **Predict:** which run raises an error, or has a loss that looks wrong?
 
 # %% tags=["torch", "trains", "measured"]
 ranks(save_new, folder / "seed_1.pt", 1)
@@ -600,8 +595,7 @@ for name, run in runs.items():
     print(f"{name:18} mean loss of the last 8 steps {sum(last_losses) / 8:.2f}")
 
 # %% [markdown]
-# Nothing raised, and none of these losses looks wrong. How far are the weights from the unbroken
-# run's?
+# None. How far are the weights from the unbroken run's?
 
 # %% tags=["torch", "measured", "fold"]
 # draw: distance of the weights from the unbroken run's, for each missing part and another seed
@@ -620,7 +614,7 @@ for name in ["another seed", *forgot]:
 for name in forgot:
     assert 0.4 < far[name] / far["another seed"] < 1.3, name
 assert min(far, key=far.get) == "no momentum"
-title = "Another seed moves the weights as well as a missing part"
+title = "The weights move away, whether a part is missing or not"
 fig, ax = curves(title, "step", "distance of the weights (%)", lines)
 ax.set_ylim(bottom=0)
 show(fig, alt="How far the weights are from the unbroken run's, for steps 20 to 47, in runs that "
@@ -628,9 +622,9 @@ show(fig, alt="How far the weights are from the unbroken run's, for steps 20 to 
               "All move away steadily; another seed ends between those with a missing part.")
 
 # %% [markdown]
-# Another seed moves them as well. So neither loss nor distance tells. What did each missing part do?
+# Another seed moves them as well. So neither loss nor distance tells. What did each part do?
 #
-# **No momentum: damage.** The momentum is a sum of many gradients, and it starts from zero. So the
+# **No momentum: damage.** The momentum is a sum of many gradients. It starts from zero, so the
 # first step is too short:
 
 # %% tags=["torch", "measured", "fold"]
@@ -644,7 +638,7 @@ for name in ["another seed", *forgot]:
     assert (first_step < 0.75 * expected) == (name == "no momentum"), name
 
 # %% [markdown]
-# Nearest in the figure, it alone has the unbroken run's images *and* masks.
+# In the figure it ends nearest: it alone has the unbroken run's images *and* masks.
 #
 # **No step: damage.** The second epoch begins again, so its first images are trained on twice:
 
@@ -659,7 +653,7 @@ for resumed_at in [20, 16]:
 assert twice == 128
 
 # %% [markdown]
-# Its loss is the lowest since it has trained four steps longer, 52 in all:
+# Then why the lowest loss? It has trained four steps longer, 52 in all, and they lowered it:
 
 # %% tags=["torch", "measured", "fold"]
 # measure: loss of all 512 images, without dropout, after equally many steps
@@ -674,15 +668,14 @@ no_step = runs["no step"]["weights"]
 print(f"unbroken, 48 steps: {loss_of_all(whole[47]):.2f}")
 print(f"no step,  48 steps: {loss_of_all(no_step[43]):.2f}")
 print(f"no step,  52 steps: {loss_of_all(no_step[47]):.2f}")
+assert loss_of_all(no_step[43]) > loss_of_all(no_step[47])
 
 # %% [markdown]
-# A learning rate that changes with the step would be wrong, too (exercise 3).
-#
-# **No random states: mild.** The states are again what they were before step 0. So the masks of
-# the first steps come again, under other images.
+# **No random states: mild.** They are again what they were before step 0. So the masks of the first
+# steps are repeated, for other images.
 #
 # **Not rank 1's state: mild.** Both ranks draw the same masks. A batch should have 32, one for each
-# image; now it has 16, and two images share each:
+# image; now it has 16, each for two images:
 
 # %% tags=["torch", "fold"]
 # measure: the masks of step 20, drawn from the states in the checkpoints
@@ -700,11 +693,15 @@ def masks_of_a_batch(states):
 
 mine = torch.get_rng_state()
 at_step_0 = masks_of_a_batch(new["random"])
-for name, saved in [("unbroken", left), *forgot.items()]:
+for name in ["unbroken", "no random states", "not rank 1's state"]:
+    saved = forgot.get(name, left)
     at_step_20 = masks_of_a_batch(saved["random"])
     different = len(torch.unique(at_step_20, dim=0))
     repeated = torch.equal(at_step_20, at_step_0)
-    print(f"{name:18} {different} different masks in step 20", "(those of step 0)" * repeated)
+    line = f"{name:18} {different} different masks in step 20"
+    if repeated:
+        line += ", those of step 0"
+    print(line)
     assert different == (16 if name == "not rank 1's state" else 32)
     assert repeated == (name == "no random states")
 for rank in range(2):  # these are the program's masks: 20 steps of them lead to its state
@@ -712,16 +709,17 @@ for rank in range(2):  # these are the program's masks: 20 steps of them lead to
 torch.set_rng_state(mine)
 
 # %% [markdown]
-# Strictly, no unbroken run does either. But each mask is drawn fairly, and each image is seen once.
+# Strictly, no unbroken run does either. But each mask is a fair one, and each image is seen once an
+# epoch.
 #
-# Where random numbers also shuffle the images, a lost state does real damage: some images come
-# twice, others not at all. NumPy's, Python's and a GPU's generators have states of their own.
+# Where random numbers also shuffle the images, a lost state does damage: some images come twice,
+# others not at all. NumPy's, Python's and a GPU's generators have states of their own.
 #
 # ## Elastic: a machine leaves
 #
-# With `--nnodes=1:2`, `torchrun` accepts one or two machines. If one joins or leaves, it starts all
-# processes anew, on the machines that are there. We start two machines of one process each, and one
-# leaves before step 22. The other prints:
+# With `--nnodes=1:2`, `torchrun` accepts one or two machines. If one joins or leaves, all processes
+# start anew, on the machines that are there. Of two machines with one process each, one leaves
+# before step 22. The other prints:
 
 # %% tags=["torch", "trains", "fold"]
 # measure: what the machine that stays prints
@@ -748,9 +746,8 @@ for name in settings:
 print(elastic_printed, end="")
 
 # %% [markdown]
-# It goes on alone, from the checkpoint that both had written. Its result can't be the unbroken
-# run's, since rank 0 now draws the masks of all 32 images. It should be that of the same
-# checkpoint, `left`, resumed on one rank:
+# It goes on alone, from step 20. Its result can't be the unbroken run's, since rank 0 now draws the
+# masks of all 32 images. It should be that of `left`, resumed on one rank:
 
 # %% tags=["torch", "trains", "measured"]
 alone = resume({"alone": left}, nproc=1)["alone"]["weights"]
@@ -768,11 +765,9 @@ assert list(elastic) == list(range(20, 48))
 assert not torch.equal(elastic[20], whole[20])
 
 # %% [markdown]
-# A step has 32 images on any number of ranks, so weights, momentum and step still fit. Where the
-# number of ranks doesn't divide 32, though, DDP's mean is not the batch's (exercise 2).
+# Where the number of ranks doesn't divide 32, DDP's mean is not the batch's (exercise 2).
 #
-# If the machine that keeps the rendezvous is lost, the job ends (`torch/distributed/run.py`,
-# "Failure Modes").
+# If HOST is lost, the job ends (`torch/distributed/run.py`, "Failure Modes").
 #
 # MXNet's own way over several machines: deeper: The parameter server. What links and memory allow,
 # and how often to save: deeper: Costs on paper.
@@ -782,11 +777,11 @@ assert not torch.equal(elastic[20], whole[20])
 #
 # - `torchrun` gives each process a rank and a local rank. After a failure it ends the rest and, if
 #   `--max-restarts` (default 0) allows, starts all anew. It brings back no state.
-# - A checkpoint holds model, optimizer, step, and each rank's random state. Resumed from it, LeNet
-#   on two ranks ended bit for bit like the unbroken run.
+# - A checkpoint holds model, optimizer, step, and each rank's random state. So LeNet on two ranks
+#   ended bit for bit like the unbroken run.
 # - Write aside, then rename. Test a checkpoint by a kill.
 # - No error says that a part is missing. A lost momentum or step does damage; a lost random state
-#   repeats masks, which is mild if it decides dropout only.
+#   is mild if it decides dropout only.
 #
 # **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation.
 

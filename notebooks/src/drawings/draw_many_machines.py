@@ -44,12 +44,12 @@ def draw_torchrun():
         held.append(words(middle, 396, name, 20))
         drawn.append(group(held, class_="machine", data_machine=machine))
     drawn.append(arrow(164, 172, 164, 122, ORANGE, 4))
-    drawn.append(arrow(410, 180, 258, 124, ORANGE, 4))
+    drawn.append(arrow(402, 186, 258, 124, ORANGE, 4))
     return page(640, 412, "One torchrun a machine, one process a device",
-                "Machine 0 is HOST and keeps the rendezvous; it runs a torchrun that has started rank "
-                "0 with local rank 0, and rank 1 with local rank 1. Machine 1 runs one that has "
-                "started rank 2 with local rank 0, and rank 3 with local rank 1. Arrows lead from "
-                "both torchruns to the rendezvous.", drawn)
+                "Machine 0 is HOST and keeps the rendezvous. It runs a torchrun that has started "
+                "rank 0 with local rank 0, and rank 1 with local rank 1. Machine 1 runs one that "
+                "has started rank 2 with local rank 0, and rank 3 with local rank 1. Arrows lead "
+                "from both torchruns to the rendezvous.", drawn)
 
 
 CHANGES = (  # name, and what it is in our program
