@@ -43,7 +43,7 @@ def save(state, path):
     with open(f"{path}.new", "wb") as file:
         torch.save(state, file)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # onto the disk, against a power failure
     os.replace(f"{path}.new", path)  # the rename
 
 

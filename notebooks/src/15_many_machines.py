@@ -49,7 +49,7 @@ folder = Path(scratch.name)  # our shared disk
 #
 # How does a process learn its place? `torchrun` sets variables in its environment. `RANK` is its
 # number in the whole job, `LOCAL_RANK` that on its machine, `GROUP_RANK` the machine's number, and
-# `WORLD_SIZE` the number of processes. Our `who.py` prints the four, `os.environ["RANK"]` and so on.
+# `WORLD_SIZE` the number of processes. `who.py` prints the four, `os.environ["RANK"]` and so on.
 
 # %% tags=["torch", "fold"]
 # define: who.py, a program that prints the four variables
@@ -230,8 +230,21 @@ print_parts(new)
 #
 # ### The step tells which images come next
 #
-# We train on 512 images, 32 in a step. Which? If the step's number alone decides, a checkpoint
-# needs only that. The epoch's number is the seed of its order:
+# We train on 512 images, 32 in a step:
+
+# %% tags=["torch", "measured", "fold"]
+# define: 512 images and their labels, in data.pt
+from helpers import load_data
+
+data = load_data("mnist", limit=512)
+images = torch.tensor(data.train_images - data.train_images.mean())
+labels = torch.tensor(data.train_labels).long()
+torch.save([images, labels], folder / "data.pt")
+print(data)
+
+# %% [markdown]
+# Which 32? If the step's number alone decides, a checkpoint needs only that. The epoch's number is
+# the seed of its order:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -296,16 +309,6 @@ def restore(path, model, optimizer):
 
 # %% [markdown]
 # `go_on` reads a checkpoint, trains a few steps, and writes the checkpoint again:
-
-# %% tags=["torch", "measured", "fold"]
-# define: 512 images and their labels, in data.pt
-from helpers import load_data
-
-data = load_data("mnist", limit=512)
-images = torch.tensor(data.train_images - data.train_images.mean())
-labels = torch.tensor(data.train_labels).long()
-torch.save([images, labels], folder / "data.pt")
-print(data)
 
 # %% tags=["torch", "trains"]
 def go_on(path, steps):
@@ -513,12 +516,13 @@ for part in ["model", "optimizer", "step", "random"]:
 assert left["step"] == 20
 assert of_whole["step"] == 48
 assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has its own"
+# That DDP may change the order: `should_rebuild_buckets` in c10d's `reducer.hpp`.
 
 # %% [markdown]
 # **Test a checkpoint by a kill, and compare bit for bit.**
 #
 # (With three ranks or more, last digits may differ: a rounded sum of three depends on the order,
-# which DDP may change; a sum of two doesn't.)
+# which DDP may change; a sum of two doesn't. **On GPUs**, see `use_deterministic_algorithms`.)
 #
 # ### Killed while it writes
 #
@@ -595,7 +599,8 @@ for name, run in runs.items():
     print(f"{name:18} mean loss of the last 8 steps {sum(last_losses) / 8:.2f}")
 
 # %% [markdown]
-# None. How far are the weights from the unbroken run's?
+# None, though a loss may be a little higher or lower. How far are the weights from the unbroken
+# run's?
 
 # %% tags=["torch", "measured", "fold"]
 # draw: distance of the weights from the unbroken run's, for each missing part and another seed
@@ -709,8 +714,8 @@ for rank in range(2):  # these are the program's masks: 20 steps of them lead to
 torch.set_rng_state(mine)
 
 # %% [markdown]
-# Strictly, no unbroken run does either. But each mask is a fair one, and each image is seen once an
-# epoch.
+# Strictly, no unbroken run does these two things either. But each mask is a fair one, and each image
+# is seen once an epoch.
 #
 # Where random numbers also shuffle the images, a lost state does damage: some images come twice,
 # others not at all. NumPy's, Python's and a GPU's generators have states of their own.
