@@ -96,7 +96,7 @@ def accident(step, kill_at, leave_at):
 LAST = 48
 
 
-def train(folder, name, seed, kill_at, leave_at):
+def train_or_resume(folder, name, seed, kill_at, leave_at):
     path = f"{folder}/{name}.pt"
     images, labels = torch.load(f"{folder}/data.pt")
     model, optimizer = new_training(seed)
@@ -131,7 +131,8 @@ if __name__ == "__main__" and "__file__" in globals():
     try:
         dist.init_process_group("gloo")
         for name in options.names:
-            train(options.folder, name, options.seed, options.kill_at, options.leave_at)
+            train_or_resume(options.folder, name, options.seed, options.kill_at,
+                            options.leave_at)
         dist.destroy_process_group()
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one

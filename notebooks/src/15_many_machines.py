@@ -523,7 +523,7 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # **Test a checkpoint by a kill, and compare bit for bit.**
 #
 # (With three ranks or more, last digits may differ: a rounded sum of three depends on the order,
-# which DDP may change; a sum of two doesn't. **On GPUs**, see `use_deterministic_algorithms`.)
+# which DDP may change; a sum of two doesn't.)
 #
 # ### Killed while it writes
 #
@@ -600,8 +600,7 @@ for name, run in runs.items():
     print(f"{name:18} mean loss of the last 8 steps {sum(last_losses) / 8:.2f}")
 
 # %% [markdown]
-# None, though a loss may be a little higher or lower. How far are the weights from the unbroken
-# run's?
+# None, and no loss stands out. How far are the weights from the unbroken run's?
 
 # %% tags=["torch", "measured", "fold"]
 # draw: distance of the weights from the unbroken run's, for each missing part and another seed
@@ -755,7 +754,8 @@ print(elastic_printed, end="")
 # It goes on alone, from step 20. Its result can't be the unbroken run's, since rank 0 now draws the
 # masks of all 32 images. It should be that of `left`, resumed on one rank:
 
-# %% tags=["torch", "trains", "measured"]
+# %% tags=["torch", "trains", "measured", "fold"]
+# measure: the last weights, compared with those of `left` on one rank, and of the unbroken run
 alone = resume({"alone": left}, nproc=1)["alone"]["weights"]
 elastic = read_results("elastic")["weights"]
 from_alone = (elastic[47] - alone[47]).abs().max().item()
