@@ -25,6 +25,12 @@ def test_ranks_go_on_over_machines_and_local_ranks_do_not():
     assert found == [(0, 0), (1, 1), (2, 0), (3, 1)]
 
 
+def test_one_of_the_machines_keeps_the_rendezvous():
+    machines = with_class(read("torchrun"), "machine")
+    keepers = [len(list(with_class(machine, "rendezvous"))) for machine in machines]
+    assert keepers == [1, 0]
+
+
 def test_the_checkpoint_has_the_parts_that_the_program_saves():
     code = ast.parse(PROGRAM.read_text())
     (snapshot,) = [node for node in code.body

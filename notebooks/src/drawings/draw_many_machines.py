@@ -23,29 +23,33 @@ def process(x, y, rank, local_rank):
 
 
 def draw_torchrun():
-    """Two machines: a torchrun on each, which starts the processes; a rendezvous for both."""
-    drawn = [words(320, 32, "One torchrun a machine, one process a device", 22, bold=True),
-             box(220, 52, 200, 46, PALE_ORANGE, ORANGE, stroke_width=3, rx=22),
-             words(320, 82, "rendezvous", 20, bold=True)]
+    """Two machines: a torchrun on each, which starts the processes; a rendezvous on the first."""
+    drawn = [words(320, 32, "One torchrun a machine, one process a device", 22, bold=True)]
     for machine in range(MACHINES):
         left = 16 + 312 * machine
         middle = left + 148
-        held = [box(left, 156, 296, 214, "white", FRAME, stroke_width=2, rx=10),
+        held = [box(left, 52, 296, 318, "white", FRAME, stroke_width=2, rx=10),
                 box(middle - 70, 174, 140, 42, PALE_GREY, "black", stroke_width=2, rx=6),
                 words(middle, 202, "torchrun", 20, bold=True)]
+        if machine == 0:  # HOST
+            held.append(group([box(middle - 100, 72, 200, 46, PALE_ORANGE, ORANGE,
+                                   stroke_width=3, rx=22),
+                               words(middle, 102, "rendezvous", 20, bold=True)],
+                              class_="rendezvous"))
         for local_rank in range(DEVICES):
             x = left + 20 + 138 * local_rank
             held.append(arrow(middle + 40 * (2 * local_rank - 1), 218, x + 59, 252, "black", 3))
             held.append(process(x, 256, machine * DEVICES + local_rank, local_rank))
-        held.append(words(middle, 396, f"machine {machine}", 20))
+        name = "machine 0 = HOST" if machine == 0 else f"machine {machine}"
+        held.append(words(middle, 396, name, 20))
         drawn.append(group(held, class_="machine", data_machine=machine))
-        toward = 320 + 70 * (2 * machine - 1)
-        drawn.append(arrow(middle, 172, toward, 102, ORANGE, 4))
+    drawn.append(arrow(164, 172, 164, 122, ORANGE, 4))
+    drawn.append(arrow(402, 186, 258, 124, ORANGE, 4))
     return page(640, 412, "One torchrun a machine, one process a device",
-                "Machine 0 runs a torchrun that has started rank 0 with local rank 0, and rank 1 "
-                "with local rank 1. Machine 1 runs one that has started rank 2 with local rank 0, "
-                "and rank 3 with local rank 1. Arrows lead from both torchruns to the rendezvous.",
-                drawn)
+                "Machine 0 is HOST and keeps the rendezvous. It runs a torchrun that has started "
+                "rank 0 with local rank 0, and rank 1 with local rank 1. Machine 1 runs one that "
+                "has started rank 2 with local rank 0, and rank 3 with local rank 1. Arrows lead "
+                "from both torchruns to the rendezvous.", drawn)
 
 
 CHANGES = (  # name, and what it is in our program
