@@ -47,8 +47,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 # Each process has its own replica and its own share of the batch, its *shard*. Its number is its
 # *rank*. Together they call collectives (chapter 03), here by gloo, PyTorch's library for CPUs.
 #
-# A notebook is one process. So `ranks(function, world=3)` runs a function in three others (two,
-# without `world`), and returns a list of what they returned. They get copies of this notebook's
+# A notebook is one process. So `ranks(function, world=3)` runs a function in three others, and
+# returns a list of what they returned; without `world`, in two. They get copies of this notebook's
 # variables. `ranks(function, 5)` calls `function(5)` on each.
 
 # %% tags=["fold", "file:ranks.py"]
@@ -160,8 +160,9 @@ print(hung)
 # %% [markdown]
 # ## What must come out
 #
-# The gradients that one process finds from the whole batch. Our `SmallNet` has three dense layers,
-# `first`, `second` and `last`. The last has 8-byte numbers, the others 4-byte ones.
+# What gradients must all ranks have in the end? Those that one process finds from the whole batch.
+# Our `SmallNet` has three dense layers, `first`, `second` and `last`. The last has 8-byte numbers,
+# the others 4-byte ones; it will be seen why.
 
 # %% tags=["fold"]
 # define: SmallNet, three dense layers with tanh between them; the last is float64
@@ -190,7 +191,7 @@ net = SmallNet()
 x = torch.randn(12, 4)
 y = torch.arange(12) % 2
 F.cross_entropy(net(x), y).backward()
-whole = gradients(net)
+whole = gradients(net)  # to be reached in every way
 print(whole["last.bias"])
 
 # %% [markdown]
@@ -198,13 +199,14 @@ print(whole["last.bias"])
 #
 # Each process makes its own network, with its own random weights. So before the first step rank 0
 # sends its parameters to all, and its *buffers* too, such as BatchNorm's running statistics.
+# `detach()` keeps autograd out of it.
 
 # %% tags=["file:ddp_train.py"]
 # ddp_train.py
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        values = tensor.detach().contiguous()  # a copy, if it isn't stored row by row
+        values = tensor.detach().contiguous()  # gloo sends only what is stored row by row
         dist.broadcast(values, src=0)
         tensor.detach().copy_(values)
 
@@ -271,8 +273,8 @@ print(found[1]["last.bias"])
 assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# Both ranks have what one process found. **Predict:** what if we forget to divide? Do the ranks
-# disagree?
+# Both ranks have what one process found: their shards are equally large, so the mean of their means
+# is the batch's mean. **Predict:** what if we forget to divide? Do the ranks disagree?
 
 # %%
 def without_division(net):
@@ -312,7 +314,7 @@ for wrong in (without_first_layer, without_division):
 # %% [markdown]
 # ### Flat: one message
 #
-# Naive sends six messages, and each costs a latency. One array, a *buffer*, can hold all gradients:
+# Naive sends six messages, and each costs a latency. All gradients can be packed into one array:
 
 # %%
 def pack(parameters):
@@ -320,18 +322,18 @@ def pack(parameters):
     return torch.cat(pieces)
 
 
-def unpack(buffer, parameters):
+def unpack(packed, parameters):
     sizes = [p.numel() for p in parameters]
-    for p, piece in zip(parameters, buffer.split(sizes)):
+    for p, piece in zip(parameters, packed.split(sizes)):
         p.grad.copy_(piece.view_as(p))
 
 # %%
 def flat(net):
     parameters = list(net.parameters())
-    buffer = pack(parameters)
-    dist.all_reduce(buffer)
-    buffer /= dist.get_world_size()
-    unpack(buffer, parameters)
+    packed = pack(parameters)
+    dist.all_reduce(packed)
+    packed /= dist.get_world_size()
+    unpack(packed, parameters)
 
 
 found = ranks(gradients_after, flat)
@@ -339,7 +341,7 @@ print(found[1]["last.bias"])
 assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# A buffer has one type. So `torch.cat` made 8-byte numbers of all, although most have 4.
+# An array has one type. So `torch.cat` made 8-byte numbers of all, although most have 4.
 #
 # ### Overlapped: during the backward pass
 #
@@ -350,7 +352,7 @@ assert largest_difference(found, whole) < 1e-5
 net = SmallNet()
 name_of = {p: name for name, p in net.named_parameters()}
 for p in net.parameters():
-    p.register_post_accumulate_grad_hook(lambda p: print(name_of[p]))
+    p.register_post_accumulate_grad_hook(lambda complete: print(name_of[complete]))
 F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
@@ -435,8 +437,9 @@ print(", ".join(early[0]))
 # 2.](src/drawings/ddp_buckets.svg)
 #
 # `fill_buckets` takes parameters in the order in which their gradients come. A bucket holds at most
-# so many bytes, and one type of numbers. Each layer of `SmallNet` has 80 bytes. **Predict:** which
-# parameters share a bucket of 100 bytes?
+# so many bytes and one type of numbers; a larger parameter has one of its own. In each layer of
+# `SmallNet` the bias has 16 bytes and the weight 64. **Predict:** which parameters share a bucket of
+# 100 bytes?
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: fill_buckets, lists of parameters of one type with at most so many bytes
@@ -463,10 +466,16 @@ for most in [1, 100, 1000]:
         print("   ", names)
 
 # %% [markdown]
+# With 100 bytes, `second` and `first.bias` have 16 + 64 + 16. `last` is apart for its type, and
+# `first.weight` would be too much.
+#
 # ## A small DDP
 #
 # Now the parts make a class, which wraps a network and is called like it. Its hook, `mark_ready`,
 # sends the next bucket once all of its gradients have come.
+#
+# *All ranks must send in the same order.* If rank 0 sent bucket 1 first and rank 1 bucket 2, those
+# two would be added up. So a bucket that is complete early waits for those before it.
 
 # %%
 class SmallDDP(nn.Module):
@@ -477,7 +486,7 @@ class SmallDDP(nn.Module):
         parameters = list(module.parameters())
         self.buckets = fill_buckets(reversed(parameters), most)
         self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # for each bucket that has left: its buffer, and what to wait for
+        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
         for p in parameters:
             p.register_post_accumulate_grad_hook(self.mark_ready)
 
@@ -493,14 +502,14 @@ class SmallDDP(nn.Module):
             self.send(next_bucket)
 
     def send(self, bucket):
-        buffer = pack(bucket) / dist.get_world_size()
-        work = dist.all_reduce(buffer, async_op=True)
-        self.sent.append((buffer, work))
+        packed = pack(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(packed, async_op=True)
+        self.sent.append((packed, work))
 
     def finish_gradient_synchronization(self):
-        for bucket, (buffer, work) in zip(self.buckets, self.sent):
+        for bucket, (packed, work) in zip(self.buckets, self.sent):
             work.wait()
-            unpack(buffer, bucket)
+            unpack(packed, bucket)
         self.sent.clear()
         self.ready.clear()
 
@@ -523,9 +532,6 @@ for sent_early, found in ranks(with_small_ddp, 100):
 # %% [markdown]
 # That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass
 # goes on.**
-#
-# *All ranks must send in the same order.* If rank 0 sent bucket 1 first and rank 1 bucket 2, those
-# two would be added up. So a bucket that is complete early waits for those before it.
 #
 # *Somebody must wait at the end of the pass*, so you call `finish_gradient_synchronization`.
 # PyTorch's DDP needs no such call: the autograd engine calls it back when the pass ends
@@ -552,7 +558,9 @@ def sent_before_the_second_layer():
     return found
 
 
-assert ranks(sent_in_another_order) == [(11, 11), (11, 11)], "not 2 and 20"
+found = ranks(sent_in_another_order)
+print("in another order, the sums of ones and of tens:", found[0])
+assert found == [(11, 11), (11, 11)], "not 2 and 20"
 assert ranks(sent_before_the_second_layer) == [[1], [1]], "one bucket leaves before that"
 for world in (2, 3, 4):
     for most, of_how_many in ((1, 6), (100, 3), (1000, 2)):
@@ -566,8 +574,8 @@ for world in (2, 3, 4):
 # If a rank's forward pass leaves out a parameter, its gradient stays `None` and its hook isn't
 # called. That bucket is never complete, and the other ranks wait for it.
 #
-# So the rank must send zeros. But what *no* rank used should keep `None`, or weight decay would
-# shrink it. So a *flag* for each gradient travels at the end of the buffer: 1 if it is there, 0 if
+# So the rank must send zeros. But what *no* rank used should keep `None`: an optimizer passes over
+# `None`, while with a gradient of zero weight decay would shrink it. So a *flag* for each gradient travels at the end of the message: 1 if it is there, 0 if
 # not. Flags are averaged too.
 
 # %% tags=["fold", "file:ddp_train.py"]
@@ -587,11 +595,11 @@ def flatten(bucket):
     return torch.cat(pieces)
 
 
-def write_back(bucket, buffer):
-    """Copy the means in `buffer` into the gradients of a bucket."""
+def write_back(bucket, packed):
+    """Copy the means in `packed` into the gradients of a bucket."""
     sizes = [p.numel() for p in bucket]
     sizes.append(len(bucket))
-    pieces = buffer.split(sizes)
+    pieces = packed.split(sizes)
     flags = pieces[-1]
     for p, mean, flag in zip(bucket, pieces, flags):
         if p.grad is None and flag != 0:  # another rank has one
@@ -600,7 +608,8 @@ def write_back(bucket, buffer):
             p.grad.copy_(mean.view_as(p))
 
 # %% [markdown]
-# A bucket of three parameters: both ranks use the first, rank 0 the second, nobody the third.
+# A bucket of three parameters. Both ranks use the first, with a gradient of 3. Rank 0 uses the
+# second, with 4, and nobody the third.
 
 # %% tags=["fold"]
 # define: partly_used, which sends such a bucket by flatten, all_reduce and write_back
@@ -661,8 +670,9 @@ assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits fo
 # - **Unused parameters:** it packs with flags, and `finish_gradient_synchronization` first sends
 #   the buckets that were never complete. Frozen parameters stay out.
 # - **`no_sync()`** switches the sending off, for accumulation.
-# - **Its guard refuses** what would go wrong in silence, as an update before the means are there.
-# - **It can be freed:** a hook that is a method keeps its object alive; `set_hooks` sets others.
+# - **Its guard refuses** what would go wrong in silence, such as an update before the means are
+#   there.
+# - **It can be freed:** a method that is a hook would keep its object alive; `set_hooks` avoids that.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -769,7 +779,7 @@ class DDP(nn.Module):
         self.trained = [p for p in module.parameters() if p.requires_grad]
         self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
         self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # for each bucket that has left: its buffer, and what to wait for
+        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
         self.synchronizing = True  # False in no_sync()
         self.guard = Guard(self.trained)
         set_hooks(self.trained, self.mark_ready)
@@ -793,9 +803,9 @@ class DDP(nn.Module):
             self.send(next_bucket)
 
     def send(self, bucket):
-        buffer = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
-        work = dist.all_reduce(buffer, async_op=True)
-        self.sent.append((buffer, work))
+        packed = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(packed, async_op=True)
+        self.sent.append((packed, work))
 
     def finish_gradient_synchronization(self):
         """Send what is left, wait, and put the means into the gradients."""
@@ -803,9 +813,9 @@ class DDP(nn.Module):
         while len(self.sent) < len(self.buckets):
             next_bucket = self.buckets[len(self.sent)]
             self.send(next_bucket)
-        for bucket, (buffer, work) in zip(self.buckets, self.sent):
+        for bucket, (packed, work) in zip(self.buckets, self.sent):
             work.wait()
-            write_back(bucket, buffer)
+            write_back(bucket, packed)
         self.sent.clear()
         self.ready.clear()
 
@@ -1041,7 +1051,7 @@ def faster(times, one, other):
     return spread(times[one]).high < spread(times[other]).low
 
 
-def verdict(times, one, other):
+def compared(times, one, other):
     if faster(times, one, other):
         return f"{one} takes less time"
     if faster(times, other, one):
@@ -1050,8 +1060,9 @@ def verdict(times, one, other):
 
 
 made_up = {"low": [1, 2, 3], "high": [7, 8, 9], "wide": [1, 8, 9]}
-assert verdict(made_up, "low", "high") == verdict(made_up, "high", "low") == "low takes less time"
-assert verdict(made_up, "wide", "high").startswith("no winner")
+assert compared(made_up, "low", "high") == "low takes less time"
+assert compared(made_up, "high", "low") == "low takes less time"
+assert compared(made_up, "wide", "high").startswith("no winner")
 
 times, sent = ranks(ms_a_step, seconds=120)[0]
 assert (sent["local"], sent["naive"], sent["flat"], sent["overlapped"]) == (0, 44, 1, 44)
@@ -1066,7 +1077,7 @@ for change, one, other in [
         ("one message, not 44", "flat", "naive"), ("during the pass", "overlapped", "naive"),
         ("buckets, not one message", "DDP", "flat"), ("buckets, not 44", "DDP", "overlapped"),
         ("ours or theirs", "DDP", "PyTorch's"), ("two that send nothing", "local", "alone")]:
-    print(f"{change} ({one}, {other}): {verdict(times, one, other)}")
+    print(f"{change} ({one}, {other}): {compared(times, one, other)}")
 ways = list(times)[2:]
 winners = [name for name in ways if faster(times, name, "alone")]
 losers = [name for name in ways if faster(times, "alone", name)]
@@ -1079,7 +1090,7 @@ elif len(losers) == len(ways):
     title = "Each way that sends is slower than one process"
 else:
     title = "No way that sends is clearly faster than one process"
-fig, ax = figure(title, ylabel="ms a step", size=(8.0, 3.4))
+fig, ax = figure(title, ylabel="ms a step (lines: medians)", size=(8.0, 3.4))
 for column, (name, row) in enumerate(times.items()):
     color = BLUE if name in ways else GREY
     places = column + np.linspace(-0.15, 0.15, len(row))
@@ -1091,9 +1102,9 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
               "baselines. Blue: ways that send.")
 
 # %% [markdown]
-# The last lines answer. A winner's middle half lies wholly below the other's. What a way takes
-# beyond `local` is the price of sending. If `local` saves less than that over `alone`, the second
-# process doesn't pay.
+# The last lines answer. (The middle half is without the fastest and the slowest quarter of the
+# rounds; a winner's lies wholly below the other's.) What a way takes beyond `local` is the price of
+# sending. The second process pays only if `local` is faster than `alone` by more than that.
 #
 # **The number of messages is the same on every machine; the time isn't.** Here the cores that
 # compute also carry the messages. On your laptop others may win: run the cell twice while nothing
@@ -1169,8 +1180,8 @@ for before, after in ranks(accuracies):
 # %% [markdown]
 # ## The program
 #
-# [ddp_train.py](ddp_train.py) trains LeNet. In a terminal, `torchrun` starts a process for each
-# device:
+# [ddp_train.py](ddp_train.py) trains LeNet, with `--data FOLDER` on MNIST, else on ten patterns
+# under noise, which are easy. In a terminal, `torchrun` starts a process for each device:
 #
 # ```
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
@@ -1352,7 +1363,8 @@ printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=Non
 print(printed[0])  # by rank 0
 
 # %% [markdown]
-# **On GPUs:** with one for each process it uses them, and NCCL. We have run it on one GPU only.
+# **On GPUs:** with a GPU for each process it uses those, and NCCL, NVIDIA's library, to send. We have
+# run it on one GPU only.
 #
 # ## Summary
 #
