@@ -436,10 +436,10 @@ print(", ".join(early[0]))
 # fill bucket 1, which is sent while layers 2 and 1 are computed; theirs fill bucket
 # 2.](src/drawings/ddp_buckets.svg)
 #
-# `fill_buckets` takes parameters in the order in which their gradients come. A bucket holds at most
-# so many bytes and one type of numbers; a larger parameter has one of its own. In each layer of
-# `SmallNet` the bias has 16 bytes and the weight 64. **Predict:** which parameters share a bucket of
-# 100 bytes?
+# `fill_buckets` takes parameters in the order in which their gradients come. A bucket holds at
+# most so many bytes and one type of numbers; a larger parameter has one of its own. In each layer
+# of `SmallNet` the bias has 16 bytes and the weight 64. **Predict:** which parameters share a
+# bucket of 100 bytes?
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: fill_buckets, lists of parameters of one type with at most so many bytes
@@ -575,8 +575,8 @@ for world in (2, 3, 4):
 # called. That bucket is never complete, and the other ranks wait for it.
 #
 # So the rank must send zeros. But what *no* rank used should keep `None`: an optimizer passes over
-# `None`, while with a gradient of zero weight decay would shrink it. So a *flag* for each gradient travels at the end of the message: 1 if it is there, 0 if
-# not. Flags are averaged too.
+# `None`, while with a gradient of zero weight decay would shrink it. So a *flag* for each gradient
+# travels at the end of the message: 1 if it is there, 0 if not. Flags are averaged too.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: flatten and write_back, which are pack and unpack with a flag for each gradient
@@ -672,7 +672,8 @@ assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits fo
 # - **`no_sync()`** switches the sending off, for accumulation.
 # - **Its guard refuses** what would go wrong in silence, such as an update before the means are
 #   there.
-# - **It can be freed:** a method that is a hook would keep its object alive; `set_hooks` avoids that.
+# - **It can be freed:** a method that is a hook would keep its object alive; `set_hooks` avoids
+#   that.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -1363,8 +1364,8 @@ printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=Non
 print(printed[0])  # by rank 0
 
 # %% [markdown]
-# **On GPUs:** with a GPU for each process it uses those, and NCCL, NVIDIA's library, to send. We have
-# run it on one GPU only.
+# **On GPUs:** with a GPU for each process it uses those, and NCCL, NVIDIA's library, to send. We
+# have run it on one GPU only.
 #
 # ## Summary
 #
