@@ -24,8 +24,8 @@
 #
 # ## What you need
 #
-# Chapters 03, 06 and 07, and you should know what least squares is. No GPU. Reading takes {reading time}, running
-# half a minute on two cores that have nothing else to do.
+# Chapters 03, 06 and 07, and you should know what least squares is. No GPU. Reading takes {reading
+# time}, running half a minute on two cores that have nothing else to do.
 
 # %%
 import time
@@ -389,8 +389,7 @@ fixed, image, device = fit_step(typical)
 print(f"fixed {1000 * fixed:.2f} ms, image {1000 * image:.2f} ms, device {1000 * device:.2f} ms")
 
 # %% tags=["fold"]
-# check: terms by hand; from times that follow a law, its fit finds the constants, without four;
-# each equation is divided by its time; Amdahl's p; on two quiet cores, most of *serial*
+# check: terms by hand; both fits find known constants, without four; shares of times; *serial*
 assert terms(32, 1) == [1, 32, 0] and terms(256, 2) == [1, 256 / at_once[2], 2]
 assert terms(64, 4) == [1, 64 / at_once[4], 4]
 KNOWN = [2e-3, 0.3e-3, 1e-3]
@@ -590,8 +589,7 @@ for images_each in [16, 128]:
 # after.**
 
 # %% tags=["fold", "measured"]
-# check: the clock waits; on two quiet cores all-reduce is less than half of 2 · device; the extra
-# time grows less than the images
+# check: seconds_after waits; what the text says of all-reduce and of the extra time
 matrix = nd.random.uniform(shape=(2000, 2000))
 slow = partial(nd.dot, matrix, matrix)  # returns at once, and takes long
 whole = min(seconds_after(nd.waitall, slow) for _ in range(3))
@@ -664,9 +662,9 @@ for name, of_two in [("as fitted", 2 * device), ("all-reduce only", all_reduce)]
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Half the efficiency.** *Efficiency* is speed-up divided by the number of workers. By Amdahl's
-#    law with a serial part of 5 %, from which number on is it below a half? Find the formula for any
-#    serial part $s$. Which speed-up can't be passed with any number of workers?
+# 1. **Half the efficiency.** *Efficiency* is speed-up divided by the number of workers. By
+#    Amdahl's law with a serial part of 5 %, from which number on is it below a half? Find the
+#    formula for any serial part $s$. Which speed-up can't be passed with any number of workers?
 # 2. **The wrong p.** A machine has two cores and no serial part at all: steps take 1, 0.5 and 0.5 s
 #    on 1, 2 and 4 devices. A colleague fits Amdahl's law to all three, with $p = k$. What does she
 #    find? What gives her mistake away?

@@ -151,8 +151,8 @@ print(matrix_of(plan_for(["narrow"]), TWO_CORES)[:3].round(2))
 # These three rows are a batch of 64 on 1, 2 and 4 devices. **Predict:** if only the narrow network
 # is measured, can its four constants be told apart?
 #
-# The *rank* of a matrix is the largest number of columns of which none is a mixture of the rest. All
-# constants can be told apart only if their number is the rank:
+# The *rank* of a matrix is the largest number of columns of which none is a mixture of the rest.
+# All constants can be told apart only if their number is the rank:
 
 # %%
 for names, constants in [(["narrow"], 4), (["narrow", "wide"], 6)]:
