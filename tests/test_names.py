@@ -42,6 +42,7 @@ REPEATED = {
     "replicate": ("13", "deeper/13"),
     "run_passes": ("12", "deeper/12"),
     "scatter": ("13", "deeper/13"),
+    "seconds_after": ("11", "deeper/11"),
     "shares_by_speed": ("12", "deeper/12"),
     "slowed_step": ("12", "deeper/12"),
     "split_by_sizes": ("12", "deeper/12"),
