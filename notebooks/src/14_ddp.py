@@ -39,7 +39,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 # %% [markdown]
 # ## A process for each device
@@ -724,8 +727,9 @@ class Guard:
         self.parameters = set(parameters)
         self.came = {}  # parameter: its gradient when it came, and how often changed by then
         before_step = weakref.WeakMethod(self.before_step)
-        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: before_step()(optimizer))
-        weakref.finalize(self, hook.remove)
+        for register in register_optimizer_step_pre_hook, register_optimizer_step_post_hook:
+            hook = register(lambda optimizer, *_: before_step()(optimizer))  # after, for a closure
+            weakref.finalize(self, hook.remove)
 
     def note(self, p):
         if p.grad is None:

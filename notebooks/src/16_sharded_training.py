@@ -70,7 +70,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
     raise ImportError(f"PyTorch {torch.__version__}: sharded_train.py needs 2.13 or newer")
@@ -381,14 +384,19 @@ for n in [10, 2]:
 def copy_from_rank_0(module):
     """All ranks begin with rank 0's parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
-    if any(tensor.is_meta for tensor in tensors):
-        raise ValueError("module is on the meta device: it has no values to share")
+    refuse_empty(tensors)
     refuse_sharded(tensors)
     refuse_different([(t.shape, t.dtype, t.requires_grad) for t in tensors])
     for tensor in tensors:
         whole = tensor.detach().contiguous()
         dist.broadcast(whole, src=0)
         tensor.detach().copy_(whole)
+
+
+def refuse_empty(tensors):
+    if any(tensor.is_meta or nn.parameter.is_lazy(tensor) for tensor in tensors):
+        raise ValueError("a parameter or buffer has no values to share, it is on the meta device "
+                         "or lazy: initialise the module before")
 
 
 def refuse_sharded(tensors):
@@ -417,6 +425,11 @@ def refuse_other_order(order, device):
 # Optimizers that look at a parameter as a whole: a shard of it gives another update.
 WHOLE = {"Adafactor", "LBFGS", "Muon"}
 SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
+
+
+def needs_whole(optimizer_cls):
+    """Whether it is one of those, or was made from one."""
+    return any(base.__name__ in WHOLE for base in optimizer_cls.__mro__)
 
 
 def copy_options(source, target):
@@ -448,7 +461,7 @@ def clip(grads, largest, also=()):
     device = grads[0].device if grads else None
     square = torch.zeros((), device=device)
     for grad in grads:
-        square = square + grad.square().sum()
+        square = square + grad.abs().square().sum()
     dist.all_reduce(square)
     norm = square.sqrt()
     factor = (largest / (norm + 1e-6)).clamp(max=1)
@@ -464,13 +477,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
     all ranks call it, and `state_dict`, too. `optimizer_cls` must be elementwise, as SGD and Adam
     are. `p.grad` is this rank's gradient only: clip it by this class's `clip_grad_norm`, not by
     torch's, and use no GradScaler. For frozen parameters and buffers call copy_from_rank_0(module)
-    first.
+    first; later buffers, such as BatchNorm's statistics, stay each rank's own.
     """
 
     collectives = Collectives()
 
     def __init__(self, params, optimizer_cls, **options):
-        if optimizer_cls.__name__ in WHOLE:
+        if not isinstance(optimizer_cls, type):
+            raise TypeError("optimizer_cls should be a class, such as torch.optim.Adam; its "
+                            "options follow it")
+        if needs_whole(optimizer_cls):
             raise ValueError(f"optimizer_cls={optimizer_cls.__name__} needs whole tensors; take "
                              "one that is elementwise, such as Adam")
         self.optimizer_cls = optimizer_cls
@@ -483,11 +499,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, group):
         super().add_param_group(group)
         group = self.param_groups[-1]
+        refuse_empty(group["params"])
         refuse_sharded(group["params"])
         refuse_different([(p.shape, p.dtype) for p in group["params"]])
         for p in group["params"]:
             if not p.is_contiguous():
-                raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous")
+                raise ValueError(f"the parameter of shape {tuple(p.shape)} should be contiguous: "
+                                 "module.to(memory_format=torch.contiguous_format)")
             dist.broadcast(p.detach(), src=0)
             self.cuts[p] = Cut(p.shape, len(self.cuts))
             self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
@@ -527,6 +545,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
+        self.check_groups()
         for p, shard in self.shards.items():
             if p.shape != self.cuts[p].shape:
                 raise RuntimeError(f"a parameter had shape {tuple(self.cuts[p].shape)} and has "
@@ -536,6 +555,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, local in zip(self.param_groups, self.local.param_groups):
             copy_options(group, local)  # a schedule may have changed them
         self.local.step()
+        for group, local in zip(self.param_groups, self.local.param_groups):
+            copy_options(local, group)  # some optimizers count in them
         for p, shard in self.shards.items():
             if shard.grad is not None:
                 p.copy_(self.gather(p, shard))
@@ -578,6 +599,27 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def own(self, p, key, value):
         return shard_of_state(self.cuts[p], key, value)
 
+    # What would be wrong in silence is refused.
+
+    def check_groups(self):
+        for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
+            listed = [id(self.shards.get(p)) for p in group["params"]]
+            if listed != [id(shard) for shard in local["params"]]:
+                raise RuntimeError("a parameter group was edited: call add_param_group, or make "
+                                   "the optimizer anew")
+
+    def refuse_hook(self, *given, **options):
+        raise RuntimeError("hooks of state_dict and load_state_dict are not called here: change "
+                           "what state_dict returns, or what you load")
+
+    register_state_dict_pre_hook = refuse_hook
+    register_state_dict_post_hook = refuse_hook
+    register_load_state_dict_pre_hook = refuse_hook
+    register_load_state_dict_post_hook = refuse_hook
+
+    def __getstate__(self):
+        raise TypeError("this optimizer can't be copied or pickled: take its state_dict()")
+
 
 class ShardedGradients(ShardedOptimizer):
     """ZeRO's stage 2: reduces each gradient as soon as it is complete, and frees it.
@@ -595,7 +637,9 @@ class ShardedGradients(ShardedOptimizer):
         before = weakref.WeakMethod(self.take_mark_away)  # weak: the parameters don't keep us
         after = weakref.WeakMethod(self.reduce_and_mark)
         for p in self.param_groups[-1]["params"]:
-            self.marks[p] = mark = p.detach().new_full((), torch.nan).expand(p.shape)
+            dtype = p.dtype if p.is_floating_point() or p.is_complex() else None
+            mark = torch.full((), torch.nan, dtype=dtype, device=p.device).expand(p.shape)
+            self.marks[p] = mark
             mark.is_mark = True  # it has the memory of one number
             if getattr(p.grad, "is_mark", False):
                 p.grad = None  # of an optimizer that was there before
@@ -620,6 +664,10 @@ class ShardedGradients(ShardedOptimizer):
     def reduce_and_mark(self, p):
         if getattr(p.grad, "is_mark", False):
             raise RuntimeError("another ShardedGradients has taken this gradient")
+        made = self.marks[p].dtype
+        if p.dtype != made:
+            raise RuntimeError(f"a parameter was {made} and is {p.dtype}: make the optimizer after "
+                               "such a change")
         self.order = hash((self.order, self.cuts[p].number))
         self.reduce(p)
         p.grad = self.marks[p]
@@ -953,7 +1001,7 @@ def read_through(owner, fsdp):
     reads = {}
     for name, p in owner._parameters.items():
         if p is not None:
-            reads[name] = property(make_read(name))
+            reads[name] = property(make_read(name), refuse_write)
     if reads:  # a class of the same name, with these properties
         owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
     owner.register_forward_pre_hook(enter, prepend=True)
@@ -962,7 +1010,10 @@ def read_through(owner, fsdp):
 
 def make_read(name):
     def read(owner):
-        return fsdp_of(owner).read(owner._parameters[name])
+        p = owner._parameters.get(name)
+        if p is None:
+            refuse_write(owner)
+        return fsdp_of(owner).read(p)
     return read
 
 
@@ -1002,7 +1053,8 @@ class Gather(torch.autograd.Function):
         return None, None
 
 
-UNFINISHED = "finish_gradient_synchronization() was not called after the last backward pass"
+UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass: call "
+              "it after each; gradients add up")
 
 
 def before_step(optimizer, given, options):
@@ -1012,7 +1064,7 @@ def before_step(optimizer, given, options):
             cut = getattr(p, "cut", None)
             if cut is None:
                 continue
-            if type(optimizer).__name__ in WHOLE:
+            if needs_whole(type(optimizer)):
                 raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
                                  "shards; take one that is elementwise, such as Adam")
             if cut.fsdp() is not None and cut.fsdp().sent:
@@ -1026,6 +1078,42 @@ def before_step(optimizer, given, options):
 def refuse_random(*given, **options):
     raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
                        "wraps it, or call load_full_params")
+
+
+def refuse_direct(p):
+    raise RuntimeError("a gradient came to a shard itself: a parameter was used outside of a "
+                       "forward, in another method, by parameters() or from a list. There it is "
+                       "this rank's shard. Use it in a forward, by its name")
+
+
+def refuse_gradients(p):
+    """From now on it raises if autograd itself brings a gradient to `p`: Gather's go by `send`."""
+    if not p.is_floating_point() and not p.is_complex():
+        return  # has none
+    trained = p.requires_grad
+    p.requires_grad_(True)  # a frozen parameter takes no hook, and may be unfrozen later
+    p.register_post_accumulate_grad_hook(refuse_direct)
+    p.requires_grad_(trained)
+
+
+def refuse_load(module, saved, prefix, *rest):
+    if not prefix:  # as in `module.load_state_dict`, not in that of FSDP
+        raise ValueError("this module is sharded: shards are loaded by FSDP's load_state_dict, "
+                         "whole weights by its load_full_params")
+
+
+def refuse_write(owner, value=None):
+    raise RuntimeError("FSDP reads this weight: parametrize, prune, remove or replace it before "
+                       "FSDP wraps the module")
+
+
+def refuse_shared_memory(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    places = [tensor.data_ptr() for tensor in tensors if tensor.numel() > 0]
+    for p in module.parameters():
+        if p.numel() > 0 and places.count(p.data_ptr()) > 1:
+            raise ValueError("two tensors have one memory, which their shards would not have: tie "
+                             "them as one parameter, a.weight = b.weight")
 
 
 class Sharded(nn.Module):
@@ -1042,7 +1130,11 @@ class Sharded(nn.Module):
             if getattr(each, "max_norm", None) is not None:
                 raise ValueError("module has an embedding with max_norm, which writes into its "
                                  "weight: that would be lost")
+        if next(module.parameters(), None) is None:
+            raise ValueError("module has no parameters, so nothing to shard: use it as it is")
         for p in module.parameters():
+            if hasattr(p, "cut"):
+                continue  # refuse_sharded says so
             if p._post_accumulate_grad_hooks or p._backward_hooks:
                 raise ValueError("a parameter has hooks, made for the whole of it: register them "
                                  "after wrapping, by register_post_accumulate_grad_hook, and wrap "
@@ -1052,6 +1144,7 @@ class Sharded(nn.Module):
         """Every parameter becomes this rank's shard of it, and is read through `read`."""
         self.refuse(module)
         copy_from_rank_0(module)
+        refuse_shared_memory(module)
         device = next(iter(module.parameters())).device
         self.anchor = torch.zeros((), device=device, requires_grad=True)  # leads to Gather.backward
         self.depth = 0  # in how many modules' calls we are
@@ -1061,11 +1154,16 @@ class Sharded(nn.Module):
             p.cut = Cut(p.shape, number)
             p.cut.fsdp = weakref.ref(self)
             p.data = p.cut.shard(p.data)
-            p.uniform_ = p.normal_ = refuse_random
+            p.uniform_ = refuse_random  # nn.init's functions call one of these
+            p.normal_ = refuse_random
+            p.ndimension = refuse_random
+            refuse_gradients(p)
         for owner in module.modules():
             read_through(owner, self)
-        hook = register_optimizer_step_pre_hook(before_step)
-        weakref.finalize(self, hook.remove)  # it looks at optimizers as long as this object lives
+            owner.register_load_state_dict_pre_hook(refuse_load)
+        for register in register_optimizer_step_pre_hook, register_optimizer_step_post_hook:
+            hook = register(before_step)  # after a step, too: its closure may have forgotten it
+            weakref.finalize(self, hook.remove)  # it looks at optimizers while this object lives
 
     def in_a_pass(self):
         """In a call of the module or of a part of it, or in autograd, as checkpoint's calls are."""
@@ -1093,9 +1191,11 @@ class Sharded(nn.Module):
 
     def arrive(self, p, mean):
         p.grad = mean if p.grad is None else p.grad + mean
-        self.arrived[p] = True
+        self.arrived[p] = p.grad, p.grad._version
 
     def end_of_backward(self):
+        self.check_parameters()
+        self.check_gradients()
         self.lent.clear()
         refuse_other_order(self.order, self.anchor.device)
         for p in self.arrived:
@@ -1108,6 +1208,7 @@ class Sharded(nn.Module):
     @torch.no_grad()
     def gather_full_params(self):
         """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
+        self.check_parameters()
         found = {}
         for name, value in self.module.state_dict().items():
             found[name] = value.clone() if torch.is_tensor(value) else value
@@ -1121,6 +1222,7 @@ class Sharded(nn.Module):
     @torch.no_grad()
     def load_full_params(self, saved):
         """Whole weights and buffers as rank 0 has them, by `module`'s names. All ranks call it."""
+        self.check_parameters()
         own = {}
         named = self.named()
         facts = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
@@ -1136,7 +1238,9 @@ class Sharded(nn.Module):
                 whole = value.to(next(iter(named.values())).device).contiguous().clone()
                 dist.broadcast(whole, src=0)
                 own[name] = cut.shard(whole) if name in named else whole
-        self.module.load_state_dict(own)
+        own = {f"module.{name}": value for name, value in own.items()}
+        own["_extra_state"] = self.get_extra_state()
+        super().load_state_dict(own)
 
     def get_extra_state(self):
         """With `state_dict`, which has this rank's shards: whose they are."""
@@ -1189,10 +1293,28 @@ class Sharded(nn.Module):
             raise RuntimeError("register_hook on a shard: gradients come by another way; take "
                                "register_post_accumulate_grad_hook")
         for hook in list((p._post_accumulate_grad_hooks or {}).values()):
-            hook(p)
+            if hook is not refuse_direct:
+                hook(p)
 
     def __getstate__(self):
         raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
+
+    def check_parameters(self):
+        for p in self.module.parameters():
+            if not hasattr(p, "cut"):
+                raise RuntimeError("a parameter was added or replaced after FSDP was made: do it "
+                                   "before, or its gradient stays this rank's own")
+
+    def check_gradients(self):
+        """Raises unless gradients came since the last forward, and are as they came."""
+        trained = any(p.requires_grad for p in self.parameters())
+        if trained and self.lent and not self.arrived:
+            raise RuntimeError("no gradient came since the forward pass: call backward(), without "
+                               "inputs=, and then finish_gradient_synchronization()")
+        for p, (gradient, version) in self.arrived.items():
+            if p.grad is not gradient or gradient._version != version:
+                raise RuntimeError("a gradient was changed or removed before its mean was there: "
+                                   "clip or clear after finish_gradient_synchronization()")
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `FSDP` for any network
@@ -1227,13 +1349,14 @@ class FSDP(Sharded):
     """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
     All ranks run every pass, through the same layers in the same order, and after each backward
-    pass call finish_gradient_synchronization(): then the gradients are there. During a pass a
-    parameter is read whole, a copy: what is written into it is lost. Outside it is this rank's
-    shard, with as many dimensions, as are its gradient and the optimizer's state. So take an
-    optimizer that is elementwise, such as Adam, clip by this class's clip_grad_norm and not by
-    torch's, and use no GradScaler. Each rank saves and loads its own state_dict, the optimizer's,
-    too; for what is whole, all ranks call gather_full_params and load_full_params, and
-    gather_optimizer_state and load_optimizer_state.
+    pass call finish_gradient_synchronization(): then the gradients are there. In a forward, by its
+    name (`self.weight`), a parameter is read whole, a copy: what is written into it is lost. Read
+    elsewhere, or by parameters(), it is this rank's shard, with as many dimensions, as are its
+    gradient and the optimizer's state. So take an optimizer that is elementwise, such as Adam, clip
+    by this class's clip_grad_norm and not by torch's, and use no GradScaler. Buffers, such as
+    BatchNorm's statistics, stay each rank's own after the start. Each rank saves and loads its own
+    state_dict, the optimizer's, too; for what is whole, all ranks call gather_full_params and
+    load_full_params, and gather_optimizer_state and load_optimizer_state.
 
     With `compute_dtype`, parameters and tensor arguments are cast, buffers aren't.
     """
