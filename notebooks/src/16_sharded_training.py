@@ -12,7 +12,7 @@
 #
 # ## What you'll do
 #
-# Write all three stages, check each against one process, and measure memory and time.
+# Write all three stages, check each against one process, and measure the memory.
 #
 # ## What you'll learn
 #
@@ -22,20 +22,16 @@
 #
 # ## What you need
 #
-# Chapters 03 and 14, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# {reading time}, running about a minute on two cores.
+# Chapters 03 and 14, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1` installs it. Reading
+# takes {reading time}, running about a minute on two cores.
 
 # %% tags=["torch"]
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import ranks
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-
-from helpers import load_data
-from helpers.compare import largest_difference
 
 # %% [markdown]
 # `ranks`, of chapter 14, runs a function in several processes and returns what each returned. Some
@@ -80,9 +76,8 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 #
 # What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
 # running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
-# weights, on every device: 7 billion parameters need 112 GB. In *mixed precision*, weights and
-# gradients of 2 bytes compute, and the optimizer keeps weights of 4 bytes beside its state of 8: 16
-# again. What layers pass on, the *activations*, is divided already, as the images are.
+# weights, on every device: 7 billion parameters need 112 GB. What layers pass on, the
+# *activations*, is divided already, as the images are.
 #
 # ## Two halves of an all-reduce
 #
@@ -143,13 +138,14 @@ print("right on 1, 2, 3 and 4 ranks")
 # %% [markdown]
 # ## Stage 1: the optimizer's state
 #
-# Must every device update all weights? Adam treats each number alone: a weight's update needs its
-# own gradient and its own two means. So each rank can update *its shard*, and the shards are
-# gathered. To compare with, one process trains a small network on ten batches, by the usual loop
-# (`train`, folded).
+# Must every device update all weights? For one number of a weight, Adam needs its gradient and its
+# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. To
+# compare with, one process trains a small network on ten batches, by the usual loop (`train`).
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
+from helpers import load_data
+
 data = load_data("mnist", limit=2560)
 print(data)
 pixels = torch.tensor(data.train_images - data.train_images.mean()).flatten(1)
@@ -177,9 +173,19 @@ one_process = net.state_dict()
 print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
-# Now two ranks. `my_part` is a rank's part of a parameter, or of a batch. It is a *view*: it has no
-# memory of its own, so when Adam changes a shard, it changes the parameter. Adam gets only shards,
-# so it has state only for them.
+# A shard can be a *view* of its parameter: it has no memory of its own. Adam reads its `.grad`,
+# whoever has set that, and changes the parameter's memory:
+
+# %%
+weight = nn.Parameter(torch.zeros(4))
+shard = weight.detach()[:2]  # a view
+shard.grad = torch.ones(2)
+torch.optim.Adam([shard], lr=0.01).step()
+print(weight.tolist())
+
+# %% [markdown]
+# Now two ranks. `my_part` is a rank's part of a parameter, or of a batch. Adam gets only shards, so
+# it has state only for them.
 
 # %%
 def my_part(tensor):
@@ -192,7 +198,8 @@ class FirstZeRO:
     def __init__(self, params, lr):
         self.params = list(params)
         for p in self.params:
-            p.shard = my_part(p.detach().reshape(-1))  # a view of p
+            flat = p.detach().reshape(-1)
+            p.shard = my_part(flat)  # a view of p
         self.adam = torch.optim.Adam([p.shard for p in self.params], lr=lr)
 
     def reduce(self, p):
@@ -213,11 +220,14 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare`, folded, trains with it on two ranks, counts what a rank keeps, and compares the weights
-# with those of one process.
+# `compare` trains with it on two ranks, counts what a rank keeps, and compares the weights with
+# those of one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
+from helpers.compare import largest_difference
+
+
 def my_batches():
     return [(my_part(x), my_part(y)) for x, y in batches]
 
@@ -301,7 +311,7 @@ for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
 # Both stages send the two halves of one all-reduce, which is what data parallelism sends.
 
 # %% tags=["fold"]
-# check: three mistakes are noticed: not gathered, the sum for the mean, another's shard
+# check: three mistakes are noticed: not gathered, gradients too large, gradients in wrong order
 class NotGathered(FirstZeRO):
     def update_and_gather(self):
         self.adam.step()
@@ -373,7 +383,7 @@ for n in [10, 2]:
     print(n, "numbers:", *ranks(padded_part, n, world=4))
 
 # %% [markdown]
-# With `Cut` the program has stages 1 and 2 for any network, which also save, load and clip:
+# With `Cut` the program has stages 1 and 2 for any network. You needn't read them:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
@@ -650,7 +660,7 @@ def call(weak, *given):
         method(*given)
 
 # %% tags=["fold", "trains"]
-# check: stages 1 and 2 equal one process with an untidy network, on 1 to 3 ranks
+# check: stages 1 and 2 equal one process: odd sizes, tied and frozen parameters, 1 to 3 ranks
 class Untidy(nn.Module):
     """Odd sizes, a scalar, tied, frozen and unused parameters, a buffer, values of each rank."""
 
@@ -723,15 +733,16 @@ print("stages 1 and 2 equal one process to 1e-12")
 #
 # When is a whole weight needed? Only while its layer computes:
 #
-# ![Two layers in the middle of a network, from left to right in time. A thin bar is the rank's
+# ![The last two layers of a network, from left to right in time. A thin bar is the rank's
 # shard, always there. In the forward pass layer 2 is gathered, used and freed, then layer 3. In the
 # backward pass layer 3 is gathered again and freed, then layer 2, and each sends its gradient to be
 # reduced.](src/drawings/gathered_weight.svg)
 #
 # It takes three steps to get there without a change to the network's code.
 #
-# **1. Notice that a weight is read.** A Python *property* runs a function when an attribute is
-# read. We give a layer another class, with such a property:
+# **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`. A
+# Python *property* runs a function when an attribute is read. So we give a layer another class,
+# with such a property:
 
 # %%
 class Watched(nn.Linear):
@@ -743,15 +754,14 @@ class Watched(nn.Linear):
 
 layer = nn.Linear(4, 2)
 layer.__class__ = Watched
-layer(torch.ones(1, 4))
-print("its parameters are still", [name for name, p in layer.named_parameters()])
+output = layer(torch.ones(1, 4))
 
 # %% [markdown]
-# So `_parameters` can keep the shard, under the weight's own name, and the layer gets the whole.
+# So `_parameters` can keep the shard, and the layer gets the whole.
 #
-# **2. Gather forward, reduce backward.** An autograd function's `backward` is ours. It gets the
-# gradient of the whole weight, and returns one for each argument of `forward`: the shard's, and
-# none for the shape.
+# **2. Gather forward, reduce backward.** An autograd function has a `forward` and a `backward` of
+# our own. `backward` gets the gradient of the whole weight, and returns one for each argument of
+# `forward`: the shard's, and none for the shape.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -759,36 +769,39 @@ class GatherAndWait(torch.autograd.Function):
     def forward(ctx, shard, shape):
         whole, wait = Collectives().all_gather(shard)
         wait()
-        whole.untyped_storage().shard = shard  # a mark on this memory, for step 3
         return whole.view(shape)
 
     @staticmethod
     def backward(ctx, gradient):
         total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
         wait()
-        return total / dist.get_world_size(), None
-
-
-def one_layer():
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    weight = GatherAndWait.apply(shard, (2, 4))
-    F.linear(x, weight).sum().backward()
-    return shard.tolist(), shard.grad.tolist(), x.grad.tolist()
-
-
-for rank, (shard, gradient, x_gradient) in enumerate(ranks(one_layer)):
-    print(f"rank {rank}: shard {shard}, gradient {gradient}, x's gradient {x_gradient}")
+        mean = total / dist.get_world_size()
+        return mean, None  # for the shard, for the shape
 
 # %% [markdown]
-# The weight's gradient is the input: ones on rank 0, twos on rank 1. Each rank has its part of the
-# mean, 1.5. The gradient of `x` adds up rows of the whole weight: 0 + 4, 1 + 5 and so on.
+# We try it: the weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, one row on each rank, and the input is
+# ones on rank 0, twos on rank 1.
+
+# %%
+def one_layer(read_weight):
+    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
+    weight = read_weight(shard, (2, 4))
+    F.linear(x, weight).sum().backward()
+    return shard.grad.tolist(), x.grad.tolist()
+
+
+for rank, (gradient, x_gradient) in enumerate(ranks(one_layer, GatherAndWait.apply)):
+    print(f"rank {rank}: its shard's gradient {gradient}, x's gradient {x_gradient}")
+
+# %% [markdown]
+# The weight's gradient is the input, so each shard has the mean of 1 and 2. The gradient of `x` adds
+# up the columns of the whole weight: 0 + 4, 1 + 5 and so on.
 
 # %% tags=["fold"]
-# check: each rank's gradient is the mean of 1 and 2; that of x adds up the weight's columns
+# check: each shard's gradient is the mean of 1 and 2; that of x adds up the weight's columns
 columns = torch.arange(8.0).view(2, 4).sum(0).tolist()
-assert ranks(one_layer) == [([0, 1, 2, 3], [1.5] * 4, [columns]),
-                            ([4, 5, 6, 7], [1.5] * 4, [columns])]
+assert ranks(one_layer, GatherAndWait.apply) == [([1.5] * 4, [columns])] * 2
 print("it is")
 
 # %% [markdown]
@@ -806,53 +819,51 @@ def as_saved(saved):
     return saved
 
 
-for needs_gradient in [True, False]:
-    print("the input needs a gradient:", needs_gradient)
-    x = torch.ones(3, 4, requires_grad=needs_gradient)
-    with saved_tensors_hooks(show_shape, as_saved):
-        nn.Linear(4, 2)(x)
+x = torch.ones(3, 4, requires_grad=True)
+with saved_tensors_hooks(show_shape, as_saved):
+    nn.Linear(4, 2)(x)
 
 # %% [markdown]
-# Its input and, transposed, the weight, which only the input's gradient needs. A first layer's
-# weight isn't saved, since images need no gradient.
-#
-# In place of a gathered weight we save a *note*: its shard, and how its numbers lay in memory. Then
-# nothing holds the whole weight after the layer's call, and Python frees it.
+# Its input, and its weight, transposed. As long as autograd has the weight, nobody can free it. So
+# in place of a gathered weight we save a *note*: its shard, its shape, and its *stride*, how its
+# numbers lie in memory. To know a gathered weight again, even transposed, we put a mark on its
+# memory, its *storage*.
 
 # %%
+def gather_and_mark(shard, shape):
+    whole = GatherAndWait.apply(shard, shape)
+    whole.untyped_storage().shard = shard  # the mark
+    return whole
+
+
 def save_note(tensor):
-    memory = tensor.untyped_storage()
-    if hasattr(memory, "shard"):  # the mark of a gathered weight
-        return {"shard": memory.shard, "shape": tensor.shape, "stride": tensor.stride()}
+    storage = tensor.untyped_storage()
+    if hasattr(storage, "shard"):
+        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride()}
     return tensor
 
 
 def gather_again(saved):
-    if isinstance(saved, dict):
+    if isinstance(saved, dict):  # a note
         whole, wait = Collectives().all_gather(saved["shard"].detach())
         wait()
-        return whole.as_strided(saved["shape"], saved["stride"])  # transposed, as it was
+        return whole.as_strided(saved["shape"], saved["stride"])
     return saved
 
-
-def one_layer_with_notes():
-    with saved_tensors_hooks(save_note, gather_again):
-        return one_layer()
-
-
-print("the same gradients:", ranks(one_layer_with_notes) == ranks(one_layer))
+# %% [markdown]
+# Does anybody hold the whole weight after the layer's call? `is_held` finds out.
 
 # %% tags=["fold"]
-# check: what holds the whole weight after the layer's call: autograd, but not where it has notes
+# define: `is_held`: after a layer's call, is its whole weight still in memory?
 import time
 import weakref
 
 
-def is_held(save, load, seconds):
+def is_held(save, load, seconds=10):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.ones(1, 4, requires_grad=True)
     with saved_tensors_hooks(save, load):
-        weight = GatherAndWait.apply(shard, (2, 4))
+        weight = gather_and_mark(shard, (2, 4))
         y = F.linear(x, weight)
     memory = weakref.ref(weight.untyped_storage())
     del weight
@@ -863,18 +874,25 @@ def is_held(save, load, seconds):
     y.sum().backward()
     return held
 
+# %%
+print("without notes:", ranks(is_held, as_saved, as_saved, 0.5))
+print("with notes:", ranks(is_held, save_note, gather_again))
 
-def as_it_is(saved):
-    return saved
+# %% tags=["fold"]
+# check: held without notes, not with them; and with notes the gradients are the same
+def one_layer_with_notes():
+    with saved_tensors_hooks(save_note, gather_again):
+        return one_layer(gather_and_mark)
 
 
-with_notes = ranks(is_held, save_note, gather_again, 10)
-without = ranks(is_held, as_it_is, as_it_is, 0.5)
-print("held with notes:", with_notes, "and without:", without)
-assert with_notes == [False, False] and without == [True, True]
-assert ranks(one_layer_with_notes) == ranks(one_layer)
+assert ranks(is_held, as_saved, as_saved, 0.5) == [True, True]
+assert ranks(is_held, save_note, gather_again) == [False, False]
+assert ranks(one_layer_with_notes) == ranks(one_layer, GatherAndWait.apply)
+print("right")
 
 # %% [markdown]
+# **With notes nobody holds it, and Python frees it.** The backward pass gathers it again.
+#
 # ### A small FSDP
 #
 # Now all parts together. `FirstFSDP` keeps a shard of each parameter, and its linear layers gather.
@@ -884,11 +902,11 @@ class GatheredLinear(nn.Linear):
     @property
     def weight(self):
         shape = (self.out_features, self.in_features)
-        return GatherAndWait.apply(self._parameters["weight"], shape)
+        return gather_and_mark(self._parameters["weight"], shape)
 
     @property
     def bias(self):
-        return GatherAndWait.apply(self._parameters["bias"], (self.out_features,))
+        return gather_and_mark(self._parameters["bias"], (self.out_features,))
 
 
 class FirstFSDP(nn.Module):
@@ -906,44 +924,46 @@ class FirstFSDP(nn.Module):
             return self.net(x)
 
 # %% [markdown]
-# Adam updates the shards. A step gathers nothing: the next read does.
+# Adam updates the shards. A step gathers nothing: the next read does. `join_and_compare` trains on
+# two ranks and joins their shards.
 
-# %% tags=["trains"]
-def train_first_fsdp():
-    model = FirstFSDP(make_net())
+# %% tags=["fold"]
+# define: `join_and_compare`
+def train_shards(kind):
+    model = kind(make_net())
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), my_batches())
     return model.net.state_dict()
 
 
-on_rank_0, on_rank_1 = ranks(train_first_fsdp)
-for name, weight in one_process.items():
-    joined = torch.cat([on_rank_0[name], on_rank_1[name]]).view(weight.shape)
-    print(f"{name}: {len(on_rank_0[name]):,} of {weight.numel():,} on rank 0")
-    assert largest_difference(joined, weight) < 1e-12, "not as one process"
-print("joined, they are one process's weights, to 1e-12")
+def join_and_compare(kind):
+    on_rank_0, on_rank_1 = ranks(train_shards, kind)
+    for name, weight in one_process.items():
+        joined = torch.cat([on_rank_0[name], on_rank_1[name]]).view(weight.shape)
+        print(f"{name}: {len(on_rank_0[name]):,} of {weight.numel():,} on rank 0")
+        assert largest_difference(joined, weight) < 1e-12, "not as one process"
+    print("joined, they are one process's weights, to 1e-12")
+
+# %% tags=["trains"]
+join_and_compare(FirstFSDP)
 
 # %% [markdown]
 # Half of each parameter is on a rank, with its gradient and Adam's means.
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` does the same, and more:
-#
-# | `FirstFSDP` | `FSDP`, folded |
-# | --- | --- |
-# | linear layers, divisible sizes | any module: `Cut`, and a property for each parameter |
-# | `backward` waits for the shard's gradient and returns it | it begins to send, returns nothing |
-# | | saves, loads, clips; raises where calls don't fit together |
-#
-# The shard is no input of that `backward`, and autograd calls it only if an input needs a gradient.
-# So it gets one: a number, the `anchor`. Gradients that are still under way are received by a new
-# line in the loop:
+# The program's `FSDP` does the same for modules of any kind and size. One thing differs.
+# `FirstFSDP` waits in `backward` for the shard's gradient. `FSDP` begins to send and computes on.
+# What is still under way in the end is received by a new line in the loop:
 #
 # ```python
 # loss_function(model(x), y).backward()
 # model.finish_gradient_synchronization()  # NEW
 # optimizer.step()
 # ```
+#
+# If you read its code: a gradient that comes later can't be returned by `backward`, so the shard
+# is no argument of the autograd function. But autograd calls `backward` only if some argument needs
+# a gradient: that is the number `anchor`.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1315,7 +1335,7 @@ class FSDP(Sharded):
         self.end_of_backward()
 
 # %% tags=["fold", "trains"]
-# check: it equals one process, with an untidy network and on 1 to 3 ranks, too; a mistake does not
+# check: `FSDP` equals one process, on 1 to 3 ranks; with wrong gradients it does not
 def train_fsdp(kind):
     model = kind(make_net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -1348,10 +1368,11 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# A gradient under way takes memory, so FSDP allows two. Beside it two mistakes:
+# How long may it go on without waiting? Each gradient under way takes memory. So FSDP allows two, a
+# layer's weight and bias. Compare two other rules: always wait at once, and never wait.
 
 # %% tags=["fold"]
-# check: what is gathered in each pass; two gradients under way at most, and while one is gathered
+# check: what each pass gathers; how many gradients are under way, by three rules
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1400,20 +1421,20 @@ assert forward == list(one_process) and again == ["4.weight", "2.weight"]
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: {at_gather} under way when 2.weight is gathered again, at most {most}")
+    print(f"{name}: {at_gather} under way as the next layer begins, never more than {most}")
 
 # %% [markdown]
-# **FSDP computes while two gradients are under way, and never has three.** The backward pass
-# gathers only what was saved: not the first layer's weight, and no biases, since no gradient needs
-# their values.
+# Waiting at once hides no message behind computing; never waiting holds all six gradients. **FSDP
+# computes while two gradients are under way, and never has three.** The backward pass gathers only
+# what was saved: no biases, and not the first layer's weight, since images need no gradient.
 #
 # ## What it saves, and what it costs
 #
 # We count the memory of tensors during steps with Adam on four ranks, in *times the weights*: 16
-# bytes a parameter are 4. **Predict:** how high are the bars of stage 1 and of stage 3?
+# bytes a parameter are 4.
 
 # %% tags=["fold"]
-# check: we count the bytes of the tensors that live: right, in a case that we can work out
+# check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -1449,8 +1470,14 @@ with Bytes() as memory:
     assert (memory.now, memory.peak) == (4000, 8000)
 print("right")
 
+# %% [markdown]
+# **Predict:** how high are the bars of stage 1 and of stage 3?
+
 # %% tags=["fold", "trains"]
 # measure: what a step holds, in times the weights: between steps, gradients, peak
+import numpy as np
+
+
 def data_parallel(net, groups, kind=torch.optim.Adam):
     def average(*_):
         for p in net.parameters():
@@ -1524,68 +1551,34 @@ for name, (rest, gradients, peak) in memory.items():
     print(f"{name:14} between steps {rest:.2f}, gradients {gradients:.2f}, peak {peak:.2f}")
 
 # %% tags=["fold"]
-# check: the bars are those of the summary's table, over 4 bytes, but for padding
+# check: the bars are the summary's table divided by 4 bytes, but for padding; the first peak
 k = 4
 by_the_table = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2 / k, 1 / k),
            "stage 3": (3 / k, 1 / k)}
 for name, expected in by_the_table.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
+largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
+assert np.isclose(memory["data parallel"][2], 4 + 2 * largest, atol=0.02), "Adam's arrays"
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. The peak falls less, since a
-# layer's whole weight and its whole gradient are there for a moment.
+# means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. A step's peak is higher, since
+# something whole is there for a moment: two arrays in which Adam computes with the largest weight
+# (data parallelism), a layer's gradient (stage 2), its weight and gradient (stage 3).
 #
-# And the time of a step? The four take turns on two ranks.
-
-# %% tags=["fold", "few:rounds=12=>rounds=3"]
-# measure: ms of a step of each, in turns, 16 images a rank
-def take_turns(stages, rounds=12):
-    pairs = {}
-    times = {name: [] for name in stages}
-    for name, make in stages.items():
-        net = wide_net(512)
-        pairs[name] = make(net, [{"params": list(net.parameters())}])
-    for _ in range(rounds):
-        for name, (model, optimizer) in pairs.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            optimizer.zero_grad()
-            backward(model, pixels[:16], labels[:16])
-            optimizer.step()
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: each[2:] for name, each in times.items()}  # the first two warm up
-
-# %% tags=["fold", "measured"]
-# measure: the middle half of a step's times, and whether it overlaps data parallel's
-times = ranks(take_turns, stages)[0]
-their_low, their_median, their_high = np.percentile(times["data parallel"], [25, 50, 75])
-print(f"data parallel: {their_median:.0f} ms a step, middle half {their_low:.0f} to "
-      f"{their_high:.0f}")
-for name in ["stage 1", "stage 2", "stage 3"]:
-    low, median, high = np.percentile(times[name], [25, 50, 75])
-    if low > their_high:
-        verdict = f"{median / their_median:.1f} times as long as data parallel's"
-    elif high < their_low:
-        verdict = f"shorter, {median / their_median:.1f} times data parallel's"
-    else:
-        verdict = "overlaps data parallel's: no winner"
-    print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
-
-# %% [markdown]
-# Such times are of one run, on cores that compute and send. **What is sure on any machine is what
-# is held and what is sent.** Stage 3 sends up to one and a half times as much as the others: it
-# gathers a weight twice and reduces its gradient once. **On GPUs:** for published runs see
+# What does it cost? Stage 3 sends up to one and a half times as much as the others: it gathers a
+# weight twice and reduces its gradient once. What that costs in time, here and on many GPUs, is in
 # deeper: When sharding pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
-# PyTorch's `clip_grad_norm_` finds the norm of one rank's shards, so each rank would scale by
-# another factor, without an error. Clip by `model.clip_grad_norm`.
+# *Clipping* scales gradients down where their norm is too large. PyTorch's `clip_grad_norm_` finds
+# the norm of one rank's shards. So each rank would scale by another factor, without an error. Clip
+# by `model.clip_grad_norm`.
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1601,8 +1594,8 @@ backward(net, *batches[0])
 right = nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()
 both = ranks(norms)
 for rank, (of_shards, ours) in enumerate(both):
-    print(f"rank {rank}: norm of its shards over one process's {of_shards / right:.2f}, "
-          f"model.clip_grad_norm's {ours / right:.2f}")
+    print(f"rank {rank}: its shards' norm is {of_shards / right:.2f} of one process's, "
+          f"model.clip_grad_norm's is {ours / right:.2f} of it")
 
 # %% tags=["fold"]
 # check: the squares of the ranks' norms add up to the right one's
@@ -1646,8 +1639,8 @@ assert "in another order" in ranks(use_either)[1]
 # %% [markdown]
 # ## The program
 #
-# `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network with the stage
-# that you ask for. Here a helper starts it:
+# `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network on ten patterns
+# with noise, by the stage that you ask for. Here a helper starts it:
 
 # %% tags=["fold", "file:sharded_train.py", "trains"]
 # define: what sharded_train.py does when it is run: it trains, with the stage that you ask for
@@ -1716,7 +1709,7 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # %% [markdown]
 # ## Summary
 #
-# On $k$ ranks:
+# On $k$ ranks, where each half of an all-reduce sends $(k-1)/k$:
 #
 # | | weights, gradients and Adam's state: bytes a parameter | sent, of the weights' bytes |
 # | --- | --- | --- |
