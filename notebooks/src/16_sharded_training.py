@@ -2,9 +2,9 @@
 # # 16 · Sharded training
 #
 # Data parallelism divides the batch and copies everything else. When that no longer fits, the rest
-# is divided, too: *sharded*. The usual way is ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et
-# al., 2020, arXiv:1910.02054). It has three stages. PyTorch calls the third FSDP, *Fully Sharded
-# Data Parallel*.
+# is divided, too: *sharded*. ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et al., 2020,
+# arXiv:1910.02054) does it in three stages. PyTorch calls the third FSDP, *Fully Sharded Data
+# Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
@@ -34,8 +34,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 # %% [markdown]
-# `ranks`, of chapter 14, runs a function in several processes and returns what each returned. Some
-# cells also go into a program to keep, [sharded_train.py](sharded_train.py).
+# Chapter 14's `ranks` runs a function in several processes. Some cells also go into a program to
+# keep, [sharded_train.py](sharded_train.py).
 
 # %% tags=["fold", "file:sharded_train.py", "trains"]
 # define: how sharded_train.py begins: how to run it, how to use it, what it imports
@@ -76,8 +76,7 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 #
 # What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
 # running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
-# weights, on every device: 7 billion parameters need 112 GB. What layers pass on, the
-# *activations*, is divided already, as the images are.
+# weights, on every device: 7 billion parameters need 112 GB.
 #
 # ## Two halves of an all-reduce
 #
@@ -106,8 +105,7 @@ class Collectives:
 
 # %%
 def two_halves():
-    factor = [1, 10][dist.get_rank()]
-    whole = factor * torch.arange(4)
+    whole = torch.arange(4) * 10 ** dist.get_rank()
     shard, wait = Collectives().reduce_scatter(whole)
     wait()
     gathered, wait = Collectives().all_gather(shard)
@@ -139,8 +137,8 @@ print("right on 1, 2, 3 and 4 ranks")
 # ## Stage 1: the optimizer's state
 #
 # Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. To
-# compare with, one process trains a small network on ten batches, by the usual loop (`train`).
+# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First,
+# to compare with, one process trains a small network on ten batches.
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
@@ -184,11 +182,10 @@ torch.optim.Adam([shard], lr=0.01).step()
 print(weight.tolist())
 
 # %% [markdown]
-# Now two ranks. `my_part` is a rank's part of a parameter, or of a batch. Adam gets only shards, so
-# it has state only for them.
+# Now two ranks. Adam gets only shards, so it has state only for them.
 
 # %%
-def my_part(tensor):
+def my_part(tensor):  # this rank's part of a parameter, or of a batch
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -220,8 +217,7 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare` trains with it on two ranks, counts what a rank keeps, and compares the weights with
-# those of one process.
+# `compare` trains with it on two ranks, counts what a rank keeps, and compares with one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
@@ -308,7 +304,7 @@ for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
     assert (reduced, gathered) == (55_050, 55_050)
 
 # %% [markdown]
-# Both stages send the two halves of one all-reduce, which is what data parallelism sends.
+# No: both stages send the two halves of one all-reduce, as data parallelism does.
 
 # %% tags=["fold"]
 # check: three mistakes are noticed: not gathered, gradients too large, gradients in wrong order
@@ -337,8 +333,7 @@ print("noticed")
 # %% [markdown]
 # ## Any size, any network
 #
-# What if a size isn't divisible by the number of ranks? `Cut` takes a parameter as one row of
-# numbers and pads it with zeros. On four ranks:
+# What if a size isn't divisible by the number of ranks? `Cut` pads it with zeros. On four ranks:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -383,7 +378,7 @@ for n in [10, 2]:
     print(n, "numbers:", *ranks(padded_part, n, world=4))
 
 # %% [markdown]
-# With `Cut` the program has stages 1 and 2 for any network. You needn't read them:
+# With it the program has both stages for any network. You needn't read that:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
@@ -760,8 +755,8 @@ output = layer(torch.ones(1, 4))
 # So `_parameters` can keep the shard, and the layer gets the whole.
 #
 # **2. Gather forward, reduce backward.** An autograd function has a `forward` and a `backward` of
-# our own. `backward` gets the gradient of the whole weight, and returns one for each argument of
-# `forward`: the shard's, and none for the shape.
+# our own. `backward` gets the whole weight's gradient, and returns one for each argument of
+# `forward`.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -776,33 +771,32 @@ class GatherAndWait(torch.autograd.Function):
         total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
         wait()
         mean = total / dist.get_world_size()
-        return mean, None  # for the shard, for the shape
+        return mean, None  # the shard's gradient; the shape has none
 
 # %% [markdown]
-# We try it: the weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, one row on each rank, and the input is
-# ones on rank 0, twos on rank 1.
+# The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank. The input is ones on rank 0, twos
+# on rank 1.
 
 # %%
-def one_layer(read_weight):
+def one_layer():
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    weight = read_weight(shard, (2, 4))
-    F.linear(x, weight).sum().backward()
-    return shard.grad.tolist(), x.grad.tolist()
+    x = torch.full((1, 4), 1.0 + dist.get_rank())
+    y = F.linear(x, GatherAndWait.apply(shard, (2, 4)))
+    y.sum().backward()
+    return y.tolist(), shard.grad.tolist()
 
 
-for rank, (gradient, x_gradient) in enumerate(ranks(one_layer, GatherAndWait.apply)):
-    print(f"rank {rank}: its shard's gradient {gradient}, x's gradient {x_gradient}")
+for rank, (y, gradient) in enumerate(ranks(one_layer)):
+    print(f"rank {rank}: output {y}, its shard's gradient {gradient}")
 
 # %% [markdown]
-# The weight's gradient is the input, so each shard has the mean of 1 and 2. The gradient of `x` adds
-# up the columns of the whole weight: 0 + 4, 1 + 5 and so on.
+# Each output has both rows' sums: the layer had the whole weight. The weight's gradient is the
+# input, so each shard has the mean of 1 and 2.
 
 # %% tags=["fold"]
-# check: each shard's gradient is the mean of 1 and 2; that of x adds up the weight's columns
-columns = torch.arange(8.0).view(2, 4).sum(0).tolist()
-assert ranks(one_layer, GatherAndWait.apply) == [([1.5] * 4, [columns])] * 2
-print("it is")
+# check: outputs of the whole weight, and each shard's gradient is the mean of 1 and 2
+assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
+print("right")
 
 # %% [markdown]
 # **3. Free it.** Autograd *saves* what the backward pass needs. We can hand it two functions: one
@@ -815,19 +809,14 @@ def show_shape(tensor):
     return tensor
 
 
-def as_saved(saved):
-    return saved
-
-
 x = torch.ones(3, 4, requires_grad=True)
-with saved_tensors_hooks(show_shape, as_saved):
+with saved_tensors_hooks(show_shape, lambda saved: saved):
     nn.Linear(4, 2)(x)
 
 # %% [markdown]
-# Its input, and its weight, transposed. As long as autograd has the weight, nobody can free it. So
-# in place of a gathered weight we save a *note*: its shard, its shape, and its *stride*, how its
-# numbers lie in memory. To know a gathered weight again, even transposed, we put a mark on its
-# memory, its *storage*.
+# Its input, and its weight, transposed. In place of a gathered weight we save a *note*: its shard,
+# its shape, and its *stride*, how its numbers lie in memory. To recognize it, transposed or not, we
+# put a mark on its memory, the *storage*.
 
 # %%
 def gather_and_mark(shard, shape):
@@ -851,7 +840,7 @@ def gather_again(saved):
     return saved
 
 # %% [markdown]
-# Does anybody hold the whole weight after the layer's call? `is_held` finds out.
+# Does anybody hold the whole weight after the layer's call?
 
 # %% tags=["fold"]
 # define: `is_held`: after a layer's call, is its whole weight still in memory?
@@ -874,24 +863,34 @@ def is_held(save, load, seconds=10):
     y.sum().backward()
     return held
 
+
+def as_it_is(saved):
+    return saved
+
 # %%
-print("without notes:", ranks(is_held, as_saved, as_saved, 0.5))
+print("without notes:", ranks(is_held, as_it_is, as_it_is, 0.5))
 print("with notes:", ranks(is_held, save_note, gather_again))
 
 # %% tags=["fold"]
 # check: held without notes, not with them; and with notes the gradients are the same
-def one_layer_with_notes():
-    with saved_tensors_hooks(save_note, gather_again):
-        return one_layer(gather_and_mark)
+def both_gradients(save, load):
+    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
+    with saved_tensors_hooks(save, load):
+        y = F.linear(x, gather_and_mark(shard, (2, 4)))
+    y.sum().backward()
+    return shard.grad.tolist(), x.grad.tolist()
 
 
-assert ranks(is_held, as_saved, as_saved, 0.5) == [True, True]
+columns = torch.arange(8.0).view(2, 4).sum(0).tolist()  # what x's gradient adds up
+assert ranks(is_held, as_it_is, as_it_is, 0.5) == [True, True]
 assert ranks(is_held, save_note, gather_again) == [False, False]
-assert ranks(one_layer_with_notes) == ranks(one_layer, GatherAndWait.apply)
+for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
+    assert ranks(both_gradients, save, load) == [([1.5] * 4, [columns])] * 2
 print("right")
 
 # %% [markdown]
-# **With notes nobody holds it, and Python frees it.** The backward pass gathers it again.
+# **With notes nobody holds it, so Python frees it.** The backward pass gathers it again.
 #
 # ### A small FSDP
 #
@@ -924,8 +923,7 @@ class FirstFSDP(nn.Module):
             return self.net(x)
 
 # %% [markdown]
-# Adam updates the shards. A step gathers nothing: the next read does. `join_and_compare` trains on
-# two ranks and joins their shards.
+# Adam updates the shards. A step gathers nothing: the next read does. We train on two ranks:
 
 # %% tags=["fold"]
 # define: `join_and_compare`
@@ -951,9 +949,9 @@ join_and_compare(FirstFSDP)
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` does the same for modules of any kind and size. One thing differs.
-# `FirstFSDP` waits in `backward` for the shard's gradient. `FSDP` begins to send and computes on.
-# What is still under way in the end is received by a new line in the loop:
+# The program's `FSDP` does the same for any module, with one difference. `FirstFSDP` waits in
+# `backward` for the shard's gradient; `FSDP` begins to send and computes on. What is still under
+# way in the end is received by a new line in the loop:
 #
 # ```python
 # loss_function(model(x), y).backward()
@@ -961,9 +959,8 @@ join_and_compare(FirstFSDP)
 # optimizer.step()
 # ```
 #
-# If you read its code: a gradient that comes later can't be returned by `backward`, so the shard
-# is no argument of the autograd function. But autograd calls `backward` only if some argument needs
-# a gradient: that is the number `anchor`.
+# In its code `backward` returns nothing, since the gradient comes later. So that autograd calls it
+# all the same, a number that needs a gradient goes in, the `anchor`.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1368,8 +1365,8 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# How long may it go on without waiting? Each gradient under way takes memory. So FSDP allows two, a
-# layer's weight and bias. Compare two other rules: always wait at once, and never wait.
+# Each gradient under way takes memory. So FSDP allows two, a layer's weight and bias. Compare two
+# other rules: always wait at once, and never wait.
 
 # %% tags=["fold"]
 # check: what each pass gathers; how many gradients are under way, by three rules
@@ -1415,9 +1412,8 @@ def watch(kind):
 expected = {"FSDP": (Noting, 2, 2), "waits at once": (WaitsAtOnce, 0, 1),
             "never waits": (NeverWaits, 2, 6)}
 forward, again, _, _ = ranks(watch, Noting)[0]
-print("gathered in the forward pass: ", ", ".join(forward))
-print("gathered in the backward pass:", ", ".join(again))
-assert forward == list(one_process) and again == ["4.weight", "2.weight"]
+assert forward == list(one_process)
+assert again == ["4.weight", "2.weight"], "no biases, and images need no gradient"
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
@@ -1425,13 +1421,12 @@ for name, (kind, at_gather, most) in expected.items():
 
 # %% [markdown]
 # Waiting at once hides no message behind computing; never waiting holds all six gradients. **FSDP
-# computes while two gradients are under way, and never has three.** The backward pass gathers only
-# what was saved: no biases, and not the first layer's weight, since images need no gradient.
+# computes while two gradients are under way, and never has three.**
 #
 # ## What it saves, and what it costs
 #
-# We count the memory of tensors during steps with Adam on four ranks, in *times the weights*: 16
-# bytes a parameter are 4.
+# We count the memory of tensors in steps on four ranks, in *times the weights*: 16 bytes a
+# parameter are 4.
 
 # %% tags=["fold"]
 # check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
@@ -1564,13 +1559,12 @@ print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. A step's peak is higher, since
-# something whole is there for a moment: two arrays in which Adam computes with the largest weight
-# (data parallelism), a layer's gradient (stage 2), its weight and gradient (stage 3).
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher, for a moment:
+# data parallelism's by two arrays of the largest weight's size, in which Adam computes; stage 2's
+# by a layer's whole gradient; stage 3's by its whole weight, too.
 #
-# What does it cost? Stage 3 sends up to one and a half times as much as the others: it gathers a
-# weight twice and reduces its gradient once. What that costs in time, here and on many GPUs, is in
-# deeper: When sharding pays.
+# Stage 3 sends up to one and a half times as much as the others: it gathers a weight twice and
+# reduces its gradient once. What that costs in time is in deeper: When sharding pays.
 #
 # ## Two traps
 #
@@ -1606,8 +1600,8 @@ print("they do")
 # %% [markdown]
 # ### 2. Layers in another order
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. Their messages fit together, so
-# gradients of different weights would be averaged. Our FSDP notices it after the backward pass:
+# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape: gradients of different weights would be
+# averaged. Our FSDP notices it after the backward pass:
 
 # %% tags=["fold", "trains"]
 # check: it raises on both ranks
@@ -1720,8 +1714,8 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 #
 # - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
 # - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
-# - All stages compute what one process does, to $10^{-12}$ in float64.
-# - In stages 2 and 3 all ranks must use the same layers in the same order.
+# - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers in
+#   the same order.
 #
 # More: deeper: State dicts that reshard and deeper: When sharding pays. Next, [the map](map.md):
 # what else can be divided.
@@ -1736,9 +1730,10 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 #    Check the norm before and after against one process.
 # 2. **Prefetching.** When stage 3 reads a weight, let it start to gather the next one, by the order
 #    of the step before. (`start` begins to gather, `fetch` waits.) Is everything as before?
-# 3. **Which stage?** 7.5 billion parameters are trained with Adam in mixed precision. What does
-#    each of 64 GPUs hold in each stage? (Table 1 of ZeRO's paper: 31.4, 16.6 and 1.88 GB.) How many
-#    GPUs of 40 GB does each stage need, with 10 GB of activations?
+# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: weights and
+#    gradients have 2 bytes, and the optimizer keeps weights of 4 bytes beside its state of 8. What
+#    does each of 64 GPUs hold in each stage? (Table 1 of ZeRO's paper: 31.4, 16.6 and 1.88 GB.) How
+#    many GPUs of 40 GB does each stage need, with 10 GB for what layers pass on?
 
 # %% [markdown]
 # ### Answer 1
