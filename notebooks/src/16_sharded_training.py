@@ -12,7 +12,7 @@
 #
 # ## What you'll do
 #
-# Write all three stages, check each against one process, and measure the memory.
+# Write all three stages, check each against one process, measure the memory.
 #
 # ## What you'll learn
 #
@@ -82,8 +82,8 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 #
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
-# Both together are an all-reduce, as in chapter 03's ring. Each method below begins to send and
-# returns at once: a tensor for the result, and a function that waits until the result is in it.
+# Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once: a
+# tensor for the result, and a function that waits until the result is in it.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -137,8 +137,8 @@ print("right on 1, 2, 3 and 4 ranks")
 # ## Stage 1: the optimizer's state
 #
 # Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First,
-# to compare with, one process trains a small network on ten batches.
+# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First one
+# process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
@@ -171,15 +171,15 @@ one_process = net.state_dict()
 print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
-# A shard can be a *view* of its parameter: it has no memory of its own. Adam reads its `.grad`,
-# whoever has set that, and changes the parameter's memory:
+# A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the shard,
+# it changes the parameter. It only reads the shard's `.grad`, whoever has set it:
 
 # %%
 weight = nn.Parameter(torch.zeros(4))
 shard = weight.detach()[:2]  # a view
 shard.grad = torch.ones(2)
 torch.optim.Adam([shard], lr=0.01).step()
-print(weight.tolist())
+print(weight.data)
 
 # %% [markdown]
 # Now two ranks. Adam gets only shards, so it has state only for them.
@@ -251,8 +251,8 @@ compare(FirstZeRO)
 #
 # ## Stage 2: gradients
 #
-# Why keep a whole gradient once it is reduced? Chapter 14's hook tells when a gradient is complete.
-# We reduce it then, and free it.
+# Why keep a whole gradient once it is reduced? When it is complete (chapter 14's hook tells us), we
+# reduce it and free it.
 
 # %% tags=["trains"]
 class SecondZeRO(FirstZeRO):
@@ -733,11 +733,10 @@ print("stages 1 and 2 equal one process to 1e-12")
 # backward pass layer 3 is gathered again and freed, then layer 2, and each sends its gradient to be
 # reduced.](src/drawings/gathered_weight.svg)
 #
-# It takes three steps to get there without a change to the network's code.
+# It takes three steps to get there.
 #
 # **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`. A
-# Python *property* runs a function when an attribute is read. So we give a layer another class,
-# with such a property:
+# Python *property* runs a function when an attribute is read. We give a layer a class with one:
 
 # %%
 class Watched(nn.Linear):
@@ -790,7 +789,7 @@ for rank, (y, gradient) in enumerate(ranks(one_layer)):
     print(f"rank {rank}: output {y}, its shard's gradient {gradient}")
 
 # %% [markdown]
-# Each output has both rows' sums: the layer had the whole weight. The weight's gradient is the
+# Rank 0's output has the sums of both rows, so it had the whole weight. The weight's gradient is the
 # input, so each shard has the mean of 1 and 2.
 
 # %% tags=["fold"]
@@ -799,9 +798,8 @@ assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 print("right")
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs. We can hand it two functions: one
-# is called when a tensor is saved, the other when it is needed again. What does a linear layer
-# save?
+# **3. Free it.** Autograd *saves* what the backward pass needs. It takes two functions of ours: one is
+# called when a tensor is saved, one when it is needed again. What does a linear layer save?
 
 # %%
 def show_shape(tensor):
@@ -815,8 +813,8 @@ with saved_tensors_hooks(show_shape, lambda saved: saved):
 
 # %% [markdown]
 # Its input, and its weight, transposed. In place of a gathered weight we save a *note*: its shard,
-# its shape, and its *stride*, how its numbers lie in memory. To recognize it, transposed or not, we
-# put a mark on its memory, the *storage*.
+# its shape, and its *stride*, how its numbers lie in memory. We recognize it, transposed or not, by
+# a mark on its memory, the *storage*.
 
 # %%
 def gather_and_mark(shard, shape):
@@ -831,12 +829,15 @@ def save_note(tensor):
         return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride()}
     return tensor
 
+# %% [markdown]
+# When the backward pass needs the weight, we gather it again, from the note:
 
+# %%
 def gather_again(saved):
     if isinstance(saved, dict):  # a note
         whole, wait = Collectives().all_gather(saved["shard"].detach())
         wait()
-        return whole.as_strided(saved["shape"], saved["stride"])
+        return whole.as_strided(saved["shape"], saved["stride"])  # transposed, if it was
     return saved
 
 # %% [markdown]
@@ -890,7 +891,7 @@ for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
 print("right")
 
 # %% [markdown]
-# **With notes nobody holds it, so Python frees it.** The backward pass gathers it again.
+# **With notes nobody holds it, so Python frees it.**
 #
 # ### A small FSDP
 #
@@ -949,9 +950,9 @@ join_and_compare(FirstFSDP)
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` does the same for any module, with one difference. `FirstFSDP` waits in
-# `backward` for the shard's gradient; `FSDP` begins to send and computes on. What is still under
-# way in the end is received by a new line in the loop:
+# The program's `FSDP` does the same for any module, with one difference. In `backward`, `FirstFSDP`
+# waits for the shard's gradient. `FSDP` begins to send, and goes on. What is still under way in the
+# end is received by a new line in the loop:
 #
 # ```python
 # loss_function(model(x), y).backward()
@@ -959,8 +960,8 @@ join_and_compare(FirstFSDP)
 # optimizer.step()
 # ```
 #
-# In its code `backward` returns nothing, since the gradient comes later. So that autograd calls it
-# all the same, a number that needs a gradient goes in, the `anchor`.
+# The shard's gradient comes later, so `backward` can't return it. Autograd calls `backward` for
+# another argument that needs a gradient, a number, the `anchor`.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1425,8 +1426,7 @@ for name, (kind, at_gather, most) in expected.items():
 #
 # ## What it saves, and what it costs
 #
-# We count the memory of tensors in steps on four ranks, in *times the weights*: 16 bytes a
-# parameter are 4.
+# We count tensors' memory on four ranks, in *times the weights*: 16 bytes a parameter are 4.
 
 # %% tags=["fold"]
 # check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
@@ -1559,9 +1559,9 @@ print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher, for a moment:
-# data parallelism's by two arrays of the largest weight's size, in which Adam computes; stage 2's
-# by a layer's whole gradient; stage 3's by its whole weight, too.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. Data parallelism's has
+# two arrays in which Adam computes, as large as the largest weight. In stage 2 a layer's whole
+# gradient is there for a moment, in stage 3 its whole weight, too.
 #
 # Stage 3 sends up to one and a half times as much as the others: it gathers a weight twice and
 # reduces its gradient once. What that costs in time is in deeper: When sharding pays.
@@ -1571,8 +1571,8 @@ print("they are")
 # ### 1. The norm of a shard
 #
 # *Clipping* scales gradients down where their norm is too large. PyTorch's `clip_grad_norm_` finds
-# the norm of one rank's shards. So each rank would scale by another factor, without an error. Clip
-# by `model.clip_grad_norm`.
+# the norm of one rank's shards, so each rank would scale by another factor, without an error. Use
+# `model.clip_grad_norm`.
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1695,7 +1695,8 @@ if __name__ == "__main__" and "__file__" in globals():
         parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
     train_stage(**vars(options))
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# measure: what the program prints, stage 3 on two ranks
 from helpers.cluster import torchrun
 
 print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None)[0])
@@ -1703,22 +1704,23 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # %% [markdown]
 # ## Summary
 #
-# On $k$ ranks, where each half of an all-reduce sends $(k-1)/k$:
+# On $k$ ranks:
 #
-# | | weights, gradients and Adam's state: bytes a parameter | sent, of the weights' bytes |
-# | --- | --- | --- |
-# | data parallel | $16$ | $2 (k-1)/k$ |
-# | stage 1 | $8 + 8/k$ | $2 (k-1)/k$ |
-# | stage 2 | $4 + 12/k$ | $2 (k-1)/k$ |
-# | stage 3 | $16/k$ | at most $3 (k-1)/k$ |
+# | | weights, gradients and Adam's state: bytes a parameter |
+# | --- | --- |
+# | data parallel | $16$ |
+# | stage 1 | $8 + 8/k$ |
+# | stage 2 | $4 + 12/k$ |
+# | stage 3 | $16/k$ |
 #
-# - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
-# - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
+# - Each half of an all-reduce sends $(k-1)/k$ of the weights' bytes. Data parallelism and stages 1
+#   and 2 send both halves, stage 3 at most three.
+# - Stages 1 and 2 update between the two halves.
+# - Stage 3 gathers a weight when it is read, saves a note, and gathers again.
 # - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers in
 #   the same order.
 #
-# More: deeper: State dicts that reshard and deeper: When sharding pays. Next, [the map](map.md):
-# what else can be divided.
+# More: deeper: State dicts that reshard and deeper: When sharding pays. Next: [the map](map.md).
 #
 # **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 # Parallel* (2023), arXiv:2304.11277.
@@ -1726,14 +1728,13 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Clipping.** Write `clip(model, largest)` for FSDP yourself, with one message of one number.
-#    Check the norm before and after against one process.
-# 2. **Prefetching.** When stage 3 reads a weight, let it start to gather the next one, by the order
-#    of the step before. (`start` begins to gather, `fetch` waits.) Is everything as before?
-# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: weights and
-#    gradients have 2 bytes, and the optimizer keeps weights of 4 bytes beside its state of 8. What
-#    does each of 64 GPUs hold in each stage? (Table 1 of ZeRO's paper: 31.4, 16.6 and 1.88 GB.) How
-#    many GPUs of 40 GB does each stage need, with 10 GB for what layers pass on?
+# 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare the
+#    norm before and after with one process.
+# 2. **Prefetching.** When stage 3 reads a weight, start to gather the next one, by the order of the
+#    step before. (`start` begins to gather, `fetch` waits.)
+# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for a
+#    weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each stage
+#    need, with 10 GB for what layers pass on?
 
 # %% [markdown]
 # ### Answer 1
@@ -1802,8 +1803,10 @@ for weights, _ in ranks(train_fsdp, Prefetching):
 # %% [markdown]
 # ### Answer 3
 #
-# Stages 1 and 2 keep whole weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1
-# doesn't fit on any number of GPUs; stage 2 needs 7 and stage 3 needs 4.
+# The optimizer keeps a copy of the weights in 4 bytes beside Adam's means. Stages 1 and 2 keep whole
+# weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1 doesn't fit on any number of
+# GPUs; stage 2 needs 7 and stage 3 needs 4. On 64 GPUs each holds 31.4, 16.6 or 1.88 GB (table 1 of
+# ZeRO's paper).
 
 # %% tags=["solution"]
 def gigabytes(k, billions=7.5):
