@@ -137,8 +137,8 @@ print("right on 1, 2, 3 and 4 ranks")
 # ## Stage 1: the optimizer's state
 #
 # Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First one
-# process trains a small network, to compare with.
+# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First
+# one process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
@@ -171,8 +171,8 @@ one_process = net.state_dict()
 print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
-# A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the shard,
-# it changes the parameter. It only reads the shard's `.grad`, whoever has set it:
+# A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the
+# shard, it changes the parameter. It only reads the shard's `.grad`, whoever has set it:
 
 # %%
 weight = nn.Parameter(torch.zeros(4))
@@ -735,8 +735,8 @@ print("stages 1 and 2 equal one process to 1e-12")
 #
 # It takes three steps to get there.
 #
-# **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`. A
-# Python *property* runs a function when an attribute is read. We give a layer a class with one:
+# **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`.
+# A Python *property* runs a function when an attribute is read. We give a layer a class with one:
 
 # %%
 class Watched(nn.Linear):
@@ -773,8 +773,8 @@ class GatherAndWait(torch.autograd.Function):
         return mean, None  # the shard's gradient; the shape has none
 
 # %% [markdown]
-# The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank. The input is ones on rank 0, twos
-# on rank 1.
+# The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank. The input is ones on rank 0,
+# twos on rank 1.
 
 # %%
 def one_layer():
@@ -789,8 +789,8 @@ for rank, (y, gradient) in enumerate(ranks(one_layer)):
     print(f"rank {rank}: output {y}, its shard's gradient {gradient}")
 
 # %% [markdown]
-# Rank 0's output has the sums of both rows, so it had the whole weight. The weight's gradient is the
-# input, so each shard has the mean of 1 and 2.
+# Rank 0's output has the sums of both rows, so it had the whole weight. The weight's gradient is
+# the input, so each shard has the mean of 1 and 2.
 
 # %% tags=["fold"]
 # check: outputs of the whole weight, and each shard's gradient is the mean of 1 and 2
@@ -798,8 +798,8 @@ assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 print("right")
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs. It takes two functions of ours: one is
-# called when a tensor is saved, one when it is needed again. What does a linear layer save?
+# **3. Free it.** Autograd *saves* what the backward pass needs. It takes two functions of ours: one
+# is called when a tensor is saved, one when it is needed again. What does a linear layer save?
 
 # %%
 def show_shape(tensor):
@@ -1717,8 +1717,8 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 #   and 2 send both halves, stage 3 at most three.
 # - Stages 1 and 2 update between the two halves.
 # - Stage 3 gathers a weight when it is read, saves a note, and gathers again.
-# - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers in
-#   the same order.
+# - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers
+#   in the same order.
 #
 # More: deeper: State dicts that reshard and deeper: When sharding pays. Next: [the map](map.md).
 #
@@ -1728,13 +1728,13 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare the
-#    norm before and after with one process.
+# 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare
+#    the norm before and after with one process.
 # 2. **Prefetching.** When stage 3 reads a weight, start to gather the next one, by the order of the
 #    step before. (`start` begins to gather, `fetch` waits.)
-# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for a
-#    weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each stage
-#    need, with 10 GB for what layers pass on?
+# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for
+#    a weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each
+#    stage need, with 10 GB for what layers pass on?
 
 # %% [markdown]
 # ### Answer 1
@@ -1803,10 +1803,10 @@ for weights, _ in ranks(train_fsdp, Prefetching):
 # %% [markdown]
 # ### Answer 3
 #
-# The optimizer keeps a copy of the weights in 4 bytes beside Adam's means. Stages 1 and 2 keep whole
-# weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1 doesn't fit on any number of
-# GPUs; stage 2 needs 7 and stage 3 needs 4. On 64 GPUs each holds 31.4, 16.6 or 1.88 GB (table 1 of
-# ZeRO's paper).
+# The optimizer keeps a copy of the weights in 4 bytes beside Adam's means. Stages 1 and 2 keep
+# whole weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1 doesn't fit on any number
+# of GPUs; stage 2 needs 7 and stage 3 needs 4. On 64 GPUs each holds 31.4, 16.6 or 1.88 GB (table 1
+# of ZeRO's paper).
 
 # %% tags=["solution"]
 def gigabytes(k, billions=7.5):
