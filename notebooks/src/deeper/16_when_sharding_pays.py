@@ -231,12 +231,12 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
 #
 # How long does a step take? Data parallelism and the three stages take turns on two ranks.
 
-# %% tags=["fold", "few:rounds=12=>rounds=3"]
+# %% tags=["fold", "trains", "few:rounds=12=>rounds=3"]
 # measure: ms of a step of each, in turns, 16 images a rank
 import time
 
 
-def wide_net(width=512):
+def make_wide(width=512):
     torch.manual_seed(16)
     layers = [nn.Linear(784, width)]
     for _ in range(4):
@@ -245,7 +245,7 @@ def wide_net(width=512):
 
 
 def make_stage(name):
-    net = wide_net()
+    net = make_wide()
     if name == "stage 1":
         return net, ShardedOptimizer(net.parameters(), torch.optim.Adam)
     if name == "stage 2":

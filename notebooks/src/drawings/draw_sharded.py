@@ -78,8 +78,9 @@ def draw_gathered_weight():
     return page(640, 332, "A weight is whole only while its layer computes",
                 "Two rows, one for each of the last two layers of a network, from left to "
                 "right in time. A thin bar, the rank's shard, is always there. In the forward "
-                "pass layer 2 is gathered, used and freed, then layer 3. In the backward pass layer 3 is gathered again, used and "
-                "freed, then layer 2, and each sends its gradient to be reduced.", drawn)
+                "pass layer 2 is gathered, used and freed, then layer 3. In the backward pass "
+                "layer 3 is gathered again, used and freed, then layer 2, and each sends its "
+                "gradient to be reduced.", drawn)
 
 
 DRAWINGS = {"who_holds_what": draw_who_holds_what, "gathered_weight": draw_gathered_weight}
