@@ -2,9 +2,9 @@
 # # 16 · Sharded training
 #
 # Data parallelism divides the batch and copies everything else. When that no longer fits, the rest
-# is divided, too: *sharded*. The usual way is ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et
-# al., 2020, arXiv:1910.02054). It has three stages. PyTorch calls the third FSDP, *Fully Sharded
-# Data Parallel*.
+# is divided, too: *sharded*. ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et al., 2020,
+# arXiv:1910.02054) does it in three stages. PyTorch calls the third FSDP, *Fully Sharded Data
+# Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
@@ -12,7 +12,7 @@
 #
 # ## What you'll do
 #
-# Write all three stages, check each against one process, and measure memory and time.
+# Write all three stages, check each against one process, measure the memory.
 #
 # ## What you'll learn
 #
@@ -22,11 +22,10 @@
 #
 # ## What you need
 #
-# Chapters 03 and 14, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# {reading time}, running about a minute on two cores.
+# Chapters 03 and 14, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1` installs it. Reading
+# takes {reading time}, running about a minute on two cores.
 
 # %% tags=["torch"]
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -34,12 +33,9 @@ from ranks import ranks
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from helpers import load_data
-from helpers.compare import largest_difference
-
 # %% [markdown]
-# `ranks`, of chapter 14, runs a function in several processes and returns what each returned. Some
-# cells also go into a program to keep, [sharded_train.py](sharded_train.py).
+# Chapter 14's `ranks` runs a function in several processes. Some cells also go into a program to
+# keep, [sharded_train.py](sharded_train.py).
 
 # %% tags=["fold", "file:sharded_train.py", "trains"]
 # define: how sharded_train.py begins: how to run it, how to use it, what it imports
@@ -83,16 +79,14 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 #
 # What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
 # running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
-# weights, on every device: 7 billion parameters need 112 GB. In *mixed precision*, weights and
-# gradients of 2 bytes compute, and the optimizer keeps weights of 4 bytes beside its state of 8: 16
-# again. What layers pass on, the *activations*, is divided already, as the images are.
+# weights, on every device: 7 billion parameters need 112 GB.
 #
 # ## Two halves of an all-reduce
 #
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
-# Both together are an all-reduce, as in chapter 03's ring. Each method below begins to send and
-# returns at once: a tensor for the result, and a function that waits until the result is in it.
+# Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once: a
+# tensor for the result, and a function that waits until the result is in it.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -114,8 +108,7 @@ class Collectives:
 
 # %%
 def two_halves():
-    factor = [1, 10][dist.get_rank()]
-    whole = factor * torch.arange(4)
+    whole = torch.arange(4) * 10 ** dist.get_rank()
     shard, wait = Collectives().reduce_scatter(whole)
     wait()
     gathered, wait = Collectives().all_gather(shard)
@@ -146,13 +139,14 @@ print("right on 1, 2, 3 and 4 ranks")
 # %% [markdown]
 # ## Stage 1: the optimizer's state
 #
-# Must every device update all weights? Adam treats each number alone: a weight's update needs its
-# own gradient and its own two means. So each rank can update *its shard*, and the shards are
-# gathered. To compare with, one process trains a small network on ten batches, by the usual loop
-# (`train`, folded).
+# Must every device update all weights? For one number of a weight, Adam needs its gradient and its
+# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First
+# one process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
+from helpers import load_data
+
 data = load_data("mnist", limit=2560)
 print(data)
 pixels = torch.tensor(data.train_images - data.train_images.mean()).flatten(1)
@@ -180,12 +174,21 @@ one_process = net.state_dict()
 print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
-# Now two ranks. `my_part` is a rank's part of a parameter, or of a batch. It is a *view*: it has no
-# memory of its own, so when Adam changes a shard, it changes the parameter. Adam gets only shards,
-# so it has state only for them.
+# A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the
+# shard, it changes the parameter. It only reads the shard's `.grad`, whoever has set it:
 
 # %%
-def my_part(tensor):
+weight = nn.Parameter(torch.zeros(4))
+shard = weight.detach()[:2]  # a view
+shard.grad = torch.ones(2)
+torch.optim.Adam([shard], lr=0.01).step()
+print(weight.data)
+
+# %% [markdown]
+# Now two ranks. Adam gets only shards, so it has state only for them.
+
+# %%
+def my_part(tensor):  # this rank's part of a parameter, or of a batch
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -195,7 +198,8 @@ class FirstZeRO:
     def __init__(self, params, lr):
         self.params = list(params)
         for p in self.params:
-            p.shard = my_part(p.detach().reshape(-1))  # a view of p
+            flat = p.detach().reshape(-1)
+            p.shard = my_part(flat)  # a view of p
         self.adam = torch.optim.Adam([p.shard for p in self.params], lr=lr)
 
     def reduce(self, p):
@@ -216,11 +220,13 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare`, folded, trains with it on two ranks, counts what a rank keeps, and compares the weights
-# with those of one process.
+# `compare` trains with it on two ranks, counts what a rank keeps, and compares with one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
+from helpers.compare import largest_difference
+
+
 def my_batches():
     return [(my_part(x), my_part(y)) for x, y in batches]
 
@@ -248,8 +254,8 @@ compare(FirstZeRO)
 #
 # ## Stage 2: gradients
 #
-# Why keep a whole gradient once it is reduced? Chapter 14's hook tells when a gradient is complete.
-# We reduce it then, and free it.
+# Why keep a whole gradient once it is reduced? When it is complete (chapter 14's hook tells us), we
+# reduce it and free it.
 
 # %% tags=["trains"]
 class SecondZeRO(FirstZeRO):
@@ -301,10 +307,10 @@ for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
     assert (reduced, gathered) == (55_050, 55_050)
 
 # %% [markdown]
-# Both stages send the two halves of one all-reduce, which is what data parallelism sends.
+# No: both stages send the two halves of one all-reduce, as data parallelism does.
 
 # %% tags=["fold"]
-# check: three mistakes are noticed: not gathered, the sum for the mean, another's shard
+# check: three mistakes are noticed: not gathered, gradients too large, gradients in wrong order
 class NotGathered(FirstZeRO):
     def update_and_gather(self):
         self.adam.step()
@@ -330,8 +336,7 @@ print("noticed")
 # %% [markdown]
 # ## Any size, any network
 #
-# What if a size isn't divisible by the number of ranks? `Cut` takes a parameter as one row of
-# numbers and pads it with zeros. On four ranks:
+# What if a size isn't divisible by the number of ranks? `Cut` pads it with zeros. On four ranks:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -376,7 +381,7 @@ for n in [10, 2]:
     print(n, "numbers:", *ranks(padded_part, n, world=4))
 
 # %% [markdown]
-# With `Cut` the program has stages 1 and 2 for any network, which also save, load and clip:
+# With it the program has both stages for any network. You needn't read that:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
@@ -698,7 +703,7 @@ def call(weak, *given):
         method(*given)
 
 # %% tags=["fold", "trains"]
-# check: stages 1 and 2 equal one process with an untidy network, on 1 to 3 ranks
+# check: stages 1 and 2 equal one process: odd sizes, tied and frozen parameters, 1 to 3 ranks
 class Untidy(nn.Module):
     """Odd sizes, a scalar, tied, frozen and unused parameters, a buffer, values of each rank."""
 
@@ -771,15 +776,15 @@ print("stages 1 and 2 equal one process to 1e-12")
 #
 # When is a whole weight needed? Only while its layer computes:
 #
-# ![Two layers in the middle of a network, from left to right in time. A thin bar is the rank's
+# ![The last two layers of a network, from left to right in time. A thin bar is the rank's
 # shard, always there. In the forward pass layer 2 is gathered, used and freed, then layer 3. In the
 # backward pass layer 3 is gathered again and freed, then layer 2, and each sends its gradient to be
 # reduced.](src/drawings/gathered_weight.svg)
 #
-# It takes three steps to get there without a change to the network's code.
+# It takes three steps to get there.
 #
-# **1. Notice that a weight is read.** A Python *property* runs a function when an attribute is
-# read. We give a layer another class, with such a property:
+# **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`.
+# A Python *property* runs a function when an attribute is read. We give a layer a class with one:
 
 # %%
 class Watched(nn.Linear):
@@ -791,15 +796,14 @@ class Watched(nn.Linear):
 
 layer = nn.Linear(4, 2)
 layer.__class__ = Watched
-layer(torch.ones(1, 4))
-print("its parameters are still", [name for name, p in layer.named_parameters()])
+output = layer(torch.ones(1, 4))
 
 # %% [markdown]
-# So `_parameters` can keep the shard, under the weight's own name, and the layer gets the whole.
+# So `_parameters` can keep the shard, and the layer gets the whole.
 #
-# **2. Gather forward, reduce backward.** An autograd function's `backward` is ours. It gets the
-# gradient of the whole weight, and returns one for each argument of `forward`: the shard's, and
-# none for the shape.
+# **2. Gather forward, reduce backward.** An autograd function has a `forward` and a `backward` of
+# our own. `backward` gets the whole weight's gradient, and returns one for each argument of
+# `forward`.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -807,42 +811,43 @@ class GatherAndWait(torch.autograd.Function):
     def forward(ctx, shard, shape):
         whole, wait = Collectives().all_gather(shard)
         wait()
-        whole.untyped_storage().shard = shard  # a mark on this memory, for step 3
         return whole.view(shape)
 
     @staticmethod
     def backward(ctx, gradient):
         total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
         wait()
-        return total / dist.get_world_size(), None
+        mean = total / dist.get_world_size()
+        return mean, None  # the shard's gradient; the shape has none
 
+# %% [markdown]
+# The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank. The input is ones on rank 0,
+# twos on rank 1.
 
+# %%
 def one_layer():
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    weight = GatherAndWait.apply(shard, (2, 4))
-    F.linear(x, weight).sum().backward()
-    return shard.tolist(), shard.grad.tolist(), x.grad.tolist()
+    x = torch.full((1, 4), 1.0 + dist.get_rank())
+    y = F.linear(x, GatherAndWait.apply(shard, (2, 4)))
+    y.sum().backward()
+    return y.tolist(), shard.grad.tolist()
 
 
-for rank, (shard, gradient, x_gradient) in enumerate(ranks(one_layer)):
-    print(f"rank {rank}: shard {shard}, gradient {gradient}, x's gradient {x_gradient}")
+for rank, (y, gradient) in enumerate(ranks(one_layer)):
+    print(f"rank {rank}: output {y}, its shard's gradient {gradient}")
 
 # %% [markdown]
-# The weight's gradient is the input: ones on rank 0, twos on rank 1. Each rank has its part of the
-# mean, 1.5. The gradient of `x` adds up rows of the whole weight: 0 + 4, 1 + 5 and so on.
+# Rank 0's output has the sums of both rows, so it had the whole weight. The weight's gradient is
+# the input, so each shard has the mean of 1 and 2.
 
 # %% tags=["fold"]
-# check: each rank's gradient is the mean of 1 and 2; that of x adds up the weight's columns
-columns = torch.arange(8.0).view(2, 4).sum(0).tolist()
-assert ranks(one_layer) == [([0, 1, 2, 3], [1.5] * 4, [columns]),
-                            ([4, 5, 6, 7], [1.5] * 4, [columns])]
-print("it is")
+# check: outputs of the whole weight, and each shard's gradient is the mean of 1 and 2
+assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
+print("right")
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs. We can hand it two functions: one
-# is called when a tensor is saved, the other when it is needed again. What does a linear layer
-# save?
+# **3. Free it.** Autograd *saves* what the backward pass needs. It takes two functions of ours: one
+# is called when a tensor is saved, one when it is needed again. What does a linear layer save?
 
 # %%
 def show_shape(tensor):
@@ -850,57 +855,53 @@ def show_shape(tensor):
     return tensor
 
 
-def as_saved(saved):
-    return saved
-
-
-for needs_gradient in [True, False]:
-    print("the input needs a gradient:", needs_gradient)
-    x = torch.ones(3, 4, requires_grad=needs_gradient)
-    with saved_tensors_hooks(show_shape, as_saved):
-        nn.Linear(4, 2)(x)
+x = torch.ones(3, 4, requires_grad=True)
+with saved_tensors_hooks(show_shape, lambda saved: saved):
+    nn.Linear(4, 2)(x)
 
 # %% [markdown]
-# Its input and, transposed, the weight, which only the input's gradient needs. A first layer's
-# weight isn't saved, since images need no gradient.
-#
-# In place of a gathered weight we save a *note*: its shard, and how its numbers lay in memory. Then
-# nothing holds the whole weight after the layer's call, and Python frees it.
+# Its input, and its weight, transposed. In place of a gathered weight we save a *note*: its shard,
+# its shape, and its *stride*, how its numbers lie in memory. We recognize it, transposed or not, by
+# a mark on its memory, the *storage*.
 
 # %%
+def gather_and_mark(shard, shape):
+    whole = GatherAndWait.apply(shard, shape)
+    whole.untyped_storage().shard = shard  # the mark
+    return whole
+
+
 def save_note(tensor):
-    memory = tensor.untyped_storage()
-    if hasattr(memory, "shard"):  # the mark of a gathered weight
-        return {"shard": memory.shard, "shape": tensor.shape, "stride": tensor.stride()}
+    storage = tensor.untyped_storage()
+    if hasattr(storage, "shard"):
+        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride()}
     return tensor
 
+# %% [markdown]
+# When the backward pass needs the weight, we gather it again, from the note:
 
+# %%
 def gather_again(saved):
-    if isinstance(saved, dict):
+    if isinstance(saved, dict):  # a note
         whole, wait = Collectives().all_gather(saved["shard"].detach())
         wait()
-        return whole.as_strided(saved["shape"], saved["stride"])  # transposed, as it was
+        return whole.as_strided(saved["shape"], saved["stride"])  # transposed, if it was
     return saved
 
-
-def one_layer_with_notes():
-    with saved_tensors_hooks(save_note, gather_again):
-        return one_layer()
-
-
-print("the same gradients:", ranks(one_layer_with_notes) == ranks(one_layer))
+# %% [markdown]
+# Does anybody hold the whole weight after the layer's call?
 
 # %% tags=["fold"]
-# check: what holds the whole weight after the layer's call: autograd, but not where it has notes
+# define: `is_held`: after a layer's call, is its whole weight still in memory?
 import time
 import weakref
 
 
-def is_held(save, load, seconds):
+def is_held(save, load, seconds=10):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.ones(1, 4, requires_grad=True)
     with saved_tensors_hooks(save, load):
-        weight = GatherAndWait.apply(shard, (2, 4))
+        weight = gather_and_mark(shard, (2, 4))
         y = F.linear(x, weight)
     memory = weakref.ref(weight.untyped_storage())
     del weight
@@ -915,14 +916,31 @@ def is_held(save, load, seconds):
 def as_it_is(saved):
     return saved
 
+# %%
+print("without notes:", ranks(is_held, as_it_is, as_it_is, 0.5))
+print("with notes:", ranks(is_held, save_note, gather_again))
 
-with_notes = ranks(is_held, save_note, gather_again, 10)
-without = ranks(is_held, as_it_is, as_it_is, 0.5)
-print("held with notes:", with_notes, "and without:", without)
-assert with_notes == [False, False] and without == [True, True]
-assert ranks(one_layer_with_notes) == ranks(one_layer)
+# %% tags=["fold"]
+# check: held without notes, not with them; and with notes the gradients are the same
+def both_gradients(save, load):
+    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
+    with saved_tensors_hooks(save, load):
+        y = F.linear(x, gather_and_mark(shard, (2, 4)))
+    y.sum().backward()
+    return shard.grad.tolist(), x.grad.tolist()
+
+
+columns = torch.arange(8.0).view(2, 4).sum(0).tolist()  # what x's gradient adds up
+assert ranks(is_held, as_it_is, as_it_is, 0.5) == [True, True]
+assert ranks(is_held, save_note, gather_again) == [False, False]
+for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
+    assert ranks(both_gradients, save, load) == [([1.5] * 4, [columns])] * 2
+print("right")
 
 # %% [markdown]
+# **With notes nobody holds it, so Python frees it.**
+#
 # ### A small FSDP
 #
 # Now all parts together. `FirstFSDP` keeps a shard of each parameter, and its linear layers gather.
@@ -932,11 +950,11 @@ class GatheredLinear(nn.Linear):
     @property
     def weight(self):
         shape = (self.out_features, self.in_features)
-        return GatherAndWait.apply(self._parameters["weight"], shape)
+        return gather_and_mark(self._parameters["weight"], shape)
 
     @property
     def bias(self):
-        return GatherAndWait.apply(self._parameters["bias"], (self.out_features,))
+        return gather_and_mark(self._parameters["bias"], (self.out_features,))
 
 
 class FirstFSDP(nn.Module):
@@ -954,44 +972,44 @@ class FirstFSDP(nn.Module):
             return self.net(x)
 
 # %% [markdown]
-# Adam updates the shards. A step gathers nothing: the next read does.
+# Adam updates the shards. A step gathers nothing: the next read does. We train on two ranks:
 
-# %% tags=["trains"]
-def train_first_fsdp():
-    model = FirstFSDP(make_net())
+# %% tags=["fold"]
+# define: `join_and_compare`
+def train_shards(kind):
+    model = kind(make_net())
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), my_batches())
     return model.net.state_dict()
 
 
-on_rank_0, on_rank_1 = ranks(train_first_fsdp)
-for name, weight in one_process.items():
-    joined = torch.cat([on_rank_0[name], on_rank_1[name]]).view(weight.shape)
-    print(f"{name}: {len(on_rank_0[name]):,} of {weight.numel():,} on rank 0")
-    assert largest_difference(joined, weight) < 1e-12, "not as one process"
-print("joined, they are one process's weights, to 1e-12")
+def join_and_compare(kind):
+    on_rank_0, on_rank_1 = ranks(train_shards, kind)
+    for name, weight in one_process.items():
+        joined = torch.cat([on_rank_0[name], on_rank_1[name]]).view(weight.shape)
+        print(f"{name}: {len(on_rank_0[name]):,} of {weight.numel():,} on rank 0")
+        assert largest_difference(joined, weight) < 1e-12, "not as one process"
+    print("joined, they are one process's weights, to 1e-12")
+
+# %% tags=["trains"]
+join_and_compare(FirstFSDP)
 
 # %% [markdown]
 # Half of each parameter is on a rank, with its gradient and Adam's means.
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` does the same, and more:
-#
-# | `FirstFSDP` | `FSDP`, folded |
-# | --- | --- |
-# | linear layers, divisible sizes | any module: `Cut`, and a property for each parameter |
-# | `backward` waits for the shard's gradient and returns it | it begins to send, returns nothing |
-# | | saves, loads, clips; raises where calls don't fit together |
-#
-# The shard is no input of that `backward`, and autograd calls it only if an input needs a gradient.
-# So it gets one: a number, the `anchor`. Gradients that are still under way are received by a new
-# line in the loop:
+# The program's `FSDP` does the same for any module, with one difference. In `backward`, `FirstFSDP`
+# waits for the shard's gradient. `FSDP` begins to send, and goes on. What is still under way in the
+# end is received by a new line in the loop:
 #
 # ```python
 # loss_function(model(x), y).backward()
 # model.finish_gradient_synchronization()  # NEW
 # optimizer.step()
 # ```
+#
+# The shard's gradient comes later, so `backward` can't return it. Autograd calls `backward` for
+# another argument that needs a gradient, a number, the `anchor`.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1438,7 +1456,7 @@ class FSDP(Sharded):
         self.end_of_backward()
 
 # %% tags=["fold", "trains"]
-# check: it equals one process, with an untidy network and on 1 to 3 ranks, too; a mistake does not
+# check: `FSDP` equals one process, on 1 to 3 ranks; with wrong gradients it does not
 def train_fsdp(kind):
     model = kind(make_net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -1471,10 +1489,11 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# A gradient under way takes memory, so FSDP allows two. Beside it two mistakes:
+# Each gradient under way takes memory. So FSDP allows two, a layer's weight and bias. Compare two
+# other rules: always wait at once, and never wait.
 
 # %% tags=["fold"]
-# check: what is gathered in each pass; two gradients under way at most, and while one is gathered
+# check: what each pass gathers; how many gradients are under way, by three rules
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1517,26 +1536,23 @@ def watch(kind):
 expected = {"FSDP": (Noting, 2, 2), "waits at once": (WaitsAtOnce, 0, 1),
             "never waits": (NeverWaits, 2, 6)}
 forward, again, _, _ = ranks(watch, Noting)[0]
-print("gathered in the forward pass: ", ", ".join(forward))
-print("gathered in the backward pass:", ", ".join(again))
-assert forward == list(one_process) and again == ["4.weight", "2.weight"]
+assert forward == list(one_process)
+assert again == ["4.weight", "2.weight"], "no biases, and images need no gradient"
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: {at_gather} under way when 2.weight is gathered again, at most {most}")
+    print(f"{name}: {at_gather} under way as the next layer begins, never more than {most}")
 
 # %% [markdown]
-# **FSDP computes while two gradients are under way, and never has three.** The backward pass
-# gathers only what was saved: not the first layer's weight, and no biases, since no gradient needs
-# their values.
+# Waiting at once hides no message behind computing; never waiting holds all six gradients. **FSDP
+# computes while two gradients are under way, and never has three.**
 #
 # ## What it saves, and what it costs
 #
-# We count the memory of tensors during steps with Adam on four ranks, in *times the weights*: 16
-# bytes a parameter are 4. **Predict:** how high are the bars of stage 1 and of stage 3?
+# We count tensors' memory on four ranks, in *times the weights*: 16 bytes a parameter are 4.
 
 # %% tags=["fold"]
-# check: we count the bytes of the tensors that live: right, in a case that we can work out
+# check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -1572,8 +1588,14 @@ with Bytes() as memory:
     assert (memory.now, memory.peak) == (4000, 8000)
 print("right")
 
+# %% [markdown]
+# **Predict:** how high are the bars of stage 1 and of stage 3?
+
 # %% tags=["fold", "trains"]
 # measure: what a step holds, in times the weights: between steps, gradients, peak
+import numpy as np
+
+
 def data_parallel(net, groups, kind=torch.optim.Adam):
     def average(*_):
         for p in net.parameters():
@@ -1647,68 +1669,33 @@ for name, (rest, gradients, peak) in memory.items():
     print(f"{name:14} between steps {rest:.2f}, gradients {gradients:.2f}, peak {peak:.2f}")
 
 # %% tags=["fold"]
-# check: the bars are those of the summary's table, over 4 bytes, but for padding
+# check: the bars are the summary's table divided by 4 bytes, but for padding; the first peak
 k = 4
 by_the_table = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2 / k, 1 / k),
            "stage 3": (3 / k, 1 / k)}
 for name, expected in by_the_table.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
+largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
+assert np.isclose(memory["data parallel"][2], 4 + 2 * largest, atol=0.02), "Adam's arrays"
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4, which leaves 1.5. Stage 3 divides everything: 0.75. The peak falls less, since a
-# layer's whole weight and its whole gradient are there for a moment.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. Data parallelism's has
+# two arrays in which Adam computes, as large as the largest weight. In stage 2 a layer's whole
+# gradient is there for a moment, in stage 3 its whole weight, too.
 #
-# And the time of a step? The four take turns on two ranks.
-
-# %% tags=["fold", "few:rounds=12=>rounds=3"]
-# measure: ms of a step of each, in turns, 16 images a rank
-def take_turns(stages, rounds=12):
-    pairs = {}
-    times = {name: [] for name in stages}
-    for name, make in stages.items():
-        net = wide_net(512)
-        pairs[name] = make(net, [{"params": list(net.parameters())}])
-    for _ in range(rounds):
-        for name, (model, optimizer) in pairs.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            optimizer.zero_grad()
-            backward(model, pixels[:16], labels[:16])
-            optimizer.step()
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: each[2:] for name, each in times.items()}  # the first two warm up
-
-# %% tags=["fold", "measured"]
-# measure: the middle half of a step's times, and whether it overlaps data parallel's
-times = ranks(take_turns, stages)[0]
-their_low, their_median, their_high = np.percentile(times["data parallel"], [25, 50, 75])
-print(f"data parallel: {their_median:.0f} ms a step, middle half {their_low:.0f} to "
-      f"{their_high:.0f}")
-for name in ["stage 1", "stage 2", "stage 3"]:
-    low, median, high = np.percentile(times[name], [25, 50, 75])
-    if low > their_high:
-        verdict = f"{median / their_median:.1f} times as long as data parallel's"
-    elif high < their_low:
-        verdict = f"shorter, {median / their_median:.1f} times data parallel's"
-    else:
-        verdict = "overlaps data parallel's: no winner"
-    print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
-
-# %% [markdown]
-# Such times are of one run, on cores that compute and send. **What is sure on any machine is what
-# is held and what is sent.** Stage 3 sends up to one and a half times as much as the others: it
-# gathers a weight twice and reduces its gradient once. **On GPUs:** for published runs see
-# deeper: When sharding pays.
+# Stage 3 sends up to one and a half times as much as the others: it gathers a weight twice and
+# reduces its gradient once. What that costs in time is in deeper: When sharding pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
-# PyTorch's `clip_grad_norm_` finds the norm of one rank's shards, so each rank would scale by
-# another factor, without an error. Clip by `model.clip_grad_norm`.
+# *Clipping* scales gradients down where their norm is too large. PyTorch's `clip_grad_norm_` finds
+# the norm of one rank's shards, so each rank would scale by another factor, without an error. Use
+# `model.clip_grad_norm`.
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1724,8 +1711,8 @@ backward(net, *batches[0])
 right = nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()
 both = ranks(norms)
 for rank, (of_shards, ours) in enumerate(both):
-    print(f"rank {rank}: norm of its shards over one process's {of_shards / right:.2f}, "
-          f"model.clip_grad_norm's {ours / right:.2f}")
+    print(f"rank {rank}: its shards' norm is {of_shards / right:.2f} of one process's, "
+          f"model.clip_grad_norm's is {ours / right:.2f} of it")
 
 # %% tags=["fold"]
 # check: the squares of the ranks' norms add up to the right one's
@@ -1736,8 +1723,8 @@ print("they do")
 # %% [markdown]
 # ### 2. Layers in another order
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. Their messages fit together, so
-# gradients of different weights would be averaged. Our FSDP notices it after the backward pass:
+# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape: gradients of different weights would be
+# averaged. Our FSDP notices it after the backward pass:
 
 # %% tags=["fold", "trains"]
 # check: it raises on both ranks
@@ -1769,8 +1756,8 @@ assert "in another order" in ranks(use_either)[1]
 # %% [markdown]
 # ## The program
 #
-# `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network with the stage
-# that you ask for. Here a helper starts it:
+# `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network on ten patterns
+# with noise, by the stage that you ask for. Here a helper starts it:
 
 # %% tags=["fold", "file:sharded_train.py", "trains"]
 # define: what sharded_train.py does when it is run: it trains, with the stage that you ask for
@@ -1831,7 +1818,8 @@ if __name__ == "__main__" and "__file__" in globals():
         parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
     train_stage(**vars(options))
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# measure: what the program prints, stage 3 on two ranks
 from helpers.cluster import torchrun
 
 print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None)[0])
@@ -1841,20 +1829,21 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 #
 # On $k$ ranks:
 #
-# | | weights, gradients and Adam's state: bytes a parameter | sent, of the weights' bytes |
-# | --- | --- | --- |
-# | data parallel | $16$ | $2 (k-1)/k$ |
-# | stage 1 | $8 + 8/k$ | $2 (k-1)/k$ |
-# | stage 2 | $4 + 12/k$ | $2 (k-1)/k$ |
-# | stage 3 | $16/k$ | at most $3 (k-1)/k$ |
+# | | weights, gradients and Adam's state: bytes a parameter |
+# | --- | --- |
+# | data parallel | $16$ |
+# | stage 1 | $8 + 8/k$ |
+# | stage 2 | $4 + 12/k$ |
+# | stage 3 | $16/k$ |
 #
-# - An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two.
-# - Stage 3 gathers a weight when it is read, saves a note for the backward pass, and gathers again.
-# - All stages compute what one process does, to $10^{-12}$ in float64.
-# - In stages 2 and 3 all ranks must use the same layers in the same order.
+# - Each half of an all-reduce sends $(k-1)/k$ of the weights' bytes. Data parallelism and stages 1
+#   and 2 send both halves, stage 3 at most three.
+# - Stages 1 and 2 update between the two halves.
+# - Stage 3 gathers a weight when it is read, saves a note, and gathers again.
+# - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers
+#   in the same order.
 #
-# More: deeper: State dicts that reshard and deeper: When sharding pays. Next, [the map](map.md):
-# what else can be divided.
+# More: deeper: State dicts that reshard and deeper: When sharding pays. Next: [the map](map.md).
 #
 # **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 # Parallel* (2023), arXiv:2304.11277.
@@ -1862,13 +1851,13 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Clipping.** Write `clip(model, largest)` for FSDP yourself, with one message of one number.
-#    Check the norm before and after against one process.
-# 2. **Prefetching.** When stage 3 reads a weight, let it start to gather the next one, by the order
-#    of the step before. (`start` begins to gather, `fetch` waits.) Is everything as before?
-# 3. **Which stage?** 7.5 billion parameters are trained with Adam in mixed precision. What does
-#    each of 64 GPUs hold in each stage? (Table 1 of ZeRO's paper: 31.4, 16.6 and 1.88 GB.) How many
-#    GPUs of 40 GB does each stage need, with 10 GB of activations?
+# 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare
+#    the norm before and after with one process.
+# 2. **Prefetching.** When stage 3 reads a weight, start to gather the next one, by the order of the
+#    step before. (`start` begins to gather, `fetch` waits.)
+# 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for
+#    a weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each
+#    stage need, with 10 GB for what layers pass on?
 
 # %% [markdown]
 # ### Answer 1
@@ -1937,8 +1926,10 @@ for weights, _ in ranks(train_fsdp, Prefetching):
 # %% [markdown]
 # ### Answer 3
 #
-# Stages 1 and 2 keep whole weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1
-# doesn't fit on any number of GPUs; stage 2 needs 7 and stage 3 needs 4.
+# The optimizer keeps a copy of the weights in 4 bytes beside Adam's means. Stages 1 and 2 keep
+# whole weights of 2 bytes, stage 1 whole gradients too: 30 GB, so stage 1 doesn't fit on any number
+# of GPUs; stage 2 needs 7 and stage 3 needs 4. On 64 GPUs each holds 31.4, 16.6 or 1.88 GB (table 1
+# of ZeRO's paper).
 
 # %% tags=["solution"]
 def gigabytes(k, billions=7.5):

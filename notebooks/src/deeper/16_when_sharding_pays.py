@@ -6,8 +6,8 @@
 #
 # ## What you'll do
 #
-# Count messages with a ring of your own, compare with PyTorch's `fully_shard`, and hold formulas
-# against runs on up to 1,536 GPUs.
+# Count messages with a ring of your own, time steps, compare with PyTorch's `fully_shard`, and hold
+# formulas against runs on up to 1,536 GPUs.
 #
 # ## What you'll learn
 #
@@ -226,6 +226,76 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
 # all-reduce of which each rank keeps its shard (`reduce_scatter_tensor_coalesced` in PyTorch's
 # `ProcessGroupGloo.cpp`, read in a version before 2.13; 2.13's profiler still shows an all-reduce).
 # So when we speak of bytes sent we mean a ring's.
+#
+# ## What it costs in time
+#
+# How long does a step take? Data parallelism and the three stages take turns on two ranks.
+
+# %% tags=["fold", "trains", "few:rounds=12=>rounds=3"]
+# measure: ms of a step of each, in turns, 16 images a rank
+import time
+
+
+def make_wide(width=512):
+    torch.manual_seed(16)
+    layers = [nn.Linear(784, width)]
+    for _ in range(4):
+        layers += [nn.ReLU(), nn.Linear(width, width)]
+    return nn.Sequential(nn.Flatten(), *layers, nn.ReLU(), nn.Linear(width, 10))
+
+
+def make_stage(name):
+    net = make_wide()
+    if name == "stage 1":
+        return net, ShardedOptimizer(net.parameters(), torch.optim.Adam)
+    if name == "stage 2":
+        return net, ShardedGradients(net.parameters(), torch.optim.Adam)
+    model = FSDP(net) if name == "stage 3" else net
+    optimizer = torch.optim.Adam(model.parameters())
+    if name == "data parallel":
+        def average(*_):
+            for p in net.parameters():
+                dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+        optimizer.register_step_pre_hook(average)
+    return model, optimizer
+
+
+def take_turns(names, rounds=12):
+    pairs = {name: make_stage(name) for name in names}
+    times = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, (model, optimizer) in pairs.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            if name == "stage 3":
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: each[2:] for name, each in times.items()}  # the first two warm up
+
+
+times = ranks(take_turns, ["data parallel", "stage 1", "stage 2", "stage 3"])[0]
+
+# %% tags=["fold", "measured"]
+# measure: the middle half (from 25 to 75 %) of a step's times; does it overlap data parallel's?
+their_low, their_median, their_high = np.percentile(times["data parallel"], [25, 50, 75])
+print(f"data parallel: {their_median:.0f} ms a step, middle half {their_low:.0f} to "
+      f"{their_high:.0f}")
+for name in ["stage 1", "stage 2", "stage 3"]:
+    low, median, high = np.percentile(times[name], [25, 50, 75])
+    if low > their_high:
+        verdict = f"{median / their_median:.1f} times as long as data parallel's"
+    elif high < their_low:
+        verdict = f"shorter, {median / their_median:.1f} times data parallel's"
+    else:
+        verdict = "overlaps data parallel's: no winner"
+    print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
+
+# %% [markdown]
+# Such times are of one run, on two cores that compute and send. What is held and what is sent is
+# the same on any machine.
 #
 # ## With MXNet's arrays
 #

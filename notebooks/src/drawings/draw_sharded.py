@@ -76,11 +76,11 @@ def draw_gathered_weight():
     drawn.append(words(624, 318, "gradient, to be reduced", anchor="end"))
     drawn.append(words(100, 318, "thin: the shard, always there", anchor="start"))
     return page(640, 332, "A weight is whole only while its layer computes",
-                "Two rows, one for each of two layers in the middle of a network, from left to "
-                "right in time. A thin bar, the "
-                "rank's shard, is always there. In the forward pass layer 2 is gathered, used and "
-                "freed, then layer 3. In the backward pass layer 3 is gathered again, used and "
-                "freed, then layer 2, and each sends its gradient to be reduced.", drawn)
+                "Two rows, one for each of the last two layers of a network, from left to "
+                "right in time. A thin bar, the rank's shard, is always there. In the forward "
+                "pass layer 2 is gathered, used and freed, then layer 3. In the backward pass "
+                "layer 3 is gathered again, used and freed, then layer 2, and each sends its "
+                "gradient to be reduced.", drawn)
 
 
 DRAWINGS = {"who_holds_what": draw_who_holds_what, "gathered_weight": draw_gathered_weight}
