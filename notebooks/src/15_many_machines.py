@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 15 · Many machines
 #
-# A training that runs on many machines for weeks will sooner or later lose a process. Then the whole
-# training ends. This chapter brings it back, bit for bit.
+# A long training on many machines sooner or later loses a process, and then all of it ends. This
+# chapter brings the training back, bit for bit.
 #
 # ## What you'll do
 #
-# Start processes with `torchrun`. Write a training program, kill it, and resume. Leave parts out of
-# its checkpoint. Let a whole machine leave.
+# Start processes with `torchrun`. Write a training program, kill it, and resume. Leave out parts of
+# its checkpoint. Let a machine leave.
 #
 # ## What you'll learn
 #
@@ -40,7 +40,7 @@ folder = Path(scratch.name)  # our shared disk
 # ## torchrun: who am I?
 #
 # Each machine runs `torchrun` once, and `torchrun` starts one process for each of the machine's
-# devices. All `torchrun`s meet at one address, the *rendezvous*. It is on one of the machines, HOST.
+# devices. All `torchrun`s meet at one address, the *rendezvous*, on a machine that we call HOST.
 # There each machine gets its number.
 #
 # ![Two machines. On machine 0, torchrun has started two processes, with rank 0 and rank 1; on
@@ -54,7 +54,7 @@ folder = Path(scratch.name)  # our shared disk
 # - `GROUP_RANK`: the machine's number;
 # - `WORLD_SIZE`: how many processes there are.
 #
-# The program `who.py` prints them, `os.environ["RANK"]` and so on.
+# `who.py` prints them, `os.environ["RANK"]` and so on.
 
 # %% tags=["torch", "fold"]
 # define: who.py, a program that prints the four variables
@@ -119,24 +119,24 @@ assert [line.split() for line in lines] == expected
 # %% [markdown]
 # On a machine with GPUs, `LOCAL_RANK` chooses the process's device: `cuda:0`, `cuda:1`.
 #
-# Nobody is asked for a password there (PyTorch's `SECURITY.md`), so put a firewall in front.
+# The rendezvous asks nobody for a password (PyTorch's `SECURITY.md`): put a firewall in front.
 #
 # ## A program that can be killed
 #
 # If a process fails, `torchrun` ends the others. With `--max-restarts` it then starts *all* of them
-# anew. They know only their program and their arguments. Everything else is gone, unless it is in a
-# file, a *checkpoint*. What must that hold?
+# anew. They know only their program and its arguments. All else is gone, unless it is in a file, a
+# *checkpoint*. What must that hold?
 #
 # ![Four things change during training: the model's weights, the optimizer's momentum, the step, and
 # the random state of each rank. All four go into the checkpoint. New processes read all four from
 # it.](src/drawings/checkpoint.svg)
 #
-# We write a program, [resumable_train.py](resumable_train.py). It lies beside this notebook, for you
-# to keep. Its parts are here, in cells that begin with its name and in four folded ones. (If you
-# change a cell, change the file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
+# We write a program, [resumable_train.py](resumable_train.py), which lies beside this notebook. Its
+# parts are here, in cells that begin with its name and in four folded ones. (If you change a cell,
+# change the file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
 #
-# It trains LeNet with *dropout*: in each training step, each image leaves out some units of a layer.
-# Random numbers choose which. The choice is the image's *mask*.
+# It trains LeNet with *dropout*: in each training step, random numbers choose for each image which
+# units of a layer are left out. The choice is the image's *mask*.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
 # define: the program's imports, and LeNet with dropout, so that random numbers matter
@@ -192,8 +192,8 @@ def snapshot(model, optimizer, step):
 # %% [markdown]
 # ### How it is written
 #
-# What if the process is killed *while it writes*? Then half a new checkpoint would be left, and the
-# old one would be gone. So it writes into another file. When that is complete, it renames it.
+# If a process were killed while it overwrites the old checkpoint, half a new one would be left. So
+# it writes another file, and renames that when it is complete.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
 # define: `write` returns when the file is on the disk, so that a power failure can't lose it either
@@ -228,8 +228,8 @@ def print_parts(saved):
     print("random:   ", len(saved["random"]), "states")
 
 # %% [markdown]
-# We try it before any training, in two processes. `ranks` of chapter 14 starts them.
-# **Predict:** what does the checkpoint hold?
+# We try it before any training, in two processes, by `ranks` of chapter 14. **Predict:** what does
+# the checkpoint hold?
 
 # %% tags=["torch"]
 def save_new(path):
@@ -259,8 +259,7 @@ torch.save([images, labels], folder / "data.pt")
 print(data)
 
 # %% [markdown]
-# Which 32 come next? Here the step's number alone decides, so a checkpoint needs nothing else. Each
-# epoch has an order of its own:
+# Which 32 come next? Here the step's number alone decides. Each epoch has an order of its own:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -324,8 +323,8 @@ def restore(path, model, optimizer):
     return saved["step"]
 
 # %% [markdown]
-# Does it work? We train four steps at once. Then we begin anew, with three steps, and a fourth by
-# other processes:
+# Does it work? We train four steps at once. Then we begin anew with three, write a checkpoint, and
+# do the fourth from there:
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # check: the losses of the fourth step, and the checkpoints after it, are the same in all digits
@@ -384,11 +383,10 @@ def begin_or_resume(name, path):
 #
 # - `data.pt`: images and labels;
 # - `NAME.pt`: the checkpoint of the training NAME;
-# - `NAME.rank0`, `NAME.rank1`: for our comparisons, each rank's losses and weights, by step. They
-#   are written at the end.
+# - `NAME.rank0`, `NAME.rank1`: each rank's losses and weights, by step, written at the end.
 #
-# So that we can kill it, it can have an accident. With `--kill-at 22`, rank 1 kills itself before
-# step 22, but not after a restart.
+# It can have an accident. With `--kill-at 22`, rank 1 kills itself before step 22, but not after a
+# restart.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
 # define: `accident` does what the command line asks for, at the first start only; `weights_of`
@@ -449,8 +447,7 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__f
 # torchrun --nproc-per-node=2 --max-restarts=0 resumable_train.py FOLDER NAME --kill-at 22
 # ```
 #
-# Here `run_anew` does it. It first deletes an older checkpoint, and it returns what each rank
-# printed.
+# Here `run_anew` does it. It deletes an older checkpoint first, and returns what each rank printed.
 
 # %% tags=["torch", "fold"]
 # define: `run_anew`; `read_weights` of NAME.rank0, by step; `resume`, for later
@@ -513,8 +510,8 @@ left = torch.load(folder / "killed.pt")
 print_parts(left)
 
 # %% [markdown]
-# Steps 20 and 21 have to be done again. This time one restart is allowed. **Predict:** how far from
-# the unbroken run will the weights be?
+# So steps 20 and 21 must be done again. Now one restart is allowed. **Predict:** how far will the
+# weights be from the unbroken run's?
 
 # %% tags=["torch", "trains"]
 printed = run_anew("again", kill_at=22, max_restarts=1)
@@ -545,13 +542,12 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # DDP may change that (`should_rebuild_buckets` in c10d's `reducer.hpp`). A sum of two doesn't.
 
 # %% [markdown]
-# **Test a checkpoint by a kill, and compare bit for bit.** (On more than two ranks, last digits may
-# differ, since sums of three or more are rounded.)
+# **Test a checkpoint by a kill, and compare bit for bit.** (On three ranks or more, last digits may
+# differ: there, the order of a sum matters.)
 #
 # ### Killed while it writes
 #
-# Is the rename needed? We kill two processes when half of the new checkpoint is written. One writes
-# into the old file, the other calls `save`:
+# Is the rename needed? We kill two processes when half of the new checkpoint is written:
 
 # %% tags=["torch", "fold"]
 # check: killed half-way, `save` leaves the old checkpoint; written in place, it is torn
@@ -589,32 +585,31 @@ print("by `save`:        the old checkpoint, of step", torch.load(folder / "save
 #
 # Four programs make one mistake each:
 #
-# - *no momentum*: it forgets the optimizer's state, and begins with a new one;
-# - *no step*: it saves the epoch only, so it begins the epoch again, at step 16;
-# - *no random states*: it goes on with those of new processes;
-# - *no rank 1*: it saves rank 0's random state only, and gives it to both ranks.
+# - *no momentum*: the optimizer is a new one;
+# - *no step*: only the epoch is saved. So it begins again, at step 16;
+# - *no random states*: they are those of new processes;
+# - *no rank 1*: only rank 0's random state is saved. Both ranks get it.
 #
-# We make their checkpoints from `left`, the one of step 20:
+# Their checkpoints are copies of `left`, that of step 20, with one part changed:
 
 # %% tags=["torch"]
-no_momentum = left.copy()
-no_momentum["optimizer"] = new["optimizer"]
-
-no_step = left.copy()
-no_step["step"] = 16
-
-no_random = left.copy()
-no_random["random"] = new["random"]
-
-no_rank_1 = left.copy()
-no_rank_1["random"] = [left["random"][0], left["random"][0]]
+mistakes = {
+    "no momentum": left.copy(),
+    "no step": left.copy(),
+    "no random states": left.copy(),
+    "no rank 1": left.copy(),
+}
+mistakes["no momentum"]["optimizer"] = new["optimizer"]
+mistakes["no step"]["step"] = 16
+mistakes["no random states"]["random"] = new["random"]
+mistakes["no rank 1"]["random"] = [left["random"][0], left["random"][0]]  # twice rank 0's
 
 # %% [markdown]
-# Each run will differ from the unbroken one. But other masks, of another seed, also give another
-# run, and it is as good. We call such a run *fair*. How far do the losses of fair runs differ?
+# Each resumed run will differ from the unbroken one. But a run with other masks, those of another
+# seed, differs as well, and is as good: it is *fair*. How far do the losses of fair runs differ?
 
 # %% tags=["torch", "trains", "measured", "fold"]
-# measure: losses of 8 fair runs: `left`, resumed with its own masks, and with those of 7 other seeds
+# measure: losses of 8 fair runs: `left`, resumed with its own masks, and those of 7 other seeds
 def random_states(seed):
     """Those of a new training on two ranks, with another seed."""
     states = []
@@ -643,18 +638,12 @@ print(f"8 fair runs: loss at the end {min(fair_losses):.2f} to {max(fair_losses)
 # **Predict:** which mistake raises an error, or shows in the loss?
 
 # %% tags=["torch", "trains", "measured"]
-mistakes = {
-    "no momentum": no_momentum,
-    "no step": no_step,
-    "no random states": no_random,
-    "no rank 1": no_rank_1,
-}
 runs = resume(mistakes)  # the weights after each step, by name
 for name, weights in runs.items():
     print(f"{name:17} loss at the end {loss_of_all(weights[47]):.2f}")
 
 # %% [markdown]
-# None. Fair runs differ as much.
+# None: fair runs differ as much among themselves.
 
 # %% tags=["torch", "fold"]
 # check: no loss is far outside the fair ones; nor do the weights tell: other masks move them as far
@@ -725,9 +714,9 @@ rows = [
     ("no momentum", "length of the first step", "100%", f"{too_short:.0%}"),
     ("no step", "images trained on twice in the epoch", images_twice(20), images_twice(16)),
     ("no random states", "masks of step 0 that come again", masks_of_step_0(left),
-     masks_of_step_0(no_random)),
+     masks_of_step_0(mistakes["no random states"])),
     ("no rank 1", "different masks for 32 images", different_masks(left),
-     different_masks(no_rank_1)),
+     different_masks(mistakes["no rank 1"])),
 ]
 for name, what, of_fair, of_damaged in rows:
     print(f"{name:17} {what:37} {of_fair:>5} {of_damaged:>8}")
@@ -745,22 +734,21 @@ for rank in range(2):  # these are the program's masks: 20 steps of them lead to
 torch.set_rng_state(mine)
 
 # %% [markdown]
-# - The momentum is a sum of many gradients. It is zero again, so the first step is too short.
-# - Four batches are trained on twice.
-# - The masks of step 0 are drawn again, for other images.
-# - Both ranks draw the same 16 masks. So two images share each.
+# Without momentum, a sum of many gradients, the first step is too short. Without the step, four
+# batches come twice. Without the random states, the masks of step 0 come again. Without rank 1's,
+# both ranks draw the same 16 masks, and each is used for two images.
 #
-# How much harm that does, so short a training can't show. But nothing told us that it was done.
-# **Only the comparison bit for bit shows that a part is missing.**
+# How much harm this does, so short a training can't show. **But no error and no loss tells of it. So
+# compare bit for bit.**
 #
 # NumPy's, Python's and a GPU's generators have random states of their own: save those you use.
 #
 # ## Elastic: a machine leaves
 #
-# A job is *elastic* if it goes on when the number of machines changes. With `--nnodes=1:2`, `torchrun`
-# accepts one or two machines. If one joins or leaves, all processes start anew, on the machines that
-# are there. Here two machines have one process each. One machine leaves before step 22, on purpose.
-# The other prints:
+# A job is *elastic* if it goes on when the number of machines changes. With `--nnodes=1:2`,
+# `torchrun` accepts one or two. If one joins or leaves, all processes start anew, on the machines
+# that are there. Here are two, with one process each. One leaves before step 22, on purpose. The
+# other prints:
 
 # %% tags=["torch", "trains", "fold"]
 # measure: what the machine that stays prints
@@ -787,8 +775,8 @@ for name in settings:
 print(elastic_printed, end="")
 
 # %% [markdown]
-# It goes on alone, from the checkpoint of step 20. Now rank 0 draws the masks of all 32 images, so
-# the result is not the unbroken run's. It should be that of `left`, resumed on one rank:
+# It goes on alone, from step 20. Now rank 0 draws the masks of all 32 images. So the result should
+# not be the unbroken run's, but that of `left`, resumed on one rank:
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # measure: the last weights, compared with those of `left` on one rank, and of the unbroken run
@@ -807,8 +795,8 @@ assert list(elastic) == list(range(20, 48))
 assert not torch.equal(elastic[20], whole[20])
 
 # %% [markdown]
-# If HOST is lost, the job ends (`torch/distributed/run.py`, "Failure Modes"). If the number of ranks
-# doesn't divide 32, DDP's mean is not the batch's (exercise 2).
+# If HOST is lost, the job ends (`torch/distributed/run.py`, "Failure Modes"). If the number of
+# ranks doesn't divide 32, DDP's mean is not the batch's (exercise 2).
 #
 # MXNet's own way over several machines: deeper: The parameter server. What links and memory allow,
 # and how often to save: deeper: Costs on paper.
@@ -821,8 +809,7 @@ assert not torch.equal(elastic[20], whole[20])
 # - A checkpoint holds model, optimizer, step, and each rank's random state. So LeNet on two ranks
 #   ended bit for bit like the unbroken run.
 # - Write aside, then rename. Test a checkpoint by a kill.
-# - Without one of the parts, the resumed run did what no fair run does. Neither an error nor the loss
-#   said so.
+# - Without one of the parts, the resumed run did what no fair run does. No error and no loss told.
 #
 # **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation.
 
