@@ -738,8 +738,8 @@ torch.set_rng_state(mine)
 # batches come twice. Without the random states, the masks of step 0 come again. Without rank 1's,
 # both ranks draw the same 16 masks, and each is used for two images.
 #
-# How much harm this does, so short a training can't show. **But no error and no loss tells of it. So
-# compare bit for bit.**
+# How much harm this does, so short a training can't show. **But no error and no loss tells of it.
+# So compare bit for bit.**
 #
 # NumPy's, Python's and a GPU's generators have random states of their own: save those you use.
 #
