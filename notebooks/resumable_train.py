@@ -96,7 +96,7 @@ def begin_or_resume(name, path):
     return model, optimizer, begin
 
 
-# define: `accident` does what the command line asks for, at the first start only; `weights_of`
+# define: `accident` does what the command line asks for, at the first start only; `flat_weights`
 def accident(step, options):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
@@ -107,11 +107,11 @@ def accident(step, options):
         time.sleep(60)
 
 
-def weights_of(model):
+def flat_weights(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def train(name, options):  # `options`: of the command line
+def train_or_resume(name, options):  # `options`: of the command line
     path = f"{options.folder}/{name}.pt"
     images, labels = torch.load(f"{options.folder}/data.pt")
     model, optimizer, begin = begin_or_resume(name, path)
@@ -122,7 +122,7 @@ def train(name, options):  # `options`: of the command line
             checkpoint(model, optimizer, step, path)
         accident(step, options)
         losses[step] = train_step(step, model, optimizer, images, labels)
-        weights[step] = weights_of(model)
+        weights[step] = flat_weights(model)
     checkpoint(model, optimizer, 48, path)
     torch.save([losses, weights], f"{options.folder}/{name}.rank{dist.get_rank()}")
 
@@ -138,7 +138,7 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__f
     try:
         dist.init_process_group("gloo")
         for name in options.names:
-            train(name, options)
+            train_or_resume(name, options)
         dist.destroy_process_group()
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one

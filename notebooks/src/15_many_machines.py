@@ -389,7 +389,7 @@ def begin_or_resume(name, path):
 # restart.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
-# define: `accident` does what the command line asks for, at the first start only; `weights_of`
+# define: `accident` does what the command line asks for, at the first start only; `flat_weights`
 def accident(step, options):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
@@ -400,12 +400,12 @@ def accident(step, options):
         time.sleep(60)
 
 
-def weights_of(model):
+def flat_weights(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 # %% tags=["torch", "file:resumable_train.py", "trains"]
 # resumable_train.py
-def train(name, options):  # `options`: of the command line
+def train_or_resume(name, options):  # `options`: of the command line
     path = f"{options.folder}/{name}.pt"
     images, labels = torch.load(f"{options.folder}/data.pt")
     model, optimizer, begin = begin_or_resume(name, path)
@@ -416,7 +416,7 @@ def train(name, options):  # `options`: of the command line
             checkpoint(model, optimizer, step, path)
         accident(step, options)
         losses[step] = train_step(step, model, optimizer, images, labels)
-        weights[step] = weights_of(model)
+        weights[step] = flat_weights(model)
     checkpoint(model, optimizer, 48, path)
     torch.save([losses, weights], f"{options.folder}/{name}.rank{dist.get_rank()}")
 
@@ -432,7 +432,7 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__f
     try:
         dist.init_process_group("gloo")
         for name in options.names:
-            train(name, options)
+            train_or_resume(name, options)
         dist.destroy_process_group()
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one
@@ -653,14 +653,14 @@ for name, weights in runs.items():
     assert min(fair_losses) - width < loss_of_all(weights[47]) < max(fair_losses) + width, name
 
 
-def distance(weights):
+def from_unbroken(weights):
     """From the unbroken run's at the end."""
     return torch.linalg.norm(weights[47] - whole[47]).item()
 
 
-farthest = max(distance(weights) for weights in fair_runs.values())
+farthest = max(from_unbroken(weights) for weights in fair_runs.values())
 for name, weights in runs.items():
-    assert 0.4 < distance(weights) / farthest < 1.3, name
+    assert 0.4 < from_unbroken(weights) / farthest < 1.3, name
 # "no step" trains 52 steps, not 48: the last four lower its loss.
 assert loss_of_all(runs["no step"][47]) < loss_of_all(runs["no step"][43])
 
