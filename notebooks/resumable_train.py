@@ -20,11 +20,11 @@ def dropout_lenet():
         nn.Linear(50 * 4 * 4, 128), nn.ReLU(), nn.Dropout(), nn.Linear(128, 10))
 
 
-def new_training(seed):
+def new_training():
     torch.manual_seed(0)  # the same first weights in every run
     model = DistributedDataParallel(dropout_lenet())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    torch.manual_seed(100 * seed + dist.get_rank())  # own dropout masks for each rank
+    torch.manual_seed(dist.get_rank())  # from now on, each rank has its own dropout masks
     return model, optimizer
 
 
@@ -39,26 +39,31 @@ def snapshot(model, optimizer, step):
     }
 
 
-def save(state, path):
-    with open(f"{path}.new", "wb") as file:
+# define: `write` returns when the file is on the disk, so that a power failure can't lose it either
+def write(state, path):
+    with open(path, "wb") as file:
         torch.save(state, file)
         file.flush()
-        os.fsync(file.fileno())  # onto the disk, against a power failure
+        os.fsync(file.fileno())
+
+
+def save(state, path):
+    write(state, f"{path}.new")
     os.replace(f"{path}.new", path)  # the rename
 
 
 def checkpoint(model, optimizer, step, path):
     state = snapshot(model, optimizer, step)  # all ranks take part
-    if dist.get_rank() == 0:  # one writes for all
+    if dist.get_rank() == 0:
         save(state, path)
 
 
 def batch_rows(step):
     epoch = step // 16
-    place = step % 16  # in the epoch
-    generator = torch.Generator().manual_seed(epoch)  # the same order on every rank
+    generator = torch.Generator().manual_seed(epoch)  # the same on every rank
     order = torch.randperm(512, generator=generator)
-    return order[32 * place : 32 * place + 32]
+    first = 32 * (step % 16)  # the step's place in its epoch
+    return order[first : first + 32]
 
 
 def train_step(step, model, optimizer, images, labels):
@@ -77,62 +82,63 @@ def restore(path, model, optimizer):
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     rank = dist.get_rank()
-    if rank < len(saved["random"]):
+    if rank < len(saved["random"]):  # not so for a rank that wasn't there before
         torch.set_rng_state(saved["random"][rank])
     return saved["step"]
 
 
-# define: the accident, by `--kill-at` or `--leave-at`, at the first start only
-def accident(step, kill_at, leave_at):
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
-        return
-    if step == kill_at and dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if step == leave_at:
-        os.kill(os.getppid(), signal.SIGTERM)  # its torchrun: the whole machine leaves
-        time.sleep(60)
-
-
-LAST = 48
-
-
-def train_or_resume(folder, name, seed, kill_at, leave_at):
-    path = f"{folder}/{name}.pt"
-    images, labels = torch.load(f"{folder}/data.pt")
-    model, optimizer = new_training(seed)
+def begin_or_resume(name, path):
+    model, optimizer = new_training()
     begin = 0
     if os.path.exists(path):
         begin = restore(path, model, optimizer)
     print(f"{name} begins at step {begin}; ranks: {dist.get_world_size()}")
+    return model, optimizer, begin
 
-    losses = {}  # by step
+
+# define: `accident` does what the command line asks for, at the first start only; `flat_weights`
+def accident(step, options):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return
+    if step == options.kill_at and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == options.leave_at:
+        os.kill(os.getppid(), signal.SIGTERM)  # its torchrun: the whole machine leaves
+        time.sleep(60)
+
+
+def flat_weights(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train_or_resume(name, options):  # `options`: of the command line
+    path = f"{options.folder}/{name}.pt"
+    images, labels = torch.load(f"{options.folder}/data.pt")
+    model, optimizer, begin = begin_or_resume(name, path)
+    losses = {}
     weights = {}
-    for step in range(begin, LAST):
+    for step in range(begin, 48):
         if step % 4 == 0:
             checkpoint(model, optimizer, step, path)
-        accident(step, kill_at, leave_at)
+        accident(step, options)
         losses[step] = train_step(step, model, optimizer, images, labels)
-        weights[step] = nn.utils.parameters_to_vector(model.parameters()).detach()
-    checkpoint(model, optimizer, LAST, path)
-
-    results = {"losses": losses, "weights": weights}
-    torch.save(results, f"{folder}/{name}.rank{dist.get_rank()}")
+        weights[step] = flat_weights(model)
+    checkpoint(model, optimizer, 48, path)
+    torch.save([losses, weights], f"{options.folder}/{name}.rank{dist.get_rank()}")
 
 
-# define: the command line, where this is a file (a notebook is `__main__` too, but no file)
-if __name__ == "__main__" and "__file__" in globals():
+# define: the command line, for the file only
+if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__file__`
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", help="where data.pt is, and checkpoints go")
     parser.add_argument("names", nargs="+", help="of the trainings, done one after the other")
-    parser.add_argument("--seed", type=int, default=0, help="of the dropout masks")
     parser.add_argument("--kill-at", type=int, help="step before which rank 1 is killed")
     parser.add_argument("--leave-at", type=int, help="step before which this machine leaves")
     options = parser.parse_args()
     try:
         dist.init_process_group("gloo")
         for name in options.names:
-            train_or_resume(options.folder, name, options.seed, options.kill_at,
-                            options.leave_at)
+            train_or_resume(name, options)
         dist.destroy_process_group()
     except RuntimeError:  # the other process is gone
         time.sleep(2)  # torchrun names the first that it finds dead: let that be the other one

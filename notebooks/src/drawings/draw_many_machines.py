@@ -24,7 +24,7 @@ def process(x, y, rank, local_rank):
 
 def draw_torchrun():
     """Two machines: a torchrun on each, which starts the processes; a rendezvous on the first."""
-    drawn = [words(320, 32, "One torchrun a machine, one process a device", 22, bold=True)]
+    drawn = [words(320, 32, "One torchrun per machine, one process per device", 22, bold=True)]
     for machine in range(MACHINES):
         left = 16 + 312 * machine
         middle = left + 148
@@ -45,7 +45,7 @@ def draw_torchrun():
         drawn.append(group(held, class_="machine", data_machine=machine))
     drawn.append(arrow(164, 172, 164, 122, ORANGE, 4))
     drawn.append(arrow(402, 186, 258, 124, ORANGE, 4))
-    return page(640, 412, "One torchrun a machine, one process a device",
+    return page(640, 412, "One torchrun per machine, one process per device",
                 "Machine 0 is HOST and keeps the rendezvous. It runs a torchrun that has started "
                 "rank 0 with local rank 0, and rank 1 with local rank 1. Machine 1 runs one that "
                 "has started rank 2 with local rank 0, and rank 3 with local rank 1. Arrows lead "
