@@ -264,7 +264,7 @@ def branch_steps(wrap, left_out):
 
 
 def ending(function, *given):
-    """"finished", or the first sentence of the error; what gloo says if the other ended, in words."""
+    """"finished", or the first sentence of the error; gloo's, when the other ended, in words."""
     try:
         function(*given)
     except Exception as error:
