@@ -76,8 +76,8 @@ def average(net):  # without DDP: chapter 14's `naive`
 #
 # ### 1. A loss that can't tell
 #
-# A test asserts that all ranks end with equal weights. **Predict:** two ranks train on *different*
-# data and send *nothing*. With which of these losses are their weights equal?
+# A test asserts that all ranks end with equal weights. **Predict:** two ranks train a layer with one
+# output, on *different* data, and send *nothing*. With which of two losses are their weights equal?
 
 # %%
 def train_in_silence(loss):
@@ -137,7 +137,7 @@ for sizes, reduction, factor in [
         ([4, 4], "mean", 1), ([4, 4], "sum", 1), ([5, 3], "mean", 1), ([5, 3], "sum", 2 / 8)]:
     found, other = ranks(averaged, sizes, reduction, factor)
     assert torch.equal(found, other), "the replicas agree, right or wrong"
-    ratio = found / right
+    ratio = found / right  # entry by entry
     print(f"{reduction:4} of {sizes} times {factor}: "
           f"{ratio.min():.2f} to {ratio.max():.2f} times the right gradient")
 
@@ -218,8 +218,8 @@ for text in ranks(clipped_too_early):
 #
 # ### 4. A parameter unused on one rank
 #
-# A network with branches: rank 0 computes `second(first(x))`, rank 1 only `second(x)`. They train
-# two steps. **Predict:** which of these finish?
+# A network with branches: rank 0 computes `second(first(x))`, rank 1 only `second(x)`. **Predict:**
+# which finish two steps? Our DDP, PyTorch's with `find_unused_parameters=True`, and by default?
 
 # %% tags=["fold"]
 # define: Branch, three ways to wrap it, two steps of training, and `ending`, how a function ended
@@ -302,7 +302,7 @@ for left_out in ("first", "second"):
 # what each rank holds:
 
 # %%
-def sums(rank_1_sends_first):
+def sums(at_once):
     first = torch.tensor(1.0)
     second = torch.tensor(10.0)
     messages = [second, first]  # as the backward pass comes to them
@@ -310,16 +310,16 @@ def sums(rank_1_sends_first):
         first = torch.tensor(2.0)
         second = torch.tensor(0.0)  # left out
         messages = [second, first]
-        if rank_1_sends_first:
+        if at_once:
             messages = [first, second]
     for message in messages:
         dist.all_reduce(message)
     return {"first": first.item(), "second": second.item()}
 
 
-for rank_1_sends_first in [False, True]:
-    print("rank 1 sends first at once:", rank_1_sends_first)
-    for rank, found in enumerate(ranks(sums, rank_1_sends_first)):
+for at_once in [False, True]:
+    print("rank 1 sends `first` at once:", at_once)
+    for rank, found in enumerate(ranks(sums, at_once)):
         print(f"    rank {rank}:", found)
 
 # %% [markdown]
@@ -626,4 +626,4 @@ assert ranks(still_alive, WeakHook) == ranks(still_alive, DDP) == [0, 0]
 # | 7. no `set_epoch` | equal | nothing | `set_epoch(epoch)` |
 # | 8. weights alone saved | equal | nothing | save the optimizer's state |
 #
-# **Equal replicas are no proof: compare with one process.**
+# **Equal replicas are no proof.** Compare with one process, and with a loss that moves the weights.
