@@ -76,8 +76,9 @@ def average(net):  # without DDP: chapter 14's `naive`
 #
 # ### 1. A loss that can't tell
 #
-# A test asserts that all ranks end with equal weights. **Predict:** two ranks train a layer with one
-# output, on *different* data, and send *nothing*. With which of two losses are their weights equal?
+# A test asserts that all ranks end with equal weights. **Predict:** two ranks train a layer with
+# one output, on *different* data, and send *nothing*. With which of two losses are their weights
+# equal?
 
 # %%
 def train_in_silence(loss):
@@ -323,6 +324,9 @@ for at_once in [False, True]:
         print(f"    rank {rank}:", found)
 
 # %% [markdown]
+# ![In the same order second meets second and first meets first. In another order rank 0's second
+# meets rank 1's first, and the sums mix two gradients.](../src/drawings/ddp_crossed.svg)
+#
 # 12 is rank 0's `second` plus rank 1's `first`, 10 + 2. **Messages meet by their place in the
 # order, not by name**, and no error is raised. So a complete bucket of ours waits until those
 # before it have left.
