@@ -64,7 +64,7 @@ def own_gradients(net):
     return [p.grad for p in net.parameters()]
 
 
-def average(net):  # without DDP: chapter 14's `naive`
+def naive(net):  # as in chapter 14, without DDP
     for p in net.parameters():
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
@@ -80,7 +80,7 @@ def average(net):  # without DDP: chapter 14's `naive`
 # one output, on *different* data, and send *nothing*. With which of two losses are their weights
 # equal?
 
-# %%
+# %% tags=["trains"]
 def train_in_silence(loss):
     torch.manual_seed(dist.get_rank())  # other data on each rank
     inputs = torch.rand(8, 20)
@@ -173,9 +173,9 @@ def clipped(order):
     F.cross_entropy(net(own_part(x)), own_part(y)).backward()
     if order == "clip, then average":
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        average(net)
+        naive(net)
     else:
-        average(net)
+        naive(net)
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     return own_gradients(net)
 
@@ -197,7 +197,7 @@ for order in ["clip, then average", "average, then clip"]:
 
 # %% tags=["fold"]
 # check: the order matters, by more than a tenth; ours refuses the wrong one
-def clipped_too_early():
+def clipped_before_the_means():
     model = DDP(small_net())
     F.cross_entropy(model(own_part(x)), own_part(y)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -209,7 +209,7 @@ def clipped_too_early():
 
 assert largest_difference(ranks(clipped, "clip, then average"), whole) > 0.1
 assert largest_difference(ranks(clipped, "average, then clip"), whole) < 1e-12
-for text in ranks(clipped_too_early):
+for text in ranks(clipped_before_the_means):
     assert text.startswith("a gradient was changed")
 
 # %% [markdown]
@@ -222,7 +222,7 @@ for text in ranks(clipped_too_early):
 # A network with branches: rank 0 computes `second(first(x))`, rank 1 only `second(x)`. **Predict:**
 # which finish two steps? Our DDP, PyTorch's with `find_unused_parameters=True`, and by default?
 
-# %% tags=["fold"]
+# %% tags=["fold", "trains"]
 # define: Branch, three ways to wrap it, two steps of training, and `ending`, how a function ended
 class Branch(nn.Module):
     def __init__(self, left_out):
@@ -239,7 +239,7 @@ class Branch(nn.Module):
         return self.first(x)
 
 
-def ours(net):
+def our_ddp(net):
     return DDP(net)
 
 
@@ -275,7 +275,7 @@ def ending(function, *given):
     return "finished"
 
 # %% tags=["trains"]
-for wrap in [ours, pytorchs_that_finds_unused, pytorchs]:
+for wrap in [our_ddp, pytorchs_that_finds_unused, pytorchs]:
     on_rank_0, on_rank_1 = ranks(ending, branch_steps, wrap, "first")
     print(wrap.__name__)
     print("    rank 0:", on_rank_0)
@@ -294,7 +294,7 @@ def buckets_of_one(net):
 
 for left_out in ("first", "second"):
     theirs = ranks(branch_steps, pytorchs_that_finds_unused, left_out)
-    for wrap in (ours, buckets_of_one):
+    for wrap in (our_ddp, buckets_of_one):
         assert largest_difference(ranks(branch_steps, wrap, left_out), theirs[0]) < 1e-12
 
 # %% [markdown]
@@ -342,7 +342,7 @@ assert ranks(sums, True) == [{"first": 1, "second": 12}, {"first": 12, "second":
 # Rank 1 has one batch less than rank 0, so it doesn't come to the last all-reduce. For PyTorch's
 # DDP there is `join`: a rank that has no more data answers the others with zeros.
 
-# %%
+# %% tags=["trains"]
 def uneven_steps(with_join):
     model = DistributedDataParallel(small_net())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -370,7 +370,7 @@ print("with join, momentum equal:", torch.equal(momentum_0, momentum_1))
 # (`default_pg_timeout`, `default_pg_nccl_timeout`). Ours has no `join`. **Give all ranks the same
 # number of steps.**
 
-# %% tags=["fold"]
+# %% tags=["fold", "trains"]
 # check: in the last step `join` still divides by two, as divide_by_initial_world_size says
 net = small_net()
 optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -405,7 +405,7 @@ def gaps(broadcast):
     for _ in range(5):
         optimizer.zero_grad()
         F.cross_entropy(net(own_part(x)), own_part(y)).backward()
-        average(net)
+        naive(net)
         optimizer.step()
     return weight_before, net.weight[0, 0].item()
 
