@@ -84,3 +84,30 @@ def test_the_film_begins_complete_and_stops_for_those_who_ask():
     for element in read("ddp_buckets").iter():
         if animated & set(classes(element)):
             assert "moves" in classes(element)
+
+
+def test_messages_are_added_up_by_their_place():
+    gradients = [{"second": 10, "first": 1}, {"second": 0, "first": 2}]  # as in the notebook
+    orders = with_class(read("ddp_crossed"), "orders")
+    assert [each.get("data-name") for each in orders] == ["the same order", "another order"]
+    mixed = []
+    for each in orders:
+        for total in with_class(each, "sum"):
+            place = total.get("data-place")
+            names = []
+            expected = 0
+            for message in with_class(each, "message"):
+                if message.get("data-place") == place:
+                    name = message.get("data-gradient")
+                    value = gradients[int(message.get("data-rank"))][name]
+                    assert message.findtext(SVG + "text") == f"{name}: {value}"
+                    names.append(name)
+                    expected += value
+            assert len(names) == 2
+            text = total.findtext(SVG + "text")
+            if names[0] == names[1]:
+                assert text == f"{names[0]}: {expected}"
+            else:
+                assert text == f"{expected}, mixed"
+                mixed.append(expected)
+    assert mixed == [12, 1]

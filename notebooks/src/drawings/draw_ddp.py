@@ -1,7 +1,8 @@
 """The drawings of chapter 14.
 
-Run it to write two SVG files beside it, the same bytes each time. Both show one backward pass of
-four layers, from left to right, and when the gradients are sent.
+Run it to write three SVG files beside it, the same bytes each time. Two show one backward pass of
+four layers, from left to right, and when the gradients are sent; one shows what two ranks send in
+another order.
 """
 
 from pathlib import Path
@@ -188,7 +189,54 @@ def draw_ways():
         "Buckets sends two, the first of them while the pass goes on."), drawn)
 
 
-DRAWINGS = {"ddp_buckets": draw_buckets, "ddp_ways": draw_ways}
+# ---- Messages in another order ----
+
+GRADIENTS = [{"second": 10, "first": 1}, {"second": 0, "first": 2}]  # of each rank
+ORDERS = {"the same order": [("second", "first"), ("second", "first")],
+          "another order": [("second", "first"), ("first", "second")]}
+
+
+def draw_crossed():
+    """Deeper, DDP's cases: messages are added up by their place in the order."""
+    drawn = [words(320, 32, "Messages meet by their place, not by name", 22, bold=True)]
+    for row, (name, orders) in enumerate(ORDERS.items()):
+        top = 62 + 190 * row
+        parts = [words(8, top + 14, name, 18, anchor="start", bold=True)]
+        for rank in range(2):
+            parts.append(words(8, top + 52 + 50 * rank, f"rank {rank} sends", anchor="start"))
+        parts.append(words(8, top + 154, "both get", anchor="start"))
+        for place in range(2):
+            left = 158 + 240 * place
+            total = 0
+            sent = []
+            for rank, order in enumerate(orders):
+                gradient = order[place]
+                sent.append(gradient)
+                value = GRADIENTS[rank][gradient]
+                total += value
+                blue = gradient == "second"
+                parts.append(group([
+                    box(left, top + 26 + 50 * rank, 210, 42, BLUE if blue else ORANGE, "white",
+                        stroke_width=2),
+                    words(left + 105, top + 53 + 50 * rank, f"{gradient}: {value}",
+                          fill="white" if blue else "black", bold=True),
+                ], class_="message", data_rank=rank, data_place=place, data_gradient=gradient,
+                    data_value=value))
+            mixed = sent[0] != sent[1]
+            parts.append(group([
+                box(left, top + 128, 210, 42, "white" if mixed else PALE_GREY, "black",
+                    stroke_width=3, stroke_dasharray="7 5" if mixed else "none"),
+                words(left + 105, top + 155, f"{total}, mixed" if mixed else f"{sent[0]}: {total}",
+                      bold=True),
+            ], class_="sum", data_place=place, data_value=total))
+        drawn.append(group(parts, class_="orders", data_name=name))
+    return page(640, 440, "Two messages of two ranks, in the same order and in another", (
+        "In the same order second meets second, 10 + 0, and first meets first, 1 + 2. Where rank 1 "
+        "sends first before second, rank 0's second meets rank 1's first, and both get 12; then "
+        "both get 1. These sums mix two gradients."), drawn)
+
+
+DRAWINGS = {"ddp_buckets": draw_buckets, "ddp_crossed": draw_crossed, "ddp_ways": draw_ways}
 
 
 def main(folder=Path(__file__).parent):
