@@ -12,8 +12,6 @@
 # | *Dive into Deep Learning* 1.0, d2l | comes with a package `d2l` |
 # | MXNet 1.5.1's tutorial | *Multiple GPUs training with Gluon API* |
 #
-# Only `reset_ctx` is in none of them.
-#
 # ## What you'll do
 #
 # Run each line, see what it does, and run what mends it.
@@ -549,8 +547,9 @@ with warnings.catch_warnings():
 # %% [markdown]
 # ### `reset_ctx`: to other devices, with what was learned
 #
-# `reset_ctx` moves a network to other devices and keeps its values. But which, if the replicas
-# differ? We set them to 2 and 6, as an all-reduce that was forgotten might leave them.
+# `reset_ctx`, which all three books use for fine-tuning, moves a network to other devices and keeps
+# its values. But which, if the replicas differ? We set them to 2 and 6, as an all-reduce that was
+# forgotten might leave them.
 
 # %%
 net = one_weight_net(pair)
