@@ -196,8 +196,8 @@ assert ratio[8:].max() < 1.3 and 1.03 < np.median(ratio[8:]) < 1.07, "then mostl
 
 # %% [markdown]
 # At first *both* has up to twice the loss, later mostly a little more (5 %, median). The rule
-# takes k small steps for one large one, as if gradients hardly changed meanwhile. At the beginning
-# they do (Goyal et al., section 2.1).
+# takes k small steps for one large one, as if gradients didn't change meanwhile. At the beginning
+# they change fast (Goyal et al., section 2.1).
 #
 # ## A map of batch and rate
 #
@@ -502,9 +502,12 @@ for rate in ends:
         ends[rate].append(np.mean(losses[-10:]))
         print(f"rate {rate}, first weights times {factor:.8f}   {losses[0]:.4f}   "
               f"{ends[rate][-1]:14.2f}")
-print(f"highest over lowest: {max(ends[0.6]) / min(ends[0.6]):.1f} at rate 0.6, "
-      f"{max(ends[0.3]) / min(ends[0.3]):.1f} at 0.3")
-assert max(ends[0.3]) < 1 or data.name != "mnist", "at 0.3 all learn"
+
+# %% tags=["fold"]
+# check: the factors differ by the last digit only; all learn at 0.3
+digit = np.finfo(np.float32).eps
+assert all(abs(float(factor) - 1) <= digit for factor in factors) and len(set(factors)) == 3
+assert max(ends[0.3]) < (1 if data.name == "mnist" else 2.2), "at 0.3 all learn"
 
 # %% [markdown]
 # At 0.6 the last digit can decide whether a run learns; at 0.3 all learn. (If yours end alike at
@@ -534,19 +537,16 @@ for rate, warm_steps in [(0.6, 0), (0.3, 0), (0.6, 25)]:
             row += f"   {losses[look - 1]:.2f}, {share:3.0%}"
         print(f"{name:13} seed {seed}  {row}   {end:8.2f}   {difference:14.1g}")
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold"]
 # check: not by the first step; all learn at 0.3; where the loss stays at 2.30, hardly any output
 learners = seen[0.3, 0]
 least = min(shares[-1] for end, shares, difference in learners)
-guessers = []
 for runs_of_setting in seen.values():
     for end, shares, difference in runs_of_setting:
         assert shares[0] > 0.4, "after the first step about half is above zero"
         if end > 2.2:
-            guessers.append(shares[-1])
             assert shares[-1] < least / 4, "a run that guesses has far less above zero"
             assert difference < min(learner[2] for learner in learners), "and closer scores"
-print(f"{len(guessers)} runs end above 2.2")
 if data.name == "mnist":
     assert max(end for end, shares, difference in learners) < 1, "all learn at 0.3"
     assert least > 0.2, "and keep a share above zero"
@@ -564,8 +564,8 @@ if data.name == "mnist":
 #
 # ## A start from which one epoch shows nothing
 #
-# Weights may also start as normal numbers times 0.01, as on that book's page *Training with
-# multiple GPUs from scratch*. We trained so on MNIST, at batch 256 and rate 0.3, our choice.
+# Weights may also start as normal numbers times 0.01, as on *The Straight Dope*'s page *Training
+# with multiple GPUs from scratch*. We trained so on MNIST, at batch 256 and rate 0.3, our choice.
 # **Predict** the accuracy after one epoch.
 
 # %% tags=["fold"]
