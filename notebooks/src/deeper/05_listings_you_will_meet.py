@@ -410,8 +410,9 @@ trainer.step(2, ignore_stale_grad=True)
 print_replicas(net.weight)
 
 # %% tags=["fold"]
-# check: 89 on both replicas
+# check: 89 on both replicas, and the sum of both gradients
 assert_weight(net, 89, twice)
+assert [grad.asnumpy().item() for grad in net.weight.list_grad()] == [0, 22]
 
 # %% [markdown]
 # 89, the right weight. But there is still one device to do all the work, and a replica that nobody
