@@ -225,12 +225,12 @@ assert workers == {threading.main_thread()}, "on a CPU one thread does all backw
 #
 # ## Threads
 #
-# One thread at a time runs Python: it holds the interpreter's lock. PyTorch's operators compute
-# without it. **Predict:** which gains from two threads, LeNet or 500 tiny layers?
+# One thread at a time runs Python: it holds the interpreter's lock. As a rule PyTorch's
+# operators compute without it. **Predict:** which gains from two threads, LeNet or 500 tiny layers?
 #
 # We time two forward passes, one after the other and in two threads. Then the network alone and in
-# `DataParallel`. A quotient of 1.5 means that the first takes 1.5 times as long. It is the median of
-# all rounds; the middle half is in brackets.
+# `DataParallel`. A quotient of 1.5 means that the first takes 1.5 times as long. It is the median
+# of all rounds; the middle half is in brackets.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 25=>ROUNDS = 5"]
 # measure: two forward passes in turn and in threads; forward and a step, alone and in DataParallel
