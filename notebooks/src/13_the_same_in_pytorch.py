@@ -309,7 +309,7 @@ if not torch.accelerator.is_available():
 # | `gluon.Trainer`, `wd` | an optimizer, `weight_decay` |
 # | `hybridize()` | `torch.compile` |
 # | `record()` sets training mode | `train()`, `eval()` |
-# | BatchNorm's momentum 0.9 is kept | 0.1 is new |
+# | BatchNorm's `momentum=0.9`: the share kept | `momentum=0.1`: the share new |
 #
 # Running variances differ, too (deeper: ResNet twice, and why float32 disagrees).
 
