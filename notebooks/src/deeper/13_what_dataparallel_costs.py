@@ -235,18 +235,26 @@ import time
 ROUNDS = 25
 
 
-def share_of_own_thread():  # of this process's CPU time
+def cpu_times(net, x):  # of this thread, and of the process
+    own = time.thread_time()
+    process = time.process_time()
+    net(x)
+    return time.thread_time() - own, time.process_time() - process
+
+
+def share_of_own_thread():
     net = lenet()
     x = torch.rand(128, 1, 28, 28)
-    process = time.process_time()
-    own = time.thread_time()
-    for _ in range(10):
-        net(x)
-    return (time.thread_time() - own) / (time.process_time() - process)
+    net(x)
+    total = torch.zeros(2)
+    for _ in range(20):
+        with ThreadPoolExecutor(1) as threads:  # a new thread each time, as below
+            total += torch.tensor(threads.submit(cpu_times, net, x).result())
+    return float(total[0] / total[1])
 
 
-with ThreadPoolExecutor(1) as threads:  # `helpers` sets OMP_NUM_THREADS for new threads
-    assert threads.submit(share_of_own_thread).result() > 0.85, "a new thread takes more cores"
+# `helpers` sets OMP_NUM_THREADS for new threads
+assert share_of_own_thread() > 0.9, "a new thread takes more cores"
 
 
 def both_ways(net, shard):
