@@ -734,7 +734,7 @@ assert len(signs) == 17 and sum(each.size for each in signs) == 3_473_408
 # %% [markdown]
 # With exact statistics (squares) hardly any sign changes in MXNet, as in PyTorch. With MXNet's
 # errors put back into them, as many change as before. So MXNet's signs change by the errors of its
-# statistics. The *worst* error stays at percents where even one sign still changes, in PyTorch too.
+# statistics. The *worst* error can stay at percents: a single changed sign can do it, in PyTorch too.
 # With softplus signs change, and no large error is left. So a large error needs two things:
 # rounding that moves an input across zero, and ReLU's kink there.
 #
@@ -795,7 +795,7 @@ assert largest_difference(only(live, their_gradients), only(live, whole_gradient
 # - ResNet-18 agrees in float64 to $10^{-10}$: losses, gradients and weights over three steps. The
 #   gradient of a bias before a BatchNorm should be zero; what is computed is rounding.
 # - Running statistics differ: by what momentum means, and by $n$ or $n - 1$ in each new variance.
-# - In float32 some inputs of ReLU change their sign, and one is enough for an error of percents, in
+# - In float32 some inputs of ReLU change their sign, and one can make an error of percents, in
 #   PyTorch too. On a CPU the statistics of MXNet's BatchNorm are less precise, and change more.
 # - Two replicas agree with Gluon's two devices. Only the first replica's running statistics
 #   survive.
