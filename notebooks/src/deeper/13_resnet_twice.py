@@ -734,7 +734,7 @@ assert len(signs) == 17 and sum(each.size for each in signs) == 3_473_408
 # %% [markdown]
 # With exact statistics (squares) hardly any sign changes in MXNet, as in PyTorch. With MXNet's
 # errors put back into them, as many change as before. So MXNet's signs change by the errors of its
-# statistics. The *worst* error can stay at percents: a single changed sign can do it, in PyTorch too.
+# statistics. The *worst* error can stay at percents: one changed sign can do it, in PyTorch too.
 # With softplus signs change, and no large error is left. So a large error needs two things:
 # rounding that moves an input across zero, and ReLU's kink there.
 #
