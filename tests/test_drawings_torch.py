@@ -47,7 +47,9 @@ def test_the_dictionary_says_what_both_do():
     loss = torch.nn.functional.cross_entropy(torch.tensor(scores), torch.tensor(answers))
     assert losses.shape == (2,) and loss.item() == pytest.approx(losses.mean().asscalar(), rel=1e-3)
     assert found["loss"] == ("one per image", "their mean", "other")
-    assert found["device"] == ("ctx=mx.cpu(0)", 'device="cpu"', "same")
+    assert nd.ones(1, ctx=mx.cpu(1)).context == mx.cpu(1)
+    assert torch.ones(1, device="cpu:1").device == torch.device("cpu")
+    assert found["2nd device"] == ("mx.cpu(1)", "cpu:1 is cpu", "other")
     assert found["move"] == ("as_in_context", "to", "same")
     assert found["momentum"] == ("rate in velocity", "rate afterwards", "other")  # run there
 

@@ -22,8 +22,8 @@ from draw_all_reduce import (
 
 SAME, OTHER = "same", "other"
 ENTRIES = [  # what is meant, MXNet's word, PyTorch's, and whether they mean the same
-    ("device", "ctx=mx.cpu(0)", 'device="cpu"', SAME),
     ("move", "as_in_context", "to", SAME),
+    ("2nd device", "mx.cpu(1)", "cpu:1 is cpu", OTHER),
     ("cut 10 for 4", "3 3 2 2", "3 3 3 1", OTHER),
     ("2nd backward", "replaces grad", "adds to grad", OTHER),
     ("loss", "one per image", "their mean", OTHER),
@@ -53,8 +53,8 @@ def draw_dictionary():
         ], class_="entry", data_kind=kind))
         y += 58
     return page(632, y + 2, "MXNet's words and PyTorch's: which mean the same",
-                "Six rows. Device and moving mean the same in both. Cutting a batch, a second "
-                "backward pass, the loss and momentum are marked as not the same.", drawn)
+                "Six rows. Moving means the same in both. A second device, cutting a batch, a "
+                "second backward pass, the loss and momentum are marked as not the same.", drawn)
 
 
 def draw_data_parallel():
@@ -74,7 +74,7 @@ def draw_data_parallel():
         batch.append(words(center, 54, f"{size} images" if size > 2 else "2", 20, fill=ink))
         replicas.append(box(center - 33, 152, 66, 100, PALE_GREY, color, stroke_width=5, rx=6,
                             class_="replica"))
-        replicas.append(words(center, 208, "copy", 20))
+        replicas.append(words(center, 208, "replica", 17))
         drawn.append(arrow(center + 14, 70, center + 14, 148, width=4, color=color))
         drawn.append(arrow(center - 16, 110, center - 16, 148, width=3))
         drawn.append(arrow(center, 256, center, 292, width=4, color=color))
@@ -83,6 +83,7 @@ def draw_data_parallel():
         scores.append(words(center, 323, f"{size} scores" if size > 2 else "2", 20, fill=ink))
         drawn.append(line(center, 338, center, 372, width=6))  # where the way back begins
         begin += size
+    scores.append(box(left - 5, 291, begin * CELL + 4, 52, "none", "black", stroke_width=3))
     drawn += [group(batch), group(replicas), group(scores)]
     drawn.append(box(8, 152, 100, 100, PALE_GREY, "black", stroke_width=3, rx=6))
     drawn.append(words(58, 208, "network", 20))
@@ -90,11 +91,11 @@ def draw_data_parallel():
     drawn.append(line(56.5, 110, rail_end + 1.5, 110, width=3))
     drawn.append(line(center + 3, 372, 58, 372, width=6))
     drawn.append(arrow(58, 375, 58, 258, width=6))
-    drawn.append(words(320, 404, "back: the gradients of the copies add up", 21, bold=True))
+    drawn.append(words(320, 404, "back: the gradients of the replicas add up", 21, bold=True))
     return page(632, 420, "One forward pass of DataParallel and its way back",
                 "A batch of ten images is scattered into shards of 4, 4 and 2; the network is "
-                "copied for each; copies are applied in parallel; scores are gathered. On the way "
-                "back the gradients of the copies add up in the network.", drawn)
+                "replicated for each; replicas are applied in parallel; scores are gathered. On "
+                "the way back the gradients of the replicas add up in the network.", drawn)
 
 
 DRAWINGS = {"dictionary": draw_dictionary, "data_parallel": draw_data_parallel}
