@@ -37,9 +37,9 @@ from sharded_train import FSDP, ShardedGradients, ShardedOptimizer
 # %% [markdown]
 # ## Ten steps without a break
 #
-# How do we know that nothing was lost? Ten steps in one process are the oracle. A run that was
-# saved after five steps and goes on in another way must come to the same weights. The network's
-# sizes are odd, so its shards come out unequal.
+# How do we know that nothing was lost? A run that was saved after five steps, and goes on in
+# another way, must come to the weights of ten steps in one process. The network's sizes are odd, so
+# that shards are unequal.
 
 # %% tags=["trains"]
 generator = torch.Generator().manual_seed(16)
@@ -80,7 +80,8 @@ print(f"loss after ten steps: {loss:.3f}")
 # On several ranks each has its part of every batch. Gradients are averaged inside FSDP, or inside
 # the optimizer of stage 1 or 2.
 
-# %%
+# %% tags=["fold"]
+# define: `my_part` and `my_batches`, a rank's part of every batch, as in chapter 16
 def my_part(tensor):
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
 
@@ -133,9 +134,8 @@ for number, values in saved["state"]["state"].items():
     print(f"in the file, parameter {number}: {tuple(values['exp_avg'].shape)}")
 
 # %% [markdown]
-# Rank 3 has no state at all for two of the parameters: they were used up before. In the file all
-# have the parameters' own shapes, and nothing says that there were four ranks. So plain Adam, in
-# one process, can load it:
+# Two parameters are too small for rank 3 to have any of them. In the file nothing says that there
+# were four ranks. So plain Adam, in one process, can load it:
 
 # %% tags=["trains"]
 saved = torch.load(path)
@@ -190,14 +190,13 @@ assert largest_difference(net.state_dict(), unbroken) < 1e-12
 print("stage 2 can go on with it, too")
 
 # %% [markdown]
-# **A gathered state fits any number of ranks.** To gather costs memory: every rank has the whole
-# state for a moment. Where that doesn't fit, each rank saves its own shards. (PyTorch's
-# `torch.distributed.checkpoint` can load such shards on another number of ranks. Ours can't.)
+# **A gathered state fits any number of ranks.** But every rank has it whole for a moment. Where
+# that doesn't fit, each rank saves its own shards. (`torch.distributed.checkpoint` can load such
+# files on another number of ranks; ours can't.)
 #
 # ## Stage 3: two kinds of file
 #
-# In stage 3 the weights are sharded, too. What to save? One kind of file is what one process would
-# save, gathered, as before:
+# In stage 3 the weights are sharded, too. What to save? One kind of file is gathered, as before:
 
 # %% tags=["trains"]
 def save_with_stage_3(path):
@@ -260,9 +259,9 @@ for name, weights in [("right ", odd_net().state_dict()), ("loaded", mixed_up)]:
     print(name, [round(value, 2) for value in weights["0.bias"].tolist()])
 
 # %% [markdown]
-# No error, and a wrong network: rank 0's three numbers, and two of them again in rank 1's place. So
-# FSDP's own `state_dict` also says whose shards they are. (It does so by PyTorch's hook
-# `get_extra_state`: what that returns is saved, and `set_extra_state` gets it when it is loaded.)
+# No error, and a wrong network: two of rank 0's numbers stand in rank 1's place, too. So the
+# `state_dict` of our `FSDP` also says whose shards they are, by PyTorch's `get_extra_state`: what
+# that method returns is saved, and compared when it is loaded.
 
 # %%
 def load_rank_0s_file(folder):
@@ -283,11 +282,12 @@ print("in rank 0's file:", ", ".join(shards))
 print(shards["_extra_state"], "with shards such as", tuple(shards["module.0.weight"].shape))
 
 # %% [markdown]
-# Rank 1 refuses. A shard here is a column, of as many dimensions as its weight, so that an
-# optimizer whose parameter groups are made by dimension ("no weight decay for biases") stays right.
+# Rank 1 refuses. (In stage 3 a shard keeps its padding, here to 18, and a matrix's is a column: so
+# an optimizer's parameter groups that are made by dimension, "no weight decay for biases", stay
+# right.)
 #
-# The names in this file begin with `module.`, others than the network's own. A usual way to make
-# such an error go away is `strict=False`:
+# All names in this file begin with `module.`, so the plain network can't load it. Many then try
+# `strict=False`:
 
 # %%
 net = odd_net()
@@ -322,14 +322,14 @@ print("FSDP's load_state_dict refuses whole weights, even with strict=False")
 # %% [markdown]
 # Nothing was loaded, and only who looks at the result finds out. What to call, on all ranks:
 #
-# | you have | you want | to save | to load |
+# | stage | the file fits | save by | load by |
 # | --- | --- | --- | --- |
-# | stage 1 or 2 | any number of ranks, or plain Adam | `optimizer.state_dict()` | `optimizer.load_state_dict` |
-# | stage 3 | any number of ranks, or no FSDP | `gather_full_params`, `gather_optimizer_state` | `load_full_params`, `load_optimizer_state` |
-# | stage 3, too large to gather | the same number of ranks | `state_dict()` of both, a file a rank | `load_state_dict` of both |
+# | 1, 2: state | any ranks, plain Adam | `optimizer.state_dict` | `optimizer.load_state_dict` |
+# | 3: weights | any ranks, or no FSDP | `gather_full_params` | `load_full_params` |
+# | 3: state | any ranks, plain Adam | `gather_optimizer_state` | `load_optimizer_state` |
+# | 3, not gathered | the same rank of as many | `state_dict` of both | `load_state_dict` of both |
 #
-# A training that was saved may be dropped, to load another in the same process. Is its memory
-# freed?
+# And is the memory freed when a training is dropped?
 
 # %% tags=["fold"]
 # check: what is dropped is freed; not if a parameter's hook holds the optimizer
@@ -379,7 +379,7 @@ assert ranks(fsdp_is_freed) == [(True, True)] * 2
 print("freed: stage 2's optimizer and weights, and FSDP's; with a hook that holds them: not freed")
 
 # %% [markdown]
-# It is: our hooks hold the optimizer by weak references only.
+# It is: our hooks hold only weak references to the optimizer.
 #
 # ## Summary
 #
@@ -396,7 +396,7 @@ print("freed: stage 2's optimizer and weights, and FSDP's; with a hook that hold
 #
 # 1. Save on two ranks with stage 3, load on three by `state_dict`. What is said?
 # 2. Write `whole_mean(model, optimizer, p)`: Adam's first mean of one of FSDP's parameters, whole,
-# with one all-gather. (`p.cut` joins shards.) Check it against one process.
+#    with one all-gather. (`p.cut` joins shards.) Check it against one process.
 
 # %% [markdown]
 # ### Answer 1
