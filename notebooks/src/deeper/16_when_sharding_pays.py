@@ -399,9 +399,9 @@ assert torch.tensor(1.0, dtype=torch.bfloat16) + 0.001 == 1, "rounded away"
 print("all but qkv.bias agree to 1e-5 in float32, and all to 0.02 in bfloat16")
 
 # %% [markdown]
-# On two ranks nothing differs: a sum of two numbers has only one order. On four, rounding does. It
-# is most in float32's `qkv.bias`, a part of which has no gradient but rounding, and Adam makes full
-# steps of that. What does PyTorch call each stage?
+# On two ranks nothing differs: a sum of two numbers has only one order. On four, rounding does. In
+# float32 only `qkv.bias` differs by more than $10^{-5}$: a part of it has no gradient but rounding,
+# and Adam makes full steps of that. What does PyTorch call each stage?
 #
 # | sharded | ZeRO's paper | ours | PyTorch |
 # | --- | --- | --- | --- |
@@ -474,10 +474,10 @@ print("ours learns either way")
 # %% [markdown]
 # ## On many GPUs
 #
-# Does a sharded step get longer with more GPUs? Two published runs say it (not how long it takes
-# *without* sharding). First, how long do all messages take, if nothing hides them? A ring goes from
-# machine to machine, so each byte enters a machine once. Its eight network adapters share that
-# work:
+# Does a sharded step get longer with more GPUs? Two published runs say it; how long a step takes
+# *without* sharding they don't. First, how long do all messages take, if nothing hides them? A ring
+# goes from machine to machine, so each byte enters a machine once. Its eight network adapters share
+# that work:
 
 # %%
 def message_seconds(weights, bytes_each, gpus, adapter_bits):
@@ -509,8 +509,8 @@ for name, (on_8, on_128) in tokens_a_second.items():
 
 # %% [markdown]
 # Sixteen times the GPUs compute sixteen times the batch in a step that is 2 to 3 % longer: less
-# than the messages take, but these are single readings. **A few per cent, no more.** And memory,
-# which was the aim?
+# than the messages take, but these are single readings. **A few per cent, in this run.** And
+# memory, which was the aim?
 
 # %% tags=["fold"]
 # check: the longer step, and the memory that 128 GPUs save, within 10 % of 16 bytes a weight
@@ -533,7 +533,8 @@ for name, (on_8, on_128) in {"without compile": (82.4, 67.0), "with compile": (7
 # With a fixed batch, more GPUs compute less each, and send as much. D. Narayanan et al. (2021,
 # arXiv:2104.04473, table 2) give ZeRO's stage 3 with 174.6 billion weights and always 1,536
 # sequences of 2,048 tokens, on A100s, eight to a machine with eight adapters of 200 Gbit/s: days
-# for 300 billion tokens, projected from throughput. We assume 2 + 2 + 2 bytes.
+# for 300 billion tokens, projected from throughput. We assume 2 + 2 + 2 bytes: gradients are
+# reduced in two.
 #
 # What should a step take at most? We scale the step of 384 GPUs, as if all of it were computing,
 # and add all messages once more. **Predict:** how many times as fast are 1,536 GPUs as 384?
