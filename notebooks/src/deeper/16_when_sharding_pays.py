@@ -548,7 +548,7 @@ at_most = {}
 for gpus, seconds in published.items():
     messages = message_seconds(174.6e9, bytes_each=2 + 2 + 2, gpus=gpus, adapter_bits=200e9)
     at_most[gpus] = published[384] * 384 / gpus + messages
-    print(f"{gpus} GPUs: at most {at_most[gpus]:.0f} s, with {messages:.0f} s of messages; "
+    print(f"{gpus} GPUs: expected at most {at_most[gpus]:.0f} s, with {messages:.0f} s of messages; "
           f"published {seconds:.0f} s")
 
 # %% tags=["fold"]
@@ -557,7 +557,7 @@ from helpers.plotting import curves, show
 
 counts = list(published)
 lines = {"published": (counts, list(published.values())),
-         "at most: scaled from 384, plus messages": (counts, list(at_most.values()))}
+         "expected at most: scaled, plus messages": (counts, list(at_most.values()))}
 fig, ax = curves("ZeRO's stage 3, fixed batch: 1,536 GPUs step no faster than 768", "GPUs",
                  "seconds a step", lines)
 for values in [published, at_most]:
