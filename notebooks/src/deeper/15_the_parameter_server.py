@@ -2,9 +2,8 @@
 # # Deeper · The parameter server
 #
 # In chapter 15 the ranks add up their gradients among themselves. In an older design *servers* do
-# it (M. Li et al., OSDI 2014), and MXNet's key-value store (chapter 07) works that way across
-# machines. Who divides by the batch then, who updates the weights, and who notices when one of them
-# dies?
+# it (M. Li et al., OSDI 2014), and across machines MXNet's key-value store (chapter 07) does so too.
+# Who divides by the batch then, who updates the weights, and who notices a death?
 #
 # ![Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which adds them up to
 # 6; dashed arrows lead back, and each gets 6. A scheduler stands beside the server; no arrow leads
@@ -13,20 +12,20 @@
 # A **worker** computes gradients; it is your training script. A **server** adds up what workers
 # push. The **scheduler** introduces them, and no gradient passes through it.
 #
-# What comes back is the sum only while the store has no optimizer, as drawn. Once it has one, the
-# server keeps the *weights*, updates them with each sum, and hands out weights.
+# As drawn, sums come back: this store has no optimizer. Once it has one, the server keeps the
+# *weights*, updates them with each sum, and hands out weights.
 #
 # ## What you'll do
 #
-# Start all three kinds of process. Train LeNet on two workers. Fall into the trap of the sum.
-# Measure how old gradients get. Kill workers and servers, and see who notices.
+# Train LeNet on two workers. Fall into the trap of the sum. Measure how old gradients get. Kill
+# workers and servers.
 #
 # ## What you'll learn
 #
 # - by which variables MXNet's processes find their roles;
 # - what two workers must divide by, to equal one;
 # - what `dist_async` does to a gradient;
-# - that Python is told of no death.
+# - that from Python, MXNet reports no death.
 #
 # ## What you need
 #
@@ -79,19 +78,8 @@ def variables(role, host, root, port, workers, servers):
 # For scheduler and server, `import mxnet` with their role is enough: the process serves, and exits
 # inside the import. **So never set a role in a notebook**, whose kernel would end there.
 #
-# On this machine, we start a process so:
-
-# %%
-def start_role(role, port, workers, command):
-    here = "127.0.0.1"
-    settings = variables(role, host=here, root=here, port=port, workers=workers, servers=1)
-    environment = {**os.environ, **settings}
-    return subprocess.Popen([sys.executable, *command], env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-# %% [markdown]
-# A worker's code must be in a file. `write_script` writes our functions into one, with a call of
-# the last function at the end. `run_by_hand` starts one scheduler, one server and the workers.
+# A worker's code must be in a file. `write_script` writes our functions into one, which calls the
+# last of them. `run_by_hand` starts one scheduler, one server and the workers on this machine.
 
 # %% tags=["fold"]
 # define: write_script(*functions) and run_by_hand(script, workers); it returns what workers printed
@@ -113,6 +101,14 @@ def write_script(*functions):
     path = folder / f"{main}.py"
     path.write_text("\n\n".join(parts))
     return path
+
+
+def start_role(role, port, workers, command):
+    here = "127.0.0.1"
+    settings = variables(role, host=here, root=here, port=port, workers=workers, servers=1)
+    environment = {**os.environ, **settings}
+    return subprocess.Popen([sys.executable, *command], env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def run_by_hand(script, workers):
@@ -138,11 +134,12 @@ def run_by_hand(script, workers):
 
 # %% [markdown]
 # The smallest worker pushes 1 to 6, times its own number. The store's kind is `dist_sync`: when as
-# many pushes of a key have come as there are workers, the server answers all of them
-# (`ApplyUpdates` in `src/kvstore/kvstore_dist_server.h`). Without an optimizer, their sum *replaces*
-# what it had. A worker's pull waits for its own push. Then worker 0 pushes three times alone.
+# many pushes of a key have come as there are workers, the server answers all of them. Without an
+# optimizer, their sum *replaces* what it had (`ApplyUpdates` in
+# `src/kvstore/kvstore_dist_server.h`). A worker's pull waits for its own push.
 #
-# **Predict** what three workers pull, and what worker 0 gets after pushing 1, 10 and 100.
+# **Predict** what three workers pull, and what worker 0 gets when it then pushes 1, 10 and 100
+# alone.
 
 # %%
 def push_and_pull():
@@ -177,8 +174,7 @@ assert printed == [f"worker 0 pulls {six}, then alone 111\n", f"worker 1 pulls {
 # key once, then pull it.**
 #
 # From here on, `on_workers(2, function, ...)` runs a function on two workers and returns what each
-# printed. Its further arguments are the function's. It calls `helpers.cluster.run`, which leaves no
-# process running.
+# printed. It calls `helpers.cluster.run`, which leaves no process running.
 
 # %% tags=["fold"]
 # define: on_workers(workers, *functions, timeout, **arguments); of several, the last one runs
@@ -211,8 +207,8 @@ assert still_running() == []
 # %% [markdown]
 # ## LeNet on two workers
 #
-# Do two workers compute what one does? Each batch has 32 images. All workers draw the same order,
-# and worker `rank` of `k` takes every `k`-th row. The gradient is the *sum* over its images:
+# Do two workers compute what one does? All draw the same order of batches. Worker `rank` of `k`
+# takes every `k`-th of a batch's 32 images. Its gradient is the *sum* over them:
 
 # %% tags=["measured", "fold"]
 # define: 512 images and labels, in our folder, which stands for a disk that all machines see
@@ -241,9 +237,9 @@ def backward_of_sum(net, images, labels):
     return loss.sum().asscalar()
 
 # %% [markdown]
-# With its first step, `Trainer` gives the store its optimizer. From then on a server keeps the
-# weights. It adds up the workers' gradients, divides, updates, and hands out new *weights*. What it
-# divides by, the first `step` has told it: 32, the whole batch.
+# With its first step, `Trainer` gives the store its optimizer. From then on the server adds up the
+# workers' gradients, divides, updates its weights, and hands out *weights*. The first `step` has
+# told it what to divide by: 32, the whole batch.
 
 # %% tags=["trains"]
 def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25):
@@ -291,8 +287,8 @@ assert whole_losses[-8:].mean() < 0.7 * whole_losses[:8].mean()
 # Code that was right on one machine says `step(len(x))`, with the worker's own `x`, here 16 images.
 # Nothing complains. **Predict:** what is that training equivalent to?
 #
-# We compare it with one worker at another learning rate. A batch's loss is the sum of what the two
-# workers found for their halves. We take the first 8 steps; rounding grows with the steps.
+# A batch's loss is the sum of what the two workers found for their halves. We compare the first 8
+# steps, before rounding errors grow.
 
 # %% tags=["trains"]
 on_workers(2, start_network, backward_of_sum, train_worker, folder=str(folder), name="wrong",
@@ -316,66 +312,78 @@ assert not np.allclose(wrong_losses[:8], whole_losses[:8], rtol=1e-3)
 #
 # ## Who updates?
 #
-# The optimizer is now on the server. What becomes of a learning rate that you set afterwards, of
-# another batch size, and of saving the optimizer's state? We try it on one weight, which starts
-# at 1. Its gradient is 1, and so is the learning rate; `step(4)` divides by 4. **Predict** the
-# weight after each of the first two steps.
+# The optimizer is now on the server. What becomes of a learning rate that you set afterwards? One
+# weight starts at 1. Its gradient is 1, and so is the learning rate; `step(4)` divides by 4.
+# **Predict** the weight after each step.
 
 # %% tags=["trains"]
-def ask_trainer():
+def set_rate_afterwards():
     weight = gluon.Parameter("weight", shape=(1,), init="ones")
     weight.initialize()
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore="dist_sync")
-
-    def step(size):
+    for rate in [1, 0]:
+        trainer.set_learning_rate(rate)
         with autograd.record():
             total = weight.data().sum()
         total.backward()
-        trainer.step(size)
+        trainer.step(4)
+        print(f"learning rate {rate}: the weight becomes {weight.data().asscalar()}")
 
-    step(4)
-    print("learning rate 1:", weight.data().asscalar())
-    trainer.set_learning_rate(0)
-    step(4)
-    print("learning rate 0:", weight.data().asscalar())
-    try:
-        step(5)
-    except UserWarning as error:  # MXNet raises it like any error
-        print("another batch size:", str(error).split(".")[0])
+
+(text,) = on_workers(1, set_rate_afterwards)
+print(text, end="")
+
+# %% tags=["fold"]
+# check: the server went on with learning rate 1
+assert text.splitlines() == [f"learning rate 1: the weight becomes {1 - 1 / 4}",
+                             f"learning rate 0: the weight becomes {1 - 2 / 4}"]
+
+# %% [markdown]
+# **What you change after the first step changes only your copy**, here without a word. (An
+# `lr_scheduler` that the optimizer had before goes with it to the server.) Another batch size and
+# saving the optimizer's state fail aloud:
+
+# %% tags=["trains", "fold"]
+# check: after a first step, step(5) and save_states raise; this is what they say
+def ask_more():
+    weight = gluon.Parameter("weight", shape=(1,), init="ones")
+    weight.initialize()
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore="dist_sync")
+    for size in [4, 5]:
+        with autograd.record():
+            total = weight.data().sum()
+        total.backward()
+        try:
+            trainer.step(size)
+        except UserWarning as error:  # MXNet raises it like any error
+            print(f"step({size}):", str(error).split(".")[0])
     try:
         trainer.save_states("states")
     except AssertionError as error:
         print("save_states:", str(error).split(".")[0])
 
 
-(text,) = on_workers(1, ask_trainer)
+(text,) = on_workers(1, ask_more)
 print(text, end="")
-
-# %% tags=["fold"]
-# check: the server went on with learning rate 1; the other two raise
 lines = text.splitlines()
-assert lines[0] == f"learning rate 1: {1 - 1 / 4}" and lines[1] == f"learning rate 0: {1 - 2 / 4}"
-assert lines[2].startswith("another batch size: Possible change in the `batch_size`")
-assert lines[3].startswith("save_states: Cannot save states for distributed training")
+assert lines[0].startswith("step(5): Possible change in the `batch_size`")
+assert lines[1].startswith("save_states: Cannot save states for distributed training")
 
 # %% [markdown]
-# **What you change after the first step changes only your copy**, for the learning rate without a
-# word. (An `lr_scheduler` that the optimizer had before goes with it to the server.)
+# Momentum would be on the servers. With momentum, a complete checkpoint needs
+# `Trainer(..., update_on_kvstore=False)`: then each worker updates its own weights.
 #
-# Momentum would be on the servers, and `Trainer` can't save it from there. A complete checkpoint
-# needs `Trainer(..., update_on_kvstore=False)`: then each worker updates its own weights.
-#
-# Mind whom you trust: the optimizer travels *pickled* (`kvstore_server.py`), and unpickling can run
-# any code.
+# The optimizer travels *pickled* (`kvstore_server.py`), and unpickling can run any code. **Keep
+# such a cluster in a network of its own.**
 #
 # ## Without waiting: `dist_async`
 #
 # What if nobody waits for the slowest? Under `dist_async` the server updates its weights with each
 # push as it comes. But a gradient may be *stale*: computed for weights that have changed since.
 #
-# We stage it. One weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$, and 0 is
-# best; the rate is ½. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push
-# the gradient that it has had all along. **Predict** the weight after that.
+# We stage it. A weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$, and 0 is best.
+# The rate is ½. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the
+# gradient that it has had all along. **Predict** the weight after that.
 
 # %%
 def push_stale():
@@ -412,9 +420,8 @@ assert abs(steps[3]) > steps[2] > 0.5**4
 # A fresh gradient would have led from 0.125 to 0.0625. The stale one leads to -0.375, past 0 and
 # farther from it than before.
 #
-# And how old do gradients get? A weight on the server counts updates: each push adds 1. A worker
-# pulls the count, "computes" for a while (it sleeps), and pulls again. What others have added in
-# the meantime is the age of its gradient, in updates.
+# And how old do gradients get? A weight on the server counts updates. A worker pulls the count,
+# "computes" (it sleeps), and pulls again. What others have added meanwhile is its gradient's age.
 
 # %%
 def mean_age(pauses):
@@ -451,10 +458,10 @@ for rank in range(3):
 assert float(slow[2]) > max(float(slow[0]), float(slow[1]))
 
 # %% [markdown]
-# Ideally the ages are 2 at equal speeds: while one computes, each of the two others updates once.
-# While the slow one computes, each of the others updates five times: 10. While a fast one computes,
-# the other fast one updates once, and the slow one a fifth of a time: 1.2. Pushes and pulls take
-# time too, and that lowers ages.
+# Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
+# While the slow one computes, they update five times each: 10. While a fast one computes, the other
+# updates once, and the slow one a fifth of a time: 1.2. Pushes and pulls take time, which lowers
+# ages.
 #
 # ## What fails, and who notices
 #
@@ -479,12 +486,21 @@ seconds_whole = time.perf_counter() - begin
 print(unharmed[1])
 
 # %% [markdown]
-# Now we kill one process after step 3, and wait as long as the whole run took just now: time enough
-# for all to finish. **Predict:** how many of the four processes are still there then?
+# Now we kill one process after step 3, and wait as long as that whole run took: time enough for all
+# to finish. **Predict:** how many of the four processes are still there then?
 #
-# `run` would end them: it watches, and when a process fails, it ends the others and raises
-# `Failed`. `Cluster` is the same in steps. It too watches, but only inside `wait`; until we call
-# that, MXNet is alone.
+# `run` watches: when a process fails, it ends the others and raises `Failed`. `Cluster` does so
+# only inside its `wait`; until we call that, MXNet is alone. `still_there` gives the names of the
+# processes that exist.
+
+# %% tags=["fold"]
+# define: still_there(cluster), the names of its processes that exist
+def still_there(cluster):
+    found = []
+    for name, pid in cluster.processes.items():
+        if psutil.pid_exists(pid):
+            found.append(name)
+    return found
 
 # %%
 def kill(victim):
@@ -493,10 +509,7 @@ def kill(victim):
         cluster.wait(until="step 3 done")
         os.kill(cluster.processes[victim], signal.SIGKILL)
         time.sleep(seconds_whole)
-        there = []
-        for name, pid in cluster.processes.items():
-            if psutil.pid_exists(pid):
-                there.append(name)
+        there = still_there(cluster)
         print(f"{victim} killed; still there:", ", ".join(there))
         try:
             cluster.wait()
@@ -518,7 +531,7 @@ assert "step 3 done" in printed_2 and "step 9 done" not in printed_2
 assert still_running() == [], "a process is left"
 
 # %% [markdown]
-# All but the dead one. A worker waits for a sum that will never be complete, or for a server.
+# All but the dead one. A worker waits for a push that never comes, or for a server.
 #
 # And if worker 1 takes four steps, and worker 0 only three? **Predict** which processes end.
 
@@ -547,12 +560,12 @@ assert still_running() == []
 # | a server | workers hang | `Failed` names it | has none |
 # | unequal steps | the last step hangs | `TimeoutError` | chapter 14: `join` |
 #
-# **Python is told of no death. Somebody has to watch.**
+# **From Python, MXNet reports no death. Somebody has to watch.**
 #
 # ## On a cluster
 #
-# What changes on real machines? The variables. Let the scheduler run on 192.0.2.10, a server and a
-# worker on .11, a second worker on .12. That one is started so:
+# On real machines, only the variables change. The scheduler is on 192.0.2.10, a server and a worker
+# on .11, a second worker on .12. That one is started so:
 
 # %%
 values = variables("worker", host="192.0.2.12", root="192.0.2.10", port=9000, workers=2, servers=1)
@@ -562,15 +575,9 @@ for name, value in values.items():
 print("    python train_worker.py ARGUMENTS")
 
 # %% [markdown]
-# Scheduler and server run `python -c 'import mxnet'` with their role. All hosts need to reach each
-# other, and each host needs the script, `helpers` and the data.
-#
-# **Keep such a cluster in a network of its own.** Whoever reaches a server can send it a pickle.
-#
-# **Which server gets which array?** Only an array of a million entries or more is cut, into equal
-# parts (`MXNET_KVSTORE_BIGARRAY_BOUND`). A smaller one goes whole to server
-# `key * 9973 % servers` (`EncodeDefaultKey` in `src/kvstore/kvstore_dist.h`). The exercise shows
-# what comes of that.
+# Scheduler and server run `python -c 'import mxnet'` with their role. They listen only at the
+# addresses given (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers and workers at any free port
+# unless `PORT` names one.
 #
 # **In float64**, use `run`. A server that is started otherwise may keep weights as float32:
 
@@ -600,19 +607,15 @@ assert zeros == 0
 assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 
 # %% [markdown]
-# Servers and workers take a free port each, unless the variable `PORT` names one. They listen only
-# at `DMLC_NODE_HOST`, the scheduler only at `DMLC_PS_ROOT_URI` (`ZMQVan::Bind` in ps-lite's
-# `zmq_van.h`).
-#
 # ## Summary
 #
 # - Without an optimizer, a server hands out the sum of what workers push; with one, weights.
 # - With `Trainer` the server divides and updates. Give `step` the size of the whole batch: then two
 #   workers equal one to 1e-12 under `dist_sync`.
-# - The optimizer goes to the server at the first step; later changes stay behind.
+# - A learning rate that is set after the first step stays behind.
 # - Under `dist_async` a gradient is as old as the number of updates that others make meanwhile.
-# - Python is told of no death: somebody has to watch.
-# - Arrays of less than a million entries aren't divided among servers.
+# - From Python, MXNet reports no death: somebody has to watch.
+# - Arrays of less than a million entries aren't divided among servers (exercise 1).
 #
 # **Further reading.** *Distributed Training in MXNet*
 # (`docs/static_site/src/pages/api/faq/distributed_training.md`); M. Li et al., *Scaling distributed
@@ -621,9 +624,11 @@ assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Whose keys?** A store has LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to
-#    7. By MXNet's rule, what share of the bytes does each of two servers get? And of three? Which
-#    number would you take?
+# 1. **Whose keys?** Of several servers, each gets some arrays. Only an array of a million entries or
+#    more is cut, into equal parts (`MXNET_KVSTORE_BIGARRAY_BOUND`). A smaller one goes whole to
+#    server `key * 9973 % servers` (`EncodeDefaultKey` in `src/kvstore/kvstore_dist.h`). A store has
+#    LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to 7. What share of the bytes
+#    does each of two servers get? And of three? Which number would you take?
 
 # %% [markdown]
 # ### Answer 1
