@@ -2,8 +2,8 @@
 # # Deeper · The parameter server
 #
 # In chapter 15 the ranks add up their gradients among themselves. In an older design *servers* do
-# it (M. Li et al., OSDI 2014), and across machines MXNet's key-value store (chapter 07) does so too.
-# Who divides by the batch then, who updates the weights, and who notices a death?
+# it (M. Li et al., OSDI 2014). Across machines, MXNet's key-value store (chapter 07) has them. Who
+# divides by the batch then, who updates the weights, and who notices a death?
 #
 # ![Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which adds them up to
 # 6; dashed arrows lead back, and each gets 6. A scheduler stands beside the server; no arrow leads
@@ -78,8 +78,8 @@ def variables(role, host, root, port, workers, servers):
 # For scheduler and server, `import mxnet` with their role is enough: the process serves, and exits
 # inside the import. **So never set a role in a notebook**, whose kernel would end there.
 #
-# A worker's code must be in a file. `write_script` writes our functions into one, which calls the
-# last of them. `run_by_hand` starts one scheduler, one server and the workers on this machine.
+# A worker's code must be in a file. `write_script` writes our function into one. `run_by_hand`
+# starts one scheduler, one server and the workers on this machine.
 
 # %% tags=["fold"]
 # define: write_script(*functions) and run_by_hand(script, workers); it returns what workers printed
@@ -259,7 +259,7 @@ def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25):
     np.save(f"{folder}/{name}-{store.rank}.npy", losses)
 
 # %% [markdown]
-# The oracle is one worker that gets the whole batch, here in the notebook with a local store.
+# The oracle is one worker that gets whole batches, here in the notebook, with a local store.
 # **Predict:** how far from it will *each* of two workers be, after 32 steps?
 
 # %% tags=["trains"]
@@ -381,9 +381,9 @@ assert lines[1].startswith("save_states: Cannot save states for distributed trai
 # What if nobody waits for the slowest? Under `dist_async` the server updates its weights with each
 # push as it comes. But a gradient may be *stale*: computed for weights that have changed since.
 #
-# We stage it. A weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$, and 0 is best.
-# The rate is ½. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the
-# gradient that it has had all along. **Predict** the weight after that.
+# A weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$, and 0 is best. The rate is
+# ½. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the gradient that
+# it has had all along. **Predict** the weight after that.
 
 # %%
 def push_stale():
@@ -490,11 +490,10 @@ print(unharmed[1])
 # to finish. **Predict:** how many of the four processes are still there then?
 #
 # `run` watches: when a process fails, it ends the others and raises `Failed`. `Cluster` does so
-# only inside its `wait`; until we call that, MXNet is alone. `still_there` gives the names of the
-# processes that exist.
+# only inside its `wait`; until we call that, MXNet is alone.
 
 # %% tags=["fold"]
-# define: still_there(cluster), the names of its processes that exist
+# define: still_there(cluster), the names of its processes that still exist
 def still_there(cluster):
     found = []
     for name, pid in cluster.processes.items():
@@ -575,11 +574,11 @@ for name, value in values.items():
 print("    python train_worker.py ARGUMENTS")
 
 # %% [markdown]
-# Scheduler and server run `python -c 'import mxnet'` with their role. They listen only at the
-# addresses given (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers and workers at any free port
-# unless `PORT` names one.
+# Scheduler and server run `python -c 'import mxnet'`. All listen only at the addresses given
+# (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers and workers at any free port unless `PORT`
+# names one.
 #
-# **In float64**, use `run`. A server that is started otherwise may keep weights as float32:
+# In float64, use `run`. A server that is started otherwise may keep weights as float32:
 
 # %% tags=["fold"]
 # check: a server whose new memory is all ones returns 1/3 as float32, one started by `run` whole
@@ -624,8 +623,8 @@ assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Whose keys?** Of several servers, each gets some arrays. Only an array of a million entries or
-#    more is cut, into equal parts (`MXNET_KVSTORE_BIGARRAY_BOUND`). A smaller one goes whole to
+# 1. **Whose keys?** Of several servers, each gets some arrays. Only an array of a million entries
+#    or more is cut, into equal parts (`MXNET_KVSTORE_BIGARRAY_BOUND`). A smaller one goes whole to
 #    server `key * 9973 % servers` (`EncodeDefaultKey` in `src/kvstore/kvstore_dist.h`). A store has
 #    LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to 7. What share of the bytes
 #    does each of two servers get? And of three? Which number would you take?
