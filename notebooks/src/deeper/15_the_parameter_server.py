@@ -9,8 +9,8 @@
 # 6; dashed arrows lead back, and each gets 6. A scheduler stands beside the server; no arrow leads
 # to it.](../src/drawings/parameter_server.svg)
 #
-# A **worker** computes gradients; it is your training script. A **server** adds up what workers
-# push. The **scheduler** introduces them, and no gradient passes through it.
+# A **worker** is your training script. A **server** adds up the gradients that workers push. The
+# **scheduler** introduces them; no gradient passes through it.
 #
 # As drawn, sums come back: this store has no optimizer. Once it has one, the server keeps the
 # *weights*, updates them with each sum, and hands out weights.
@@ -287,8 +287,8 @@ assert whole_losses[-8:].mean() < 0.7 * whole_losses[:8].mean()
 # Code that was right on one machine says `step(len(x))`, with the worker's own `x`, here 16 images.
 # Nothing complains. **Predict:** what is that training equivalent to?
 #
-# A batch's loss is the sum of what the two workers found for their halves. We compare the first 8
-# steps, before rounding errors grow.
+# A batch's loss is the sum over the two workers' halves. We compare the first 8 steps, before
+# rounding errors grow.
 
 # %% tags=["trains"]
 on_workers(2, start_network, backward_of_sum, train_worker, folder=str(folder), name="wrong",
@@ -339,7 +339,7 @@ assert text.splitlines() == [f"learning rate 1: the weight becomes {1 - 1 / 4}",
                              f"learning rate 0: the weight becomes {1 - 2 / 4}"]
 
 # %% [markdown]
-# **What you change after the first step changes only your copy**, here without a word. (An
+# **A learning rate that is set after the first step changes only your copy**, without a word. (An
 # `lr_scheduler` that the optimizer had before goes with it to the server.) Another batch size and
 # saving the optimizer's state fail aloud:
 
@@ -443,8 +443,8 @@ def mean_age(pauses):
     print(np.mean(ages))
 
 # %% [markdown]
-# Three workers of equal speed, then with worker 2 five times as slow. **Predict** the mean age for
-# each worker.
+# Three workers of equal speed; then worker 2 is five times as slow. **Predict** each worker's mean
+# age.
 
 # %% tags=["measured"]
 equal = on_workers(3, mean_age, pauses=[0.02, 0.02, 0.02])
@@ -460,8 +460,7 @@ assert float(slow[2]) > max(float(slow[0]), float(slow[1]))
 # %% [markdown]
 # Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
 # While the slow one computes, they update five times each: 10. While a fast one computes, the other
-# updates once, and the slow one a fifth of a time: 1.2. Pushes and pulls take time, which lowers
-# ages.
+# updates once and the slow one a fifth of a time: 1.2.
 #
 # ## What fails, and who notices
 #
@@ -483,7 +482,7 @@ def take_steps(steps):
 begin = time.perf_counter()
 unharmed = on_workers(2, take_steps, steps=[10, 10])
 seconds_whole = time.perf_counter() - begin
-print(unharmed[1])
+print(unharmed[1], end="")
 
 # %% [markdown]
 # Now we kill one process after step 3, and wait as long as that whole run took: time enough for all
@@ -574,9 +573,9 @@ for name, value in values.items():
 print("    python train_worker.py ARGUMENTS")
 
 # %% [markdown]
-# Scheduler and server run `python -c 'import mxnet'`. All listen only at the addresses given
-# (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers and workers at any free port unless `PORT`
-# names one.
+# Scheduler and server run `python -c 'import mxnet'`. Each host needs the script, `helpers` and the
+# data. All listen only at the addresses given (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers
+# and workers at any free port unless `PORT` names one.
 #
 # In float64, use `run`. A server that is started otherwise may keep weights as float32:
 
