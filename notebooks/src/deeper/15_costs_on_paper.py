@@ -190,11 +190,13 @@ for link, bandwidth in bandwidths.items():
 # %% tags=["fold"]
 # measure: ResNet-18's arrays, those that MXNet cuts and those that it doesn't
 from helpers.networks import hybrid_resnet18
-from mxnet import nd
+import mxnet as mx
+from mxnet import npx
 
+npx.set_np()
 net = hybrid_resnet18(10)
 net.initialize()
-net(nd.zeros((1, 1, 28, 28)))  # now it knows its shapes
+net(mx.np.zeros((1, 1, 28, 28)))  # now it knows its shapes
 in_cut = []
 in_whole = []
 for parameter in net.collect_params().values():
