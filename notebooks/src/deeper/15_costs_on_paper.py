@@ -180,8 +180,8 @@ for link, bandwidth in bandwidths.items():
 
 # %% [markdown]
 # LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
-# link gets below that. With 100 µs they would take four times as long as the computing; the two
-# others would hardly change. The billion has 89 times ResNet-18's gradients, but 140 times its
+# link gets below that. At 100 µs each they would take four times as long as the computing, and the
+# two others' shares would hardly change. The billion has 89 times ResNet-18's gradients, but 140 times its
 # work. **What decides is the work for each byte, and that grows with each worker's batch.**
 #
 # How do servers do, with more workers? MXNet cuts only arrays of a million entries or more into
@@ -314,21 +314,21 @@ assert for_128 == 2 * for_64, "in proportion to the batch"
 # Activations grow with the batch, so a smaller one, or several accumulated (chapter 14), helps.
 # Weights, gradients and optimizer state don't shrink with the batch, nor with more workers.
 #
-# What if they are divided? Of 16 servers, on CPUs, each holds weights, sums of gradients and
-# moments for a 16th of the keys, beside the worker's own weights and gradients on that machine
-# (`store_` and `update_buf_` in `src/kvstore/kvstore_dist_server.h`). When everything is *sharded*
-# (chapter 16), each worker holds a 16th of all. **Predict** the bytes for each parameter, with
-# Adam.
+# What if they are divided? Let each of 16 machines, without GPUs, have a worker and a server. The
+# worker has all weights and gradients. The server has weights, sums of gradients and moments, for a
+# 16th of the keys (`store_` and `update_buf_` in `src/kvstore/kvstore_dist_server.h`). When
+# everything is *sharded* (chapter 16), each worker holds a 16th of all. **Predict** the bytes for
+# each parameter, with Adam.
 
 # %%
 memory = {
     "every DDP worker": {"weights": 4, "gradients": 4, "moments": 8},
-    "a worker, a server": {"weights": 4 + 4 / 16, "gradients": 4 + 4 / 16, "moments": 8 / 16},
+    "worker and server": {"weights": 4 + 4 / 16, "gradients": 4 + 4 / 16, "moments": 8 / 16},
     "sharded over 16": {"weights": 4 / 16, "gradients": 4 / 16, "moments": 8 / 16},
 }
 for who, parts in memory.items():
     total = sum(parts.values())
-    print(f"{who:18} {total:2.0f} B for a parameter, {total:2.0f} GB for a billion")
+    print(f"{who:17} {total:2.0f} B for a parameter, {total:2.0f} GB for a billion")
 
 # %% tags=["fold"]
 # draw: GB for a billion parameters with Adam, by what holds them
