@@ -181,8 +181,8 @@ for link, bandwidth in bandwidths.items():
 # %% [markdown]
 # LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
 # link gets below that. At 100 µs each they would take four times as long as the computing, and the
-# two others' shares would hardly change. The billion has 89 times ResNet-18's gradients, but 140 times its
-# work. **What decides is the work for each byte, and that grows with each worker's batch.**
+# two others' shares would hardly change. The billion has 89 times ResNet-18's gradients, but 140
+# times its work. **What decides is the work for each byte, and that grows with each worker's batch.**
 #
 # How do servers do, with more workers? MXNet cuts only arrays of a million entries or more into
 # equal parts; any other goes whole to one server (deeper: The parameter server).
@@ -218,11 +218,12 @@ assert sum(in_cut) + sum(in_whole) == parameters["ResNet-18"]
 bandwidth = bandwidths["10 Gbit/s"]
 latency = 100e-6
 size = 4 * 11_175_818  # bytes of all gradients
+cut = 4 * 8_257_536
+largest_whole = 4 * 589_824
 
 
 def predict(k):
-    by_rule = 4 * (8_257_536 / k + 589_824)  # its part of the cut ones, and the largest whole one
-    by_rule = max(by_rule, size / k)
+    by_rule = max(cut / k + largest_whole, size / k)
     others = k - 1  # a server's own worker is on the same machine
     return {
         "one server": server_seconds(k, size, bandwidth, latency),
@@ -239,7 +240,8 @@ for k in [2, 128]:
 
 # %% tags=["fold"]
 # draw: predicted milliseconds of communication against the number of workers
-assert (sum(in_cut), max(in_whole)) == (8_257_536, 589_824)
+assert cut == 4 * sum(in_cut) and largest_whole == 4 * max(in_whole)
+assert size == 4 * parameters["ResNet-18"]
 numbers = [2, 4, 8, 16, 32, 64, 128]
 limit = computing["ResNet-18"]
 lines = {}
