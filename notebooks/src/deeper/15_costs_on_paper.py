@@ -182,7 +182,8 @@ for link, bandwidth in bandwidths.items():
 # LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
 # link gets below that. At 100 µs each they would take four times as long as the computing, and the
 # two others' shares would hardly change. The billion has 89 times ResNet-18's gradients, but 140
-# times its work. **What decides is the work for each byte, and that grows with each worker's batch.**
+# times its work. **What decides is the work for each byte, and that grows with each worker's
+# batch.**
 #
 # How do servers do, with more workers? MXNet cuts only arrays of a million entries or more into
 # equal parts; any other goes whole to one server (deeper: The parameter server).
