@@ -223,7 +223,7 @@ cut = 4 * 8_257_536
 largest_whole = 4 * 589_824
 
 
-def predict(k):
+def seconds_by_way(k):
     by_rule = max(cut / k + largest_whole, size / k)
     others = k - 1  # a server's own worker is on the same machine
     return {
@@ -236,7 +236,7 @@ def predict(k):
 
 for k in [2, 128]:
     print(k, "workers")
-    for way, seconds in predict(k).items():
+    for way, seconds in seconds_by_way(k).items():
         print(f"    {way:24} {1000 * seconds:6,.0f} ms")
 
 # %% tags=["fold"]
@@ -246,8 +246,8 @@ assert size == 4 * parameters["ResNet-18"]
 numbers = [2, 4, 8, 16, 32, 64, 128]
 limit = computing["ResNet-18"]
 lines = {}
-for way in predict(2):
-    seconds = np.array([predict(k)[way] for k in numbers])
+for way in seconds_by_way(2):
+    seconds = np.array([seconds_by_way(k)[way] for k in numbers])
     lines[way] = (numbers, 1000 * seconds)
     stays_below = way in ["k servers, equal parts", "ring"]
     assert (max(seconds) < limit) == stays_below, way
