@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Deeper · Costs on paper
 #
-# How long would gradients travel, over a link that you don't have? And how much memory does a
-# model need on each device, before you buy one? Both can be estimated on paper. Nothing here is
-# measured but one count of bytes; the assumptions are named.
+# How long would gradients travel over a link that you don't have? And how much memory would a model
+# need on each device? Both can be estimated on paper. Nothing here is timed; the assumptions are
+# named.
 #
 # ## What you'll do
 #
-# Count what the busiest machine sends with servers and in a ring. Turn bytes into seconds for three
-# models on three links. Count the memory of a billion parameters. Find how often to save.
+# Count what the busiest machine sends. Turn bytes into seconds, for three models on three links.
+# Count the memory of a billion parameters. Find how often to save.
 #
 # ## What you'll learn
 #
@@ -28,25 +28,25 @@ from helpers.plotting import BLUE, GREEN, ORANGE, curves, figure, show
 # %% [markdown]
 # ## Bytes
 #
-# There are $k$ workers, and the gradients have $S$ bytes. Each worker sends $S$ to the servers and
-# gets $S$ back. What does the busiest machine send? We list all messages of a step, each as a
-# sender, a receiver and a size. A message within a machine costs its link nothing.
+# What does the busiest machine send? There are $k$ workers, and the gradients have $S$ bytes. We
+# list all messages of a step, each as a sender, a receiver and a size. A message from a machine to
+# itself costs nothing.
 
 # %%
 def most_sent(messages):
     sent = {}
     for sender, receiver, size in messages:
-        sent.setdefault(sender, 0)
         if sender != receiver:
-            sent[sender] += size
+            sent[sender] = sent.get(sender, 0) + size
     return max(sent.values())
 
 
 print(most_sent([("a", "b", 1), ("a", "a", 5), ("b", "a", 2)]))
 
 # %% [markdown]
-# Each of several servers has an equal part of the keys. It stands on a machine of its own, or on a
-# worker's machine. In a ring (chapter 03), each worker sends a $k$-th to the next, $2(k-1)$ times:
+# Each worker sends its gradients to the servers and gets $S$ back. Each of several servers has an
+# equal part of the keys. In a ring (chapter 03), each worker sends a $k$-th to the next, $2(k-1)$
+# times:
 
 # %%
 def server_messages(k, server_machines):
@@ -67,16 +67,17 @@ def ring_messages(k):
     return messages
 
 # %% [markdown]
-# **Predict:** with 8 workers, what does a single server send? And each machine, if every worker's
-# machine has a server as well?
+# The workers' machines are called 0 to 7. A single server is on a machine of its own; eight servers
+# are on the workers' machines. **Predict:** what does the single server send? And each machine with
+# a worker and a server?
 
 # %%
-k = 8
-one_server = most_sent(server_messages(k, ["server"]))
-eight_servers = most_sent(server_messages(k, range(k)))
-ring = most_sent(ring_messages(k))
-print(f"one server sends {one_server} S; with eight, each machine sends {eight_servers} S; "
-      f"in a ring {ring} S")
+one_server = most_sent(server_messages(8, ["its own machine"]))
+eight_servers = most_sent(server_messages(8, [0, 1, 2, 3, 4, 5, 6, 7]))
+ring = most_sent(ring_messages(8))
+print("one server sends", one_server, "S")
+print("a machine with a worker and one of eight servers sends", eight_servers, "S")
+print("a machine in a ring sends", ring, "S")
 
 # %% tags=["fold"]
 # check: k S; and 2 (k - 1) / k S in both other cases, for 2 to 16 workers
@@ -87,19 +88,21 @@ for workers in range(2, 17):
     assert np.isclose(most_sent(ring_messages(workers)), least)
 
 # %% [markdown]
-# One server sends $kS$ and receives as much. As many servers as workers, on the same machines, come
-# to the same $2\frac{k-1}{k}S$ as a ring, if the keys can be divided equally.
+# One server sends $kS$ and receives as much. **As many servers as workers, on the same machines,
+# come to the same $2\frac{k-1}{k}S$ as a ring**, if the keys can be divided equally.
 #
 # ## Seconds
 #
-# A message costs a latency, and a time for each byte. A push and a pull cost a latency each, if
-# messages to several servers overlap; a ring has $2(k-1)$ messages in turn. We assume that no pull
-# begins before the last push has arrived. (A server that answers each key as soon as it is complete
-# could need half as long.)
+# How long does that take? A message costs a latency, and a time for each byte.
+#
+# - **A server** receives all pushes, *then* answers all pulls. Messages to and from several
+#   machines overlap, so it has two latencies. (MXNet's server answers each key as soon as its
+#   pushes are complete, so it sends while it receives. At best that takes half as long.)
+# - **In a ring**, each machine sends and receives at once, and has $2(k-1)$ messages in turn.
 
 # %%
 def server_seconds(others, part, bandwidth, latency):
-    """The busiest server: `part` bytes from each of the other machines' workers, and back."""
+    """A server gets `part` bytes from each of the other machines' workers, and sends as much."""
     one_way = latency + others * part / bandwidth
     return 2 * one_way
 
@@ -109,108 +112,151 @@ def ring_seconds(k, size, bandwidth, latency):
     return 2 * (k - 1) * one_message
 
 
-print("one server for 8 workers, 1 byte at 1 byte/s: ", server_seconds(8, 1, 1, latency=0), "s")
-print("ring of 8, the same:                          ", ring_seconds(8, 1, 1, latency=0), "s")
-print("ring of 8, if each message takes 1 s to start:", ring_seconds(8, 1, 1, latency=1), "s")
+server_8 = server_seconds(others=8, part=1, bandwidth=1, latency=0)
+ring_8 = ring_seconds(k=8, size=1, bandwidth=1, latency=0)
+ring_8_slow = ring_seconds(k=8, size=1, bandwidth=1, latency=1)
+print("8 workers, gradients of 1 byte, links of 1 byte/s")
+print("    one server:               ", server_8, "s, 8 to receive and 8 to send")
+print("    ring:                     ", ring_8, "s")
+print("    ring, each message + 1 s: ", ring_8_slow, "s")
 
 # %% tags=["fold"]
 # check: seconds follow from the counts of bytes; a ring of 8 has 14 latencies
-assert server_seconds(8, 1, 1, 0) == 16, "it receives 8 S, then sends 8 S"
+assert server_8 == 16, "it receives 8 S, then sends 8 S"
 assert np.isclose(server_seconds(7, 1 / 8, 1, 0), eight_servers)
-assert np.isclose(ring_seconds(8, 1, 1, 0), ring)
-assert ring_seconds(8, 1, 1, 1) == 14 + 1.75
+assert np.isclose(ring_8, ring)
+assert ring_8_slow == 14 + 1.75
 
 # %% [markdown]
-# Now three models, 16 workers in a ring, and three links. The assumptions:
+# **A ring pays for few bytes with many latencies.** Now three models, 16 workers in a ring, and
+# three links. The assumptions:
 #
-# - devices train at 5 TFLOP/s, links run at their full rate, a message's latency is 10 to 100 µs;
-# - each worker's batch has 256 images, or 16 texts of 1,024 tokens;
-# - operations for an image of 28×28 are from deeper: Counting operations, predicting GPUs; a dense
-#   model takes 6 for each parameter and token, 2 forward and 4 backward;
+# - a message's latency is 10 µs, and links run at their full rate;
+# - each worker's batch has 256 images of 28×28, or 16 texts of 1,024 tokens;
+# - training takes three forward passes; those of LeNet and ResNet-18 were counted in deeper:
+#   Counting operations, predicting GPUs. A language model takes 2 operations forward for each
+#   parameter and token;
+# - devices train at 5 TFLOP/s. On a device ten times as fast, each share below is ten times as
+#   large;
 # - nothing is overlapped (chapter 14).
 #
-# The table shows communication as a share of the computing, for the short and the long latency.
+# The table shows communication as a share of the computing. **Predict:** for which model is it
+# largest, and for which smallest?
 
 # %%
 parameters = {"LeNet": 129_068, "ResNet-18": 11_175_818, "a billion": 1e9}
-operations = {
-    "LeNet": 256 * 13_502_160,
-    "ResNet-18": 256 * 202.5 * 13_502_160,
-    "a billion": 16 * 1024 * 6 * 1e9,
+computing = {  # seconds in a step
+    "LeNet": 256 * 3 * 4_500_720 / 5e12,
+    "ResNet-18": 256 * 3 * 911_601_664 / 5e12,
+    "a billion": 16 * 1024 * 3 * 2 * 1e9 / 5e12,
 }
 bandwidths = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}  # bytes/s
 
-print("             computing      1 Gbit/s        10 Gbit/s       100 Gbit/s")
 share = {}
 for model in parameters:
-    computing = operations[model] / 5e12
-    line = f"{model:10} {1000 * computing:8,.1f} ms"
+    print(f"{model}: {1000 * computing[model]:,.1f} ms of computing")
     for link, bandwidth in bandwidths.items():
-        size = 4 * parameters[model]
-        short = ring_seconds(16, size, bandwidth, 10e-6) / computing
-        long = ring_seconds(16, size, bandwidth, 100e-6) / computing
-        share[model, link] = short, long
-        line += f"{short:8.0%} to{long:5.0%}"
-    print(line)
+        seconds = ring_seconds(16, 4 * parameters[model], bandwidth, latency=10e-6)
+        share[model, link] = seconds / computing[model]
+        print(f"    {link:10} {share[model, link]:6.0%}")
 
 # %% tags=["fold"]
-# check: the sentences below, from the numbers above
-computing = operations["LeNet"] / 5e12
-print(f"30 latencies: {30 * 10e-6 / computing:.0%} to {30 * 100e-6 / computing:.0%} of LeNet's "
-      f"computing; the billion has {1e9 / parameters['ResNet-18']:.0f} times ResNet-18's "
-      f"gradients, and {operations['a billion'] / operations['ResNet-18']:.0f} times its work")
-assert 0.4 < 30 * 10e-6 / computing < 0.45 and 4 < 30 * 100e-6 / computing < 4.5
-for link in bandwidths:
-    assert min(share["LeNet", link]) > 0.4
-    assert max(share["a billion", link]) < min(share["ResNet-18", link])
+# check: the sentences below; and what a latency of 100 µs changes
+latencies_of_lenet = 30 * 10e-6 / computing["LeNet"]
+more_gradients = parameters["a billion"] / parameters["ResNet-18"]
+more_work = computing["a billion"] / computing["ResNet-18"]
+print(f"30 latencies: {latencies_of_lenet:.0%} of LeNet's computing; "
+      f"the billion has {more_gradients:.0f} times ResNet-18's gradients, "
+      f"and {more_work:.0f} times its work")
+assert 0.4 < latencies_of_lenet < 0.45
+assert (round(more_gradients), round(more_work)) == (89, 140)
+for link, bandwidth in bandwidths.items():
+    assert share["LeNet", link] > 0.4
+    assert share["a billion", link] < share["ResNet-18", link] < share["LeNet", link]
+    for model in parameters:
+        slower = ring_seconds(16, 4 * parameters[model], bandwidth, 100e-6) / computing[model]
+        added = slower - share[model, link]
+        assert 3.8 < added < 4 if model == "LeNet" else added < 0.021
 
 # %% [markdown]
-# LeNet's step is so short that 30 latencies alone take from two fifths of it to four times as long:
-# no link gets below that. The billion has 89 times ResNet-18's gradients, but 140 times its work.
-# **What decides is the work for each byte, and that grows with each worker's batch.**
+# LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
+# link gets below that. At 100 µs each they would take four times as long as the computing, and the
+# two others' shares would hardly change. The billion has 89 times ResNet-18's gradients, but 140
+# times its work. **What decides is the work for each byte, and that grows with each worker's
+# batch.**
 #
-# How do servers do, with more workers? MXNet sends an array of less than a million entries whole to
-# one server, and many of ResNet-18's have 589,824 (deeper: The parameter server). So its busiest
-# server gets at least one of those, beside its part of the larger ones.
+# How do servers do, with more workers? MXNet cuts only arrays of a million entries or more into
+# equal parts; any other goes whole to one server (deeper: The parameter server).
+
+# %% tags=["fold"]
+# measure: ResNet-18's arrays, those that MXNet cuts and those that it doesn't
+from helpers.networks import hybrid_resnet18
+import mxnet as mx
+from mxnet import npx
+
+npx.set_np()
+net = hybrid_resnet18(10)
+net.initialize()
+net(mx.np.zeros((1, 1, 28, 28)))  # now it knows its shapes
+in_cut = []
+in_whole = []
+for parameter in net.collect_params().values():
+    if parameter.grad_req != "null":
+        entries = int(np.prod(parameter.shape))
+        if entries >= 1_000_000:
+            in_cut.append(entries)
+        else:
+            in_whole.append(entries)
+print(f"cut:   {len(in_cut):2} arrays, {sum(in_cut):,} entries together")
+print(f"whole: {len(in_whole):2} arrays, {sum(in_whole):,} entries, the largest {max(in_whole):,}")
+assert sum(in_cut) + sum(in_whole) == parameters["ResNet-18"]
+
+# %% [markdown]
+# So each server gets a part of the cut arrays, and one server gets the largest whole one as well.
+# It has at least those bytes, and at least a $k$-th of all.
 
 # %%
-computing = operations["ResNet-18"] / 5e12
 bandwidth = bandwidths["10 Gbit/s"]
 latency = 100e-6
-size = 4 * parameters["ResNet-18"]
-large = 4 * 9 * 512 * (256 + 3 * 512)  # bytes of the arrays that are cut: 3×3 kernels, 512 wide
-small = 4 * 9 * 256 * 256  # of the largest array that isn't
+size = 4 * 11_175_818  # bytes of all gradients
+cut = 4 * 8_257_536
+largest_whole = 4 * 589_824
 
-ways = ["one server", "k servers, MXNet's rule", "k servers, equal parts", "ring"]
-seconds = {way: [] for way in ways}
-numbers = [2, 4, 8, 16, 32, 64, 128]
-for k in numbers:
-    by_rule = max(size / k, large / k + small)  # at least, for the busiest server
-    found = {
+
+def seconds_by_way(k):
+    by_rule = max(cut / k + largest_whole, size / k)
+    others = k - 1  # a server's own worker is on the same machine
+    return {
         "one server": server_seconds(k, size, bandwidth, latency),
-        "k servers, MXNet's rule": server_seconds(k - 1, by_rule, bandwidth, latency),
-        "k servers, equal parts": server_seconds(k - 1, size / k, bandwidth, latency),
+        "k servers, MXNet's rule": server_seconds(others, by_rule, bandwidth, latency),
+        "k servers, equal parts": server_seconds(others, size / k, bandwidth, latency),
         "ring": ring_seconds(k, size, bandwidth, latency),
     }
-    for way in ways:
-        seconds[way].append(found[way])
 
-for way in ways:
-    print(f"{way:24} {1000 * seconds[way][0]:4.0f} ms with 2 workers, "
-          f"{1000 * seconds[way][-1]:6,.0f} ms with 128")
-print(f"computing                {1000 * computing:4.0f} ms")
+
+for k in [2, 128]:
+    print(k, "workers")
+    for way, seconds in seconds_by_way(k).items():
+        print(f"    {way:24} {1000 * seconds:6,.0f} ms")
 
 # %% tags=["fold"]
 # draw: predicted milliseconds of communication against the number of workers
+assert cut == 4 * sum(in_cut) and largest_whole == 4 * max(in_whole)
+assert size == 4 * parameters["ResNet-18"]
+numbers = [2, 4, 8, 16, 32, 64, 128]
+limit = computing["ResNet-18"]
 lines = {}
-for way in ways:
-    lines[way] = (numbers, 1000 * np.array(seconds[way]))
-    stays_below = max(seconds[way]) < computing
-    assert stays_below == (way in ["k servers, equal parts", "ring"]), way
-lines["computing"] = ([2, 128], [1000 * computing, 1000 * computing])
+for way in seconds_by_way(2):
+    seconds = np.array([seconds_by_way(k)[way] for k in numbers])
+    lines[way] = (numbers, 1000 * seconds)
+    stays_below = way in ["k servers, equal parts", "ring"]
+    assert (max(seconds) < limit) == stays_below, way
+    if not stays_below:
+        assert max(seconds) / 2 > limit, "nor would it if the server sent while it receives"
+lines["computing"] = ([2, 128], [1000 * limit, 1000 * limit])
 title = ("Predicted, ResNet-18, 10 Gbit/s, 100 µs: only equal parts and a ring\nstay below the "
          "computing up to 128 workers")
-fig, ax = curves(title, "workers", "communication in a step (ms)", lines, logx=True, logy=True)
+fig, ax = curves(title, "workers", "milliseconds in a step", lines, logx=True, logy=True)
 ax.set_xticks(numbers, numbers)
 ax.minorticks_off()
 show(fig, alt="Milliseconds of communication in a step for 2 to 128 workers. One server: in "
@@ -218,28 +264,30 @@ show(fig, alt="Milliseconds of communication in a step for 2 to 128 workers. One
               "rule it goes on rising, and so does a ring, more slowly.")
 
 # %% [markdown]
-# **Only equal parts and a ring stay below the computing up to 128 workers.** A ring's latencies
-# grow with the workers; a server's messages to many workers overlap, or so we assumed.
+# **Only equal parts and a ring stay below the computing up to 128 workers**, even if servers took
+# half as long. A ring's latencies grow with the workers; a server's overlap, or so we assumed.
 #
 # ## Memory
 #
-# A billion parameters in float32 are 4 GB, their gradients 4 GB, momentum 4 GB, Adam's two moments
-# 8 GB. *Every* DDP worker holds all of it, and its buckets take another 4 GB unless you pass
+# What does each device hold? A billion parameters in float32 are 4 GB, and their gradients 4 GB.
+# Momentum would be 4 GB; Adam has two moments in its place, 8 GB. With Adam that makes 16 GB, and
+# *every* DDP worker holds all of it. DDP's buckets take another 4 GB, unless you pass
 # `gradient_as_bucket_view=True` (`torch/nn/parallel/distributed.py`).
 #
 # Activations come on top: what the forward pass keeps for the backward pass. For LeNet we count
-# them. `saved_tensors_hooks` calls our function with each tensor that is kept:
+# them:
 
-# %% tags=["torch"]
+# %% tags=["torch", "fold"]
+# define: activation_bytes(net, images), of all tensors kept for the backward pass but weights
 import torch
 from helpers.torch_networks import lenet
 
 
 def activation_bytes(net, images):
-    weights = set()
+    weights = set()  # their addresses
     for parameter in net.parameters():
         weights.add(parameter.data_ptr())
-    kept = {}
+    kept = {}  # bytes by address, so that a tensor kept twice counts once
 
     def keep(tensor):
         if tensor.data_ptr() not in weights:
@@ -249,43 +297,50 @@ def activation_bytes(net, images):
     def give_back(tensor):
         return tensor
 
+    # `keep` is called with each tensor that is kept
     with torch.autograd.graph.saved_tensors_hooks(keep, give_back):
         loss = net(images).sum()
     assert loss.requires_grad, "or nothing would be kept"
     return sum(kept.values())
 
-
+# %% tags=["torch"]
 net = lenet()
 for_64 = activation_bytes(net, torch.zeros(64, 1, 28, 28))
 for_128 = activation_bytes(net, torch.zeros(128, 1, 28, 28))
-print(f"weights, gradients, momentum {12 * 129_068 / 1e6:.1f} MB")
-print(f"activations of 64 images {for_64 / 1e6:.1f} MB, of 128 images {for_128 / 1e6:.1f} MB")
+state = (4 + 4 + 4) * 129_068  # weights, gradients, momentum
+print(f"weights, gradients, momentum: {state / 1e6:5.1f} MB")
+print(f"activations of 64 images:     {for_64 / 1e6:5.1f} MB")
+print(f"activations of 128 images:    {for_128 / 1e6:5.1f} MB")
 assert for_128 == 2 * for_64, "in proportion to the batch"
 
 # %% [markdown]
 # Activations grow with the batch, so a smaller one, or several accumulated (chapter 14), helps.
 # Weights, gradients and optimizer state don't shrink with the batch, nor with more workers.
 #
-# Of $k$ servers, each holds weights, sums of gradients (`store_` and `update_buf_` in
-# `src/kvstore/kvstore_dist_server.h`) and optimizer state for its keys only: a $k$-th, if divided
-# equally. Bytes for each parameter with Adam and 16 workers:
+# What if they are divided? Let each of 16 machines, without GPUs, have a worker and a server. The
+# worker has all weights and gradients. The server has weights, sums of gradients and moments, for a
+# 16th of the keys (`store_` and `update_buf_` in `src/kvstore/kvstore_dist_server.h`). When
+# everything is *sharded* (chapter 16), each worker holds a 16th of all. **Predict** the bytes for
+# each parameter, with Adam.
 
 # %%
 memory = {
     "every DDP worker": {"weights": 4, "gradients": 4, "moments": 8},
     "worker and server": {"weights": 4 + 4 / 16, "gradients": 4 + 4 / 16, "moments": 8 / 16},
-    "all divided by 16": {"weights": 4 / 16, "gradients": 4 / 16, "moments": 8 / 16},
+    "sharded over 16": {"weights": 4 / 16, "gradients": 4 / 16, "moments": 8 / 16},
 }
 for who, parts in memory.items():
     total = sum(parts.values())
-    print(f"{who:18} {total:4.0f} bytes a parameter: {total:3.0f} GB for a billion")
+    print(f"{who:17} {total:2.0f} B for a parameter, {total:2.0f} GB for a billion")
 
 # %% tags=["fold"]
 # draw: GB for a billion parameters with Adam, by what holds them
 totals = [sum(parts.values()) for parts in memory.values()]
 assert totals == [16, 9, 1]
+# On GPUs, the server's part lies in host memory, and gradients pass a pinned host buffer
+# (`comm_buf_` in `kvstore_dist.h`): the device keeps 8 GB, the host has the server's 1 and 4.
 fig, ax = figure("Adam, a billion parameters: 16 GB on a DDP worker, 9 GB with 16\nservers, "
-                 "1 GB if all were divided", "GB")
+                 "1 GB if all is sharded", "GB")
 begin = np.zeros(3)
 looks = {"weights": (BLUE, ""), "gradients": (ORANGE, "//"), "moments": (GREEN, "..")}
 for part, (color, hatch) in looks.items():
@@ -297,29 +352,27 @@ ax.invert_yaxis()
 fig.legend(loc="outside right center", fontsize=8)
 show(fig, alt="Bars of memory for a billion parameters in float32 with Adam, without activations: "
               "16 GB on a DDP worker, 9 GB on a machine with a worker and one of 16 servers, 1 GB "
-              "if everything were divided by 16.")
+              "if everything is sharded over 16.")
 
 # %% [markdown]
-# "Worker and server" is a machine that has a worker and one of 16 servers, on CPUs. **On GPUs:**
-# the servers' part lies in host memory, and gradients pass a pinned host buffer (`comm_buf_` in
-# `kvstore_dist.h`): the device keeps 8 GB, the host has 1 + 4.
-#
 # **Data parallelism divides the batch and copies everything else.** When that no longer fits on one
-# device, it can be *sharded* (ZeRO, FSDP, chapter 16): each worker keeps a part, and gathers the
-# rest when it needs it.
-
-# %% [markdown]
+# device, shard it: each worker keeps a part, and gathers the rest when it needs it.
+#
 # ## How often to save
 #
-# A checkpoint costs time, and so does the work that is lost since the last one. If saving costs
-# $C$ seconds, and failures come every $M$ seconds on average, save about every $\sqrt{2CM}$
-# seconds (J. W. Young, CACM, 1974). We find the best interval by trying: in an interval of $T$
-# seconds of work, saving costs $C$, and a failure, which comes with probability $T/M$, loses half
-# of it.
+# A checkpoint costs time, and so does the work that is lost since the last one. How often is best?
+# Saving takes $C$ seconds, and failures come every $M$ seconds on average. In an interval of $T$
+# seconds of work,
+#
+# - saving costs $C$ of $T$ seconds: a share of $C/T$;
+# - a failure comes with probability $T/M$ and loses half the interval, $T/2$: on average
+#   $T^2/2M$ of $T$ seconds, a share of $T/2M$.
+#
+# The sum is least where the two are equal, at $T = \sqrt{2CM}$ (J. W. Young, CACM, 1974). We try:
 
 # %%
 def lost_share(interval, saving, between_failures):
-    return saving / interval + interval / 2 / between_failures
+    return saving / interval + interval / (2 * between_failures)
 
 
 saving = 30  # seconds
@@ -334,8 +387,8 @@ assert abs(best - by_formula) <= 10
 # %% [markdown]
 # ## Summary
 #
-# - One server sends $kS$ bytes; in a ring, or with $k$ equal servers beside the workers, a machine
-#   sends $2\frac{k-1}{k}S$.
+# - One server sends $kS$ bytes and becomes the limit; in a ring, or with $k$ equal servers beside
+#   the workers, a machine sends $2\frac{k-1}{k}S$.
 # - A ring costs $2(k-1)$ latencies, whatever the link's rate.
 # - What decides is the work for each byte of gradients. It grows with each worker's batch.
 # - A billion parameters with Adam take 16 GB on every DDP worker, 20 GB with DDP's default buckets,

@@ -2,40 +2,38 @@
 # # Deeper · The parameter server
 #
 # In chapter 15 the ranks add up their gradients among themselves. In an older design *servers* do
-# it (M. Li et al., OSDI 2014), and MXNet's key-value store (chapter 07) works that way across
-# machines:
+# it (M. Li et al., OSDI 2014). Across machines, MXNet's key-value store (chapter 07) has them. Who
+# divides by the batch then, who updates the weights, and who notices a death?
 #
 # ![Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which adds them up to
 # 6; dashed arrows lead back, and each gets 6. A scheduler stands beside the server; no arrow leads
 # to it.](../src/drawings/parameter_server.svg)
 #
-# A **worker** computes gradients; it is your training script. A **server** adds up what workers
-# push and hands out the result. The **scheduler** introduces them, and no gradient passes through
-# it.
+# A **worker** is your training script. A **server** adds up the gradients that workers push. The
+# **scheduler** introduces them; no gradient passes through it.
+#
+# As drawn, sums come back: this store has no optimizer. Once it has one, the server keeps the
+# *weights*, updates them with each sum, and hands out weights.
 #
 # ## What you'll do
 #
-# Start all three kinds by hand. Train LeNet on two workers. Fall into the trap of the sum. Measure
-# how old gradients get. Kill workers and servers, and see who notices.
+# Train LeNet on two workers. Fall into the trap of the sum. Measure how old gradients get. Kill
+# workers and servers.
 #
 # ## What you'll learn
 #
 # - by which variables MXNet's processes find their roles;
 # - what two workers must divide by, to equal one;
 # - what `dist_async` does to a gradient;
-# - that MXNet tells nobody of a death.
+# - that from Python, MXNet reports no death.
 #
 # ## What you need
 #
 # Chapters 07 and 15. No GPU, no PyTorch and no second machine. Reading takes {reading time},
 # running about a minute.
 
-# %%
-from helpers import load_data
-from helpers.cluster import SERVER, Cluster, Failed, run
-from helpers.compare import largest_difference
-from helpers.networks import lenet
-
+# %% tags=["fold"]
+# define: imports, and the folder in which all files go
 import inspect
 import json
 import os
@@ -52,47 +50,18 @@ import numpy as np
 import psutil
 from mxnet import autograd, gluon, nd
 
+from helpers import load_data
+from helpers.cluster import SERVER, Cluster, Failed, run
+from helpers.compare import largest_difference
+from helpers.networks import lenet
+
 scratch = tempfile.TemporaryDirectory()
 folder = Path(scratch.name)
 
 # %% [markdown]
-# ## Scripts from functions
-#
-# Workers are processes of their own, so their code must be in a file. `write_script` puts the
-# source of our functions there. The last one is the one that runs; its arguments come as JSON.
-
-# %%
-HEAD = """
-import json, os, sys, time
-import helpers  # before MXNet
-import mxnet as mx, numpy as np
-from mxnet import autograd, gluon, nd
-from helpers.networks import lenet
-"""
-
-
-def write_script(*functions):
-    parts = [HEAD]
-    for function in functions:
-        parts.append(inspect.getsource(function))
-    main = functions[-1].__name__
-    parts.append(f"{main}(**json.loads(sys.argv[1]))")
-    path = folder / f"{main}.py"
-    path.write_text("\n\n".join(parts))
-    return path
-
-
-def say_hello(name):
-    print("hello,", name)
-
-
-path = write_script(say_hello)
-print(path.read_text())
-
-# %% [markdown]
 # ## Who am I?
 #
-# A process learns its role from its environment, when it imports MXNet:
+# How does a process learn its role? From its environment, when it imports MXNet:
 
 # %%
 def variables(role, host, root, port, workers, servers):
@@ -109,12 +78,36 @@ def variables(role, host, root, port, workers, servers):
 # For scheduler and server, `import mxnet` with their role is enough: the process serves, and exits
 # inside the import. **So never set a role in a notebook**, whose kernel would end there.
 #
-# We start one scheduler, one server and the workers by hand, on this machine:
+# A worker's code must be in a file. `write_script` writes our function into one. `run_by_hand`
+# starts one scheduler, one server and the workers on this machine.
 
-# %%
+# %% tags=["fold"]
+# define: write_script(*functions) and run_by_hand(script, workers); it returns what workers printed
+HEAD = """
+import json, os, sys, time
+import helpers  # before MXNet: it sets variables that MXNet reads
+import mxnet as mx, numpy as np
+from mxnet import autograd, gluon, nd
+from helpers.networks import lenet
+"""
+
+
+def write_script(*functions):
+    parts = [HEAD]
+    for function in functions:
+        parts.append(inspect.getsource(function))
+    main = functions[-1].__name__
+    parts.append(f"{main}(**json.loads(sys.argv[1]))")  # its arguments, by name
+    path = folder / f"{main}.py"
+    path.write_text("\n\n".join(parts))
+    return path
+
+
 def start_role(role, port, workers, command):
-    settings = variables(role, "127.0.0.1", "127.0.0.1", port, workers, servers=1)
-    return subprocess.Popen([sys.executable, *command], env={**os.environ, **settings}, text=True,
+    here = "127.0.0.1"
+    settings = variables(role, host=here, root=here, port=port, workers=workers, servers=1)
+    environment = {**os.environ, **settings}
+    return subprocess.Popen([sys.executable, *command], env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
@@ -122,28 +115,31 @@ def run_by_hand(script, workers):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # 0 means: any port that is free
         port = listener.getsockname()[1]
-    processes = []
+    services = []
     for role in ["scheduler", "server"]:
-        processes.append(start_role(role, port, workers, ["-c", "import mxnet"]))
+        services.append(start_role(role, port, workers, ["-c", "import mxnet"]))
+    started = []
     for _ in range(workers):
-        processes.append(start_role("worker", port, workers, [str(script), "{}"]))
+        started.append(start_role("worker", port, workers, [str(script), "{}"]))  # no arguments
     printed = []
     try:
-        for process in processes[2:]:
-            printed.append(process.communicate(timeout=100)[0])
+        for process in started:
+            text, _ = process.communicate(timeout=100)
+            printed.append(text)
     finally:
-        for process in processes:
+        for process in services + started:
             process.kill()
             process.communicate()
     return sorted(printed)
 
 # %% [markdown]
-# The smallest worker pushes its own number of times 1 to 6. The store's kind is `dist_sync`: the
-# server counts pushes. When as many have come for a key as there are workers, it answers all of
-# them with the sum (`ApplyUpdates` in `src/kvstore/kvstore_dist_server.h`), and a worker's pull
-# waits for its own push. Then worker 0 pushes three times alone.
+# The smallest worker pushes 1 to 6, times its own number. The store's kind is `dist_sync`: when as
+# many pushes of a key have come as there are workers, the server answers all of them. Without an
+# optimizer, their sum *replaces* what it had (`ApplyUpdates` in
+# `src/kvstore/kvstore_dist_server.h`). A worker's pull waits for its own push.
 #
-# **Predict** what three workers pull, and what worker 0 gets after pushing 1, 10 and 100.
+# **Predict** what three workers pull, and what worker 0 gets when it then pushes 1, 10 and 100
+# alone.
 
 # %%
 def push_and_pull():
@@ -153,7 +149,7 @@ def push_and_pull():
     store.push(0, mine)
     store.pull(0, out=mine)
     text = f"worker {store.rank} pulls {mine.asnumpy().tolist()}"
-    store._barrier()
+    store._barrier()  # until all workers are here
     if store.rank == 0:
         for number in [1, 10, 100]:
             store.push(0, number * nd.ones(6))
@@ -170,19 +166,24 @@ print("".join(printed), end="")
 six = [6.0 * n for n in range(1, 7)]
 assert printed == [f"worker 0 pulls {six}, then alone 111\n", f"worker 1 pulls {six}\n",
                    f"worker 2 pulls {six}\n"]
+# On GPUs worker 0 would hang: its second push needs the key's buffer, which is in use until the
+# server answers the first (`Push_` and `PushDefault` in `kvstore_dist.h`; read, not run).
 
 # %% [markdown]
-# Three pushes make 111: the server doesn't check from whom they come. So push a key once, then pull
-# it, in every step.
+# Three pushes make 111: the server doesn't check from whom they come. **So in every step, push a
+# key once, then pull it.**
 #
-# **On GPUs:** worker 0 would hang. Its second push needs the key's buffer, in use until the server
-# answers the first (`Push_` and `PushDefault` in `kvstore_dist.h`; read, not run).
-#
-# From here on `helpers.cluster.run` starts the processes, and returns what each worker printed. It
-# leaves nothing running:
+# From here on, `on_workers(2, function, ...)` runs a function on two workers and returns what each
+# printed. It calls `helpers.cluster.run`, which leaves no process running.
 
 # %% tags=["fold"]
-# check: processes that we start are found by a variable that they inherit; none is left
+# define: on_workers(workers, *functions, timeout, **arguments); of several, the last one runs
+def on_workers(workers, *functions, timeout=120, **arguments):
+    script = write_script(*functions)
+    return run(script, workers, arguments=[json.dumps(arguments)], timeout=timeout, log=None)
+
+# %% tags=["fold"]
+# check: what we start inherits the variable STARTED_IN; by it we find a process, and now none
 os.environ["STARTED_IN"] = str(folder)
 
 
@@ -206,16 +207,18 @@ assert still_running() == []
 # %% [markdown]
 # ## LeNet on two workers
 #
-# The shared disk is a folder with 512 images. All workers draw the same order, and worker `rank` of
-# `k` takes every `k`-th row of each batch.
+# Do two workers compute what one does? All draw the same order of batches. Worker `rank` of `k`
+# takes every `k`-th of a batch's 32 images. Its gradient is the *sum* over them:
 
-# %% tags=["measured"]
+# %% tags=["measured", "fold"]
+# define: 512 images and labels, in our folder, which stands for a disk that all machines see
 data = load_data("mnist", limit=512)
 np.save(folder / "images.npy", data.train_images - data.train_images.mean())
 np.save(folder / "labels.npy", data.train_labels)
 print(data)
 
-# %%
+# %% tags=["fold"]
+# define: start_network(), LeNet in float64 (so that 1e-12 means something), always the same weights
 def start_network():
     mx.random.seed(15)
     net = lenet()
@@ -224,7 +227,7 @@ def start_network():
     net(nd.zeros((1, 1, 28, 28), dtype="float64"))  # now it knows its shapes
     return net
 
-
+# %%
 def backward_of_sum(net, images, labels):
     x = nd.array(images, dtype="float64")
     y = nd.array(labels, dtype="float64")
@@ -234,63 +237,46 @@ def backward_of_sum(net, images, labels):
     return loss.sum().asscalar()
 
 # %% [markdown]
-# The gradient is the *sum* over a worker's images. The server adds the workers' sums, and `step`
-# divides. By what? By the size of the whole batch, 32.
+# With its first step, `Trainer` gives the store its optimizer. From then on the server adds up the
+# workers' gradients, divides, updates its weights, and hands out *weights*. The first `step` has
+# told it what to divide by: 32, the whole batch.
 
 # %% tags=["trains"]
-def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25, epochs=2):
+def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25):
     store = mx.kvstore.create(kind)
     images = np.load(f"{folder}/images.npy")
     labels = np.load(f"{folder}/labels.npy")
     net = start_network()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr}, kvstore=store)
     losses = []
-    for epoch in range(epochs):
-        begin = time.perf_counter()
+    for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(512)
         for batch in np.split(order, 16):
             rows = batch[store.rank :: store.num_workers]
             losses.append(backward_of_sum(net, images[rows], labels[rows]))
             trainer.step(divide_by)
-        if kind == "dist_sync":
-            print(f"epoch {epoch} done")
-    seconds = time.perf_counter() - begin  # of the last epoch
-    weights = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
-    np.savez(f"{folder}/{name}-{store.rank}.npz", *weights, losses=losses, seconds=seconds)
+    net.save_parameters(f"{folder}/{name}-{store.rank}.params")
+    np.save(f"{folder}/{name}-{store.rank}.npy", losses)
 
 # %% [markdown]
-# `run_workers` trains on two workers, under a name. `load_run` reads what one worker left:
-
-# %%
-worker = write_script(start_network, backward_of_sum, train_worker)
-
-
-def run_workers(name, **options):
-    run(worker, 2, arguments=[json.dumps({"folder": str(folder), "name": name, **options})],
-        log=None)
-
-
-def load_run(name, rank):
-    saved = np.load(folder / f"{name}-{rank}.npz")
-    weights = [saved[f"arr_{i}"] for i in range(8)]
-    return weights, saved["losses"]
-
-# %% [markdown]
-# The oracle is one worker that gets the whole batch, here in the notebook with a local store.
+# The oracle is one worker that gets whole batches, here in the notebook, with a local store.
 # **Predict:** how far from it will *each* of two workers be, after 32 steps?
 
 # %% tags=["trains"]
-train_worker(folder, "one", kind="local")
-run_workers("two")
-whole, whole_losses = load_run("one", 0)
+train_worker(str(folder), "one", kind="local")
+on_workers(2, start_network, backward_of_sum, train_worker, folder=str(folder), name="two")
+
+one = nd.load(f"{folder}/one-0.params")  # arrays by name
 for rank in range(2):
-    weights, _ = load_run("two", rank)
-    difference = largest_difference(weights, whole)
+    weights = nd.load(f"{folder}/two-{rank}.params")
+    difference = largest_difference(weights, one)
     print(f"worker {rank}: within 1e-12 of one worker: {difference < 1e-12}")
     assert difference < 1e-12
 
 # %% tags=["fold"]
 # check: it learns, so equal weights mean something
+whole_losses = np.load(folder / "one-0.npy")
+assert len(one) == 8 and len(whole_losses) == 32
 assert whole_losses[-8:].mean() < 0.7 * whole_losses[:8].mean()
 
 # %% [markdown]
@@ -298,90 +284,111 @@ assert whole_losses[-8:].mean() < 0.7 * whole_losses[:8].mean()
 #
 # ## The trap: a sum, not a mean
 #
-# Code that was right on one machine says `step(len(x))`, with the worker's own `x`, and nothing
-# complains. **Predict:** what is that training equivalent to?
+# Code that was right on one machine says `step(len(x))`, with the worker's own `x`, here 16 images.
+# Nothing complains. **Predict:** what is that training equivalent to?
+#
+# A batch's loss is the sum over the two workers' halves. We compare the first 8 steps, before
+# rounding errors grow.
 
 # %% tags=["trains"]
-run_workers("wrong", divide_by=16, epochs=1)
-train_worker(folder, "fast", kind="local", lr=0.5, epochs=1)
-_, losses_of_0 = load_run("wrong", 0)
-_, losses_of_1 = load_run("wrong", 1)
-_, fast_losses = load_run("fast", 0)
-wrong_losses = losses_of_0 + losses_of_1
-print("equal to one worker at twice the learning rate:",
-      np.allclose(wrong_losses[:8], fast_losses[:8], rtol=1e-8))
+on_workers(2, start_network, backward_of_sum, train_worker, folder=str(folder), name="wrong",
+           divide_by=16)
+train_worker(str(folder), "fast", kind="local", lr=0.5)  # twice the rate
+
+wrong_losses = np.load(folder / "wrong-0.npy") + np.load(folder / "wrong-1.npy")
+fast_losses = np.load(folder / "fast-0.npy")
+difference = largest_difference(wrong_losses[:8], fast_losses[:8])
+print(f"within 1e-8 of one worker at twice the learning rate: {difference < 1e-8}")
+assert difference < 1e-8
+
+# %% tags=["fold"]
+# check: it differs from the right training, each of the losses by itself
 assert np.allclose(wrong_losses[:8], fast_losses[:8], rtol=1e-8)
 assert not np.allclose(wrong_losses[:8], whole_losses[:8], rtol=1e-3)
 
 # %% [markdown]
-# For plain SGD, as here, sixteen workers would mean sixteen times the rate. DDP divides by the
-# number of ranks for you (chapter 14).
+# **Dividing by a worker's own images multiplies the learning rate by the number of workers**, for
+# plain SGD as here. DDP divides by the number of ranks for you (chapter 14).
 #
 # ## Who updates?
 #
-# Left to itself, `Trainer` under `dist_sync` sends the optimizer to the servers, and *they* update.
-# What becomes of a learning rate that is set after the first step, of another batch size, and of
-# saving the optimizer's state? The gradient of this weight is 1, and the rate 1:
+# The optimizer is now on the server. What becomes of a learning rate that you set afterwards? One
+# weight starts at 1. Its gradient is 1, and so is the learning rate; `step(4)` divides by 4.
+# **Predict** the weight after each step.
 
 # %% tags=["trains"]
-def ask_trainer(folder):
+def set_rate_afterwards():
     weight = gluon.Parameter("weight", shape=(1,), init="ones")
     weight.initialize()
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore="dist_sync")
-
-    def step(size):
+    for rate in [1, 0]:
+        trainer.set_learning_rate(rate)
         with autograd.record():
             total = weight.data().sum()
         total.backward()
-        trainer.step(size)
-        print(f"after step({size}) the weight is {weight.data().asscalar()}")
-
-    step(64)
-    trainer.set_learning_rate(0)
-    print("learning rate 0")
-    step(64)
-    try:
-        step(41)
-    except UserWarning as error:
-        print("step(41):", str(error)[:40])
-    try:
-        trainer.save_states(f"{folder}/states")
-    except AssertionError as error:
-        print("save_states:", str(error)[:50])
+        trainer.step(4)
+        print(f"learning rate {rate}: the weight becomes {weight.data().asscalar()}")
 
 
-text = run(write_script(ask_trainer), 1, arguments=[json.dumps({"folder": str(folder)})], log=None)
-print(text[0], end="")
+(text,) = on_workers(1, set_rate_afterwards)
+print(text, end="")
 
 # %% tags=["fold"]
-# check: the server went on with learning rate 1; the other two raise
-lines = text[0].splitlines()
-assert lines[0].endswith(str(1 - 1 / 64)) and lines[2].endswith(str(1 - 2 / 64))
-assert lines[3].startswith("step(41)") and lines[4].startswith("save_states")
+# check: the server went on with learning rate 1
+assert text.splitlines() == [f"learning rate 1: the weight becomes {1 - 1 / 4}",
+                             f"learning rate 0: the weight becomes {1 - 2 / 4}"]
 
 # %% [markdown]
-# The optimizer and the first batch's size went to the server. What you change afterwards changes
-# only your copy, silently for the learning rate. (An `lr_scheduler` given to the optimizer before
-# the first step runs on the server.) Momentum would live on the servers, from where `Trainer` can't
-# save it. So there is no complete checkpoint, unless you train without momentum or pass
-# `update_on_kvstore=False`, so that each worker updates.
+# **A learning rate that is set after the first step changes only your copy**, without a word. (An
+# `lr_scheduler` that the optimizer had before goes with it to the server.) Another batch size and
+# saving the optimizer's state fail aloud:
+
+# %% tags=["trains", "fold"]
+# check: after a first step, step(5) and save_states raise; this is what they say
+def ask_more():
+    weight = gluon.Parameter("weight", shape=(1,), init="ones")
+    weight.initialize()
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore="dist_sync")
+    for size in [4, 5]:
+        with autograd.record():
+            total = weight.data().sum()
+        total.backward()
+        try:
+            trainer.step(size)
+        except UserWarning as error:  # MXNet raises it like any error
+            print(f"step({size}):", str(error).split(".")[0])
+    try:
+        trainer.save_states("states")
+    except AssertionError as error:
+        print("save_states:", str(error).split(".")[0])
+
+
+(text,) = on_workers(1, ask_more)
+print(text, end="")
+lines = text.splitlines()
+assert lines[0].startswith("step(5): Possible change in the `batch_size`")
+assert lines[1].startswith("save_states: Cannot save states for distributed training")
+
+# %% [markdown]
+# Momentum would be on the servers. With momentum, a complete checkpoint needs
+# `Trainer(..., update_on_kvstore=False)`: then each worker updates its own weights.
 #
-# Mind whom you trust: the optimizer travels *pickled* (`kvstore_server.py`), and unpickling can run
-# any code. Keep such a cluster in a network of its own.
+# The optimizer travels *pickled* (`kvstore_server.py`), and unpickling can run any code. **Keep
+# such a cluster in a network of its own.**
 #
 # ## Without waiting: `dist_async`
 #
-# Under `dist_async` the server updates its weights with each push as it comes. Nobody waits for the
-# slowest, but a gradient may be *stale*: computed for weights that have changed since.
+# What if nobody waits for the slowest? Under `dist_async` the server updates its weights with each
+# push as it comes. But a gradient may be *stale*: computed for weights that have changed since.
 #
-# We stage it. One weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$; the rate is
-# ¼. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the gradient that
+# A weight $w$ starts at 1; the loss is $w^2/2$, so the gradient is $w$, and 0 is best. The rate is
+# ½. Both workers pull. Worker 0 takes three steps. Only then does worker 1 push the gradient that
 # it has had all along. **Predict** the weight after that.
 
 # %%
 def push_stale():
     store = mx.kvstore.create("dist_async")
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
     store.init(0, nd.ones(1))
     w = nd.zeros(1)
     store.pull(0, out=w)
@@ -400,147 +407,150 @@ def push_stale():
     store._barrier()
 
 
-text = run(write_script(push_stale), 2, arguments=["{}"], log=None)
+text = on_workers(2, push_stale)
 print(text[0] + text[1], end="")
 
 # %% tags=["fold"]
-# check: worker 0 takes a quarter of what is left, three times; worker 1 a quarter of 1
+# check: worker 0 takes half of what is left, three times; worker 1 takes half of 1
 steps = [float(line.split()[-1]) for line in (text[0] + text[1]).splitlines()]
-assert steps == [0.75, 0.75**2, 0.75**3, 0.75**3 - 0.25]
+assert steps == [0.5, 0.5**2, 0.5**3, 0.5**3 - 0.5]
+assert abs(steps[3]) > steps[2] > 0.5**4
 
 # %% [markdown]
-# A fresh gradient would have led to $0.75^4 = 0.316$. The stale one led to 0.172, too far.
+# A fresh gradient would have led from 0.125 to 0.0625. The stale one leads to -0.375, past 0 and
+# farther from it than before.
 #
-# And how old do gradients get? A weight on the server counts updates: each push adds 1. A worker
-# pulls the counter, "computes" for a while (it sleeps), and pulls again. What has been added in the
-# meantime is the age of its gradient, in updates.
+# And how old do gradients get? A weight on the server counts updates. A worker pulls the count,
+# "computes" (it sleeps), and pulls again. What others have added meanwhile is its gradient's age.
 
 # %%
-def mean_age(store, key, pause):
-    counter = nd.zeros(1)
-    store.init(key, counter)
+def mean_age(pauses):
+    store = mx.kvstore.create("dist_async")
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+    count = nd.zeros(1)
+    store.init(0, count)
     store._barrier()
-    found = []
+    ages = []
     end = time.perf_counter() + 0.8
     while time.perf_counter() < end:
-        store.pull(key, out=counter)
-        before = counter.asscalar()
-        time.sleep(pause * np.random.uniform(0.5, 1.5))  # or they would keep in step
-        store.pull(key, out=counter)
-        found.append(counter.asscalar() - before)
-        store.push(key, nd.array([-4]))  # at rate 1/4 this adds 1
+        store.pull(0, out=count)  # waits for this worker's last push, so it is counted here
+        before = count.asscalar()
+        time.sleep(pauses[store.rank] * np.random.uniform(0.5, 1.5))  # or they keep in step
+        store.pull(0, out=count)
+        ages.append(count.asscalar() - before)
+        store.push(0, nd.array([-1]))  # SGD subtracts it: adds 1
     store._barrier()
-    return float(np.mean(found))
-
-
-def measure_ages():
-    store = mx.kvstore.create("dist_async")
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25))
-    equal = mean_age(store, 1, pause=0.02)
-    pause = 0.1 if store.rank == 2 else 0.02
-    slow = mean_age(store, 2, pause)
-    print(json.dumps([equal, slow]))
+    print(np.mean(ages))
 
 # %% [markdown]
-# Three workers of equal speed, then with worker 2 five times as slow. **Predict** the mean age for
-# each worker.
+# Three workers of equal speed; then worker 2 is five times as slow. **Predict** each worker's mean
+# age.
 
 # %% tags=["measured"]
-text = run(write_script(mean_age, measure_ages), 3, arguments=["{}"], log=None)
+equal = on_workers(3, mean_age, pauses=[0.02, 0.02, 0.02])
+slow = on_workers(3, mean_age, pauses=[0.02, 0.02, 0.1])
 for rank in range(3):
-    equal, slow = json.loads(text[rank])
-    print(f"worker {rank}: mean age {equal:.1f} at equal speeds, {slow:.1f} with worker 2 slow")
+    print(f"worker {rank}: mean age {float(equal[rank]):.1f} at equal speeds, "
+          f"{float(slow[rank]):.1f} with worker 2 slow")
 
 # %% tags=["fold"]
 # check: the slow worker's gradients are the oldest
-slow_ages = [json.loads(line)[1] for line in text]
-assert slow_ages[2] > max(slow_ages[0], slow_ages[1])
+assert float(slow[2]) > max(float(slow[0]), float(slow[1]))
 
 # %% [markdown]
-# While a worker computes once, each equally fast one updates once on average: ideally an age of 2
-# with three equal workers. It is 10 for the slow one, since two others are five times as fast, and
-# $1 + 1/5$ for these. Time for pushes and pulls lowers ages, and so does the end, where the others
-# stop first.
+# Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
+# While the slow one computes, they update five times each: 10. While a fast one computes, the other
+# updates once and the slow one a fifth of a time: 1.2.
 #
 # ## What fails, and who notices
 #
-# `run` watches: as soon as a process fails, it ends the others and raises. `Cluster` is `run` in
-# steps, and watches only in `wait`. We kill a worker, or the server, when two epochs are left. By
-# the run above they take `rest` seconds. We wait half a second longer. **Predict:** how many of the
-# four processes are still there then?
+# Two workers push and pull, with a pause in each step:
 
 # %%
+def take_steps(steps):
+    store = mx.kvstore.create("dist_sync")
+    store.init(0, nd.zeros(1))
+    total = nd.zeros(1)
+    for step in range(steps[store.rank]):
+        store.push(0, nd.ones(1))
+        store.pull(0, out=total)
+        total.wait_to_read()
+        print(f"step {step} done")
+        time.sleep(0.1)
+
+
+begin = time.perf_counter()
+unharmed = on_workers(2, take_steps, steps=[10, 10])
+seconds_whole = time.perf_counter() - begin
+print(unharmed[1], end="")
+
+# %% [markdown]
+# Now we kill one process after step 3, and wait as long as that whole run took: time enough for all
+# to finish. **Predict:** how many of the four processes are still there then?
+#
+# `run` watches: when a process fails, it ends the others and raises `Failed`. `Cluster` does so
+# only inside its `wait`; until we call that, MXNet is alone.
+
+# %% tags=["fold"]
+# define: still_there(cluster), the names of its processes that still exist
 def still_there(cluster):
     found = []
-    for name, number in cluster.processes.items():
-        if psutil.pid_exists(number):
+    for name, pid in cluster.processes.items():
+        if psutil.pid_exists(pid):
             found.append(name)
     return found
 
-# %% tags=["trains"]
-seconds = [float(np.load(folder / f"two-{rank}.npz")["seconds"]) for rank in range(2)]
-rest = 2 * max(seconds)
-
-
+# %%
 def kill(victim):
-    options = {"folder": str(folder), "name": "unseen", "epochs": 3}
-    with Cluster(worker, 2, arguments=[json.dumps(options)], log=None) as cluster:
-        cluster.wait(until="epoch 0 done")
+    options = json.dumps({"steps": [10, 10]})
+    with Cluster(folder / "take_steps.py", 2, arguments=[options], log=None) as cluster:
+        cluster.wait(until="step 3 done")
         os.kill(cluster.processes[victim], signal.SIGKILL)
-        time.sleep(rest + 0.5)
+        time.sleep(seconds_whole)
         there = still_there(cluster)
         print(f"{victim} killed; still there:", ", ".join(there))
         try:
             cluster.wait()
         except Failed as error:
             print("  Failed:", str(error).split(" after")[0])
-    return there
+    return there, str(cluster.printed)
 
 
-left_of_worker = kill("worker 1")
-left_of_server = kill("server 0")
+left_of_worker, printed_1 = kill("worker 1")
+left_of_server, printed_2 = kill("server 0")
 
 # %% tags=["fold"]
 # check: all but the dead one were there, nobody had finished, and now nobody is left
+assert unharmed[0].count("done") == unharmed[1].count("done") == 10
 assert left_of_worker == ["scheduler", "server 0", "worker 0"]
 assert left_of_server == ["scheduler", "worker 0", "worker 1"]
-assert not list(folder.glob("unseen-*.npz")), "nobody has finished"
+assert "step 3 done" in printed_1 and "step 9 done" not in printed_1
+assert "step 3 done" in printed_2 and "step 9 done" not in printed_2
 assert still_running() == [], "a process is left"
 
 # %% [markdown]
-# All but the dead one. A worker waits for a sum that will never be complete, or for a server. And
-# if a worker takes one step more than the other?
+# All but the dead one. A worker waits for a push that never comes, or for a server.
+#
+# And if worker 1 takes four steps, and worker 0 only three? **Predict** which processes end.
 
-# %%
-def one_step_more():
-    store = mx.kvstore.create("dist_sync")
-    store.init(0, nd.zeros(1))
-    for step in range(3 + store.rank):
-        out = nd.zeros(1)
-        store.push(0, nd.ones(1))
-        store.pull(0, out=out)
-        out.wait_to_read()
-        print(f"step {step} done")
+# %% tags=["measured"]
+try:
+    on_workers(2, take_steps, steps=[3, 4], timeout=3 * seconds_whole)
+except TimeoutError as error:
+    message = str(error)
+print(message)
 
-
-with Cluster(write_script(one_step_more), 2, arguments=["{}"], log=None) as cluster:
-    for _ in range(2):  # each worker says so
-        cluster.wait(until="step 2 done")
-    time.sleep(1)
-    there = still_there(cluster)
-    os.kill(cluster.processes["worker 1"], signal.SIGKILL)
-    try:
-        cluster.wait()  # reads the lines that came meanwhile
-    except Failed:
-        pass
-lines = str(cluster.printed)
-print("step 3 done:", lines.count("step 3 done"), "times; a second later still there:", len(there))
-assert [lines.count(f"step {step} done") for step in range(4)] == [2, 2, 2, 0]
-assert len(there) == 4
+# %% tags=["fold"]
+# check: both took three steps, nobody a fourth, and all four processes were still there
+assert "scheduler, server 0, worker 0, worker 1;" in message
+for rank in range(2):
+    assert f"worker {rank}: step 2 done" in message
+assert "step 3 done" not in message
+assert still_running() == []
 
 # %% [markdown]
-# Worker 1 waits for worker 0's push. Worker 0 has taken all its steps, and waits too: at exit its
-# store waits for all workers (`~KVStoreDist` in `kvstore_dist.h`).
+# None. Worker 1 waits for worker 0's push. Worker 0 has taken all its steps, and waits too: at exit
+# its store waits for all workers (`~KVStoreDist` in `kvstore_dist.h`).
 #
 # | what fails | MXNet alone, `dist_sync` | `run`, `Cluster` | torchrun |
 # | --- | --- | --- | --- |
@@ -548,45 +558,29 @@ assert len(there) == 4
 # | a server | workers hang | `Failed` names it | has none |
 # | unequal steps | the last step hangs | `TimeoutError` | chapter 14: `join` |
 #
-# **MXNet reports no death. Somebody has to watch.**
+# **From Python, MXNet reports no death. Somebody has to watch.**
 #
 # ## On a cluster
 #
-# On real machines the variables change, and every host needs the script, `helpers` and the data.
-# One line for each process (`SERVER` is explained below):
+# On real machines, only the variables change. The scheduler is on 192.0.2.10, a server and a worker
+# on .11, a second worker on .12. That one is started so:
 
 # %%
-places = {
-    "192.0.2.10": ["scheduler"],
-    "192.0.2.11": ["server", "worker"],
-    "192.0.2.12": ["worker"],
-}
-for host, roles in places.items():
-    for role in roles:
-        values = variables(role, host, root="192.0.2.10", port=9000, workers=2, servers=1)
-        command = "-c 'import mxnet'"
-        if role == "server":
-            values.update(SERVER)
-        if role == "worker":
-            command = "train_worker.py \"$ARGUMENTS\""
-        settings = " ".join(f"{name}={value}" for name, value in values.items())
-        print(f"env {settings} python {command}")
+values = variables("worker", host="192.0.2.12", root="192.0.2.10", port=9000, workers=2, servers=1)
+print("env")
+for name, value in values.items():
+    print(f"    {name}={value}")
+print("    python train_worker.py ARGUMENTS")
 
 # %% [markdown]
-# Servers and workers take a free port each, unless the variable `PORT` names one; hosts must reach
-# each other there. They listen only at `DMLC_NODE_HOST`, the scheduler only at `DMLC_PS_ROOT_URI`
-# (`ZMQVan::Bind` in ps-lite's `zmq_van.h`).
+# Scheduler and server run `python -c 'import mxnet'`. Each host needs the script, `helpers` and the
+# data. All listen only at the addresses given (`ZMQVan::Bind` in ps-lite's `zmq_van.h`), servers
+# and workers at any free port unless `PORT` names one.
 #
-# **Placing of keys.** Only arrays of a million entries or more are cut into equal parts
-# (`MXNET_KVSTORE_BIGARRAY_BOUND`); a smaller one goes whole to server `key * 9973 % servers`
-# (`EncodeDefaultKey` in `src/kvstore/kvstore_dist.h`).
-#
-# **float64.** The server's field `multi_precision_` (`kvstore_dist_server.h`) is never given a
-# first value. If its memory happens not to be zero, weights of other types are kept *as float32*.
-# So `run` starts servers with glibc's setting `glibc.malloc.perturb=255`, which fills new memory
-# with zeros. With 254 each byte is 1. Does a third come back whole?
+# In float64, use `run`. A server that is started otherwise may keep weights as float32:
 
-# %%
+# %% tags=["fold"]
+# check: a server whose new memory is all ones returns 1/3 as float32, one started by `run` whole
 def third():
     store = mx.kvstore.create("dist_sync")
     out = nd.zeros(1, dtype="float64")
@@ -596,27 +590,30 @@ def third():
     print(out.asscalar() - 1 / 3)
 
 
-script = write_script(third)
+# The server's field `multi_precision_` (`kvstore_dist_server.h`) is never given a first value. If
+# its memory happens not to be zero, weights of other types are kept as float32. Training in float32
+# isn't touched (`has_multi_precision_copy`). glibc fills each byte of new memory with the inverse
+# of the setting `perturb`: 254 gives 1, and 255, which `run` sets (SERVER), gives 0. It doesn't
+# fill memory from its thread cache, so we switch that off.
 os.environ["GLIBC_TUNABLES"] = "glibc.malloc.perturb=254:glibc.malloc.tcache_count=0"
-ones = float(run_by_hand(script, workers=1)[0])
+ones = float(run_by_hand(write_script(third), workers=1)[0])
 del os.environ["GLIBC_TUNABLES"]
-zeros = float(run(script, 1, arguments=["{}"], log=None)[0])
+zeros = float(on_workers(1, third)[0])
 print(f"1/3 comes back off by {abs(ones):.0e} with ones, by {abs(zeros):.0f} with zeros")
+assert SERVER["GLIBC_TUNABLES"].startswith("glibc.malloc.perturb=255:")
 assert zeros == 0
 assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 
 # %% [markdown]
-# Training in float32 isn't touched by this (`has_multi_precision_copy`).
-
-# %% [markdown]
 # ## Summary
 #
-# - A server adds up what workers push. `step` takes the size of the whole batch: then two workers
-#   equal one to 1e-12 under `dist_sync`.
-# - `Trainer` sends the optimizer to the server at the first step; later changes stay behind.
+# - Without an optimizer, a server hands out the sum of what workers push; with one, weights.
+# - With `Trainer` the server divides and updates. Give `step` the size of the whole batch: then two
+#   workers equal one to 1e-12 under `dist_sync`.
+# - A learning rate that is set after the first step stays behind.
 # - Under `dist_async` a gradient is as old as the number of updates that others make meanwhile.
-# - From Python MXNet reports no death: somebody has to watch.
-# - Most arrays are not divided among servers: one server may get nearly all bytes.
+# - From Python, MXNet reports no death: somebody has to watch.
+# - Arrays of less than a million entries aren't divided among servers (exercise 1).
 #
 # **Further reading.** *Distributed Training in MXNet*
 # (`docs/static_site/src/pages/api/faq/distributed_training.md`); M. Li et al., *Scaling distributed
@@ -625,9 +622,11 @@ assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Whose keys?** A store has LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to
-#    7. By MXNet's rule, what share of the bytes does each of two servers get? And of three? Which
-#    number would you take?
+# 1. **Whose keys?** Of several servers, each gets some arrays. Only an array of a million entries
+#    or more is cut, into equal parts (`MXNET_KVSTORE_BIGARRAY_BOUND`). A smaller one goes whole to
+#    server `key * 9973 % servers` (`EncodeDefaultKey` in `src/kvstore/kvstore_dist.h`). A store has
+#    LeNet's eight arrays, sorted by name as in `Trainer`, as keys 0 to 7. What share of the bytes
+#    does each of two servers get? And of three? Which number would you take?
 
 # %% [markdown]
 # ### Answer 1
