@@ -460,7 +460,8 @@ assert float(slow[2]) > max(float(slow[0]), float(slow[1]))
 # %% [markdown]
 # Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
 # While the slow one computes, they update five times each: 10. While a fast one computes, the other
-# updates once and the slow one a fifth of a time: 1.2.
+# updates once and the slow one a fifth of a time: 1.2. Pushes and pulls take time too, which lowers
+# ages.
 #
 # ## What fails, and who notices
 #

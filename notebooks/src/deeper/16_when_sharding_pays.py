@@ -321,10 +321,9 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
       f"{all_gather:.2f} of the whole from each of two ranks")
 
 # %% [markdown]
-# By the formula it should be 1, ½ and ½. Gloo's reduce-scatter sends twice that: it is an
-# all-reduce of which each rank keeps its shard (`reduce_scatter_tensor_coalesced` in PyTorch's
-# `ProcessGroupGloo.cpp`, read in a version before 2.13; 2.13's profiler still shows an all-reduce).
-# So when we speak of bytes sent we mean a ring's.
+# A ring would send 1, ½ and ½. Gloo's reduce-scatter is an all-reduce of which each rank keeps its
+# shard, so it sends twice that (`reduce_scatter_tensor_coalesced` in `ProcessGroupGloo.cpp`, before
+# 2.13). The bytes that we speak of are a ring's.
 #
 # ## What it costs in time
 #
@@ -395,48 +394,6 @@ for name in ["stage 1", "stage 2", "stage 3"]:
 # %% [markdown]
 # Such times are of one run, on two cores that compute and send. What is held and what is sent is
 # the same on any machine.
-#
-# ## With MXNet's arrays
-#
-# Chapter 07's `device` store had one owner for each parameter. Cut every parameter instead, and
-# that is stage 1. On four simulated devices, with momentum; the oracle updates in one place:
-
-# %%
-import mxnet as mx
-from mxnet import nd
-
-
-def update(weight, gradient, momentum):  # both in place
-    nd.sgd_mom_update(weight, gradient, momentum, lr=0.1, momentum=0.9, out=weight)
-
-
-k = 4
-n = 1000
-four = [mx.cpu(rank) for rank in range(k)]
-begin = nd.random.normal(shape=n)
-step_gradients = nd.random.normal(shape=(20, k, n))  # of each step and device
-shards = [slice(rank * n // k, (rank + 1) * n // k) for rank in range(k)]
-
-whole = begin.copy()
-momentum = nd.zeros(n)
-for gradients in step_gradients:
-    update(whole, gradients.mean(0), momentum)
-
-# %%
-replicas = [begin.copyto(device) for device in four]
-momenta = [nd.zeros(n // k, ctx=device) for device in four]
-for gradients in step_gradients:
-    updated = []
-    for rank, device in enumerate(four):
-        parts = [gradients[other, shards[rank]].as_in_context(device) for other in range(k)]
-        shard = replicas[rank][shards[rank]].copy()
-        update(shard, sum(parts) / k, momenta[rank])  # after a reduce-scatter
-        updated.append(shard)
-    for device, replica in zip(four, replicas):  # all-gather
-        replica[:] = nd.concat(*[shard.as_in_context(device) for shard in updated], dim=0)
-
-assert largest_difference([[replica] for replica in replicas], [whole]) < 1e-5
-print(f"equal to 1e-5 after 20 steps; momenta on each device: {momenta[0].size} of {n}")
 
 # %% [markdown]
 # ## PyTorch's own
@@ -661,7 +618,7 @@ at_most = {}
 for gpus, seconds in published.items():
     messages = message_seconds(174.6e9, bytes_each=2 + 2 + 2, gpus=gpus, adapter_bits=200e9)
     at_most[gpus] = published[384] * 384 / gpus + messages
-    print(f"{gpus} GPUs: expected at most {at_most[gpus]:.0f} s, with {messages:.0f} s of messages; "
+    print(f"{gpus} GPUs: expected at most {at_most[gpus]:.0f} s, {messages:.0f} s of it messages; "
           f"published {seconds:.0f} s")
 
 # %% tags=["fold"]
