@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        values = tensor.detach().contiguous()  # a copy, if it isn't stored row by row
+        values = tensor.detach().contiguous()  # gloo sends only what is stored row by row
         dist.broadcast(values, src=0)
         tensor.detach().copy_(values)
 
@@ -56,11 +56,11 @@ def flatten(bucket):
     return torch.cat(pieces)
 
 
-def write_back(bucket, buffer):
-    """Copy the means in `buffer` into the gradients of a bucket."""
+def write_back(bucket, packed):
+    """Copy the means in `packed` into the gradients of a bucket."""
     sizes = [p.numel() for p in bucket]
     sizes.append(len(bucket))
-    pieces = buffer.split(sizes)
+    pieces = packed.split(sizes)
     flags = pieces[-1]
     for p, mean, flag in zip(bucket, pieces, flags):
         if p.grad is None and flag != 0:  # another rank has one
@@ -174,7 +174,7 @@ class DDP(nn.Module):
         self.trained = [p for p in module.parameters() if p.requires_grad]
         self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
         self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # for each bucket that has left: its buffer, and what to wait for
+        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
         self.synchronizing = True  # False in no_sync()
         self.guard = Guard(self.trained)
         set_hooks(self.trained, self.mark_ready)
@@ -198,9 +198,9 @@ class DDP(nn.Module):
             self.send(next_bucket)
 
     def send(self, bucket):
-        buffer = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
-        work = dist.all_reduce(buffer, async_op=True)
-        self.sent.append((buffer, work))
+        packed = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(packed, async_op=True)
+        self.sent.append((packed, work))
 
     def finish_gradient_synchronization(self):
         """Send what is left, wait, and put the means into the gradients."""
@@ -208,9 +208,9 @@ class DDP(nn.Module):
         while len(self.sent) < len(self.buckets):
             next_bucket = self.buckets[len(self.sent)]
             self.send(next_bucket)
-        for bucket, (buffer, work) in zip(self.buckets, self.sent):
+        for bucket, (packed, work) in zip(self.buckets, self.sent):
             work.wait()
-            write_back(bucket, buffer)
+            write_back(bucket, packed)
         self.sent.clear()
         self.ready.clear()
 

@@ -241,16 +241,17 @@ print("plain Adam goes on with it, too")
 
 # %% [markdown]
 # The other kind is a file a rank, with its own shards: nothing has to be sent. **Predict:** on two
-# ranks, both load *rank 0's* file, into the module inside FSDP. The keys match, and so do the
-# shapes. What happens?
+# ranks, both load *rank 0's* file, and copy each tensor in it to the parameter of its name, as
+# PyTorch's `load_state_dict` does. The names match, and so do the shapes. What happens?
 
 # %%
 def load_rank_0s_shards(folder):
-    module = odd_net()
-    model = FSDP(module)
-    torch.save(module.state_dict(), f"{folder}/rank_{dist.get_rank()}.pt")
+    model = FSDP(odd_net())
+    torch.save(model.state_dict(), f"{folder}/rank_{dist.get_rank()}.pt")
     dist.barrier()  # all have written
-    module.load_state_dict(torch.load(f"{folder}/rank_0.pt"))
+    saved = torch.load(f"{folder}/rank_0.pt")
+    for name, p in model.named_parameters():
+        p.data.copy_(saved[name])
     return model.gather_full_params()
 
 
@@ -260,8 +261,8 @@ for name, weights in [("right ", odd_net().state_dict()), ("loaded", mixed_up)]:
 
 # %% [markdown]
 # No error, and a wrong network: two of rank 0's numbers stand in rank 1's place, too. So the
-# `state_dict` of our `FSDP` also says whose shards they are, by PyTorch's `get_extra_state`: what
-# that method returns is saved, and compared when it is loaded.
+# `state_dict` of our `FSDP` also says whose shards they are, by PyTorch's `get_extra_state`. What
+# that method returns is saved, and our `load_state_dict` compares it.
 
 # %%
 def load_rank_0s_file(folder):
