@@ -323,8 +323,8 @@ def restore(path, model, optimizer):
     return saved["step"]
 
 # %% [markdown]
-# Does it work? We train four steps at once. Then we begin anew with three, write a checkpoint, and
-# do the fourth from there:
+# Does it work? We train four steps without a break. Then we begin anew, do three steps, write a
+# checkpoint, and do the fourth from there:
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # check: the losses of the fourth step, and the checkpoints after it, are the same in all digits
@@ -355,7 +355,7 @@ after_four = torch.load(folder / "small.pt")
 torch.save(new, folder / "small.pt")
 ranks(go_on, folder, 3)
 in_two = ranks(go_on, folder, 1)
-print(f"four steps at once: loss {at_once[0]} on rank 0, {at_once[1]} on rank 1")
+print(f"four without a break: loss {at_once[0]} on rank 0, {at_once[1]} on rank 1")
 print(f"three, then one:    loss {in_two[0]} on rank 0, {in_two[1]} on rank 1")
 assert at_once == in_two
 assert at_once[0] != at_once[1], "each rank has its own images and masks"
@@ -605,8 +605,9 @@ mistakes["no random states"]["random"] = new["random"]
 mistakes["no rank 1"]["random"] = [left["random"][0], left["random"][0]]  # twice rank 0's
 
 # %% [markdown]
-# Each resumed run will differ from the unbroken one. But a run with other masks, those of another
-# seed, differs as well, and is as good: it is *fair*. How far do the losses of fair runs differ?
+# Each resumed run will differ from the unbroken one. Does that make it wrong? A run with the masks
+# of another seed differs, too, and is just as good. We call such runs *fair*. How far do their
+# losses differ?
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # measure: losses of 8 fair runs: `left`, resumed with its own masks, and those of 7 other seeds
@@ -665,8 +666,8 @@ for name, weights in runs.items():
 assert loss_of_all(runs["no step"][47]) < loss_of_all(runs["no step"][43])
 
 # %% [markdown]
-# So we look at what each run *does*. It is **damaged** if it does what no fair run does. All four
-# are:
+# So we look at what each run *does*. If it does something that no fair run does, it is **damaged**.
+# All four are:
 
 # %% tags=["torch", "measured", "fold"]
 # measure: what each of the four does, beside fair runs
@@ -734,12 +735,12 @@ for rank in range(2):  # these are the program's masks: 20 steps of them lead to
 torch.set_rng_state(mine)
 
 # %% [markdown]
-# Without momentum, a sum of many gradients, the first step is too short. Without the step, four
-# batches come twice. Without the random states, the masks of step 0 come again. Without rank 1's,
-# both ranks draw the same 16 masks, and each is used for two images.
+# Without momentum, which adds up many gradients, the first step is too short. Without the step,
+# four batches come twice. Without the random states, the masks of step 0 come again. Without rank
+# 1's, both ranks draw the same 16 masks, and each is used for two images.
 #
-# How much harm this does, so short a training can't show. **But no error and no loss tells of it.
-# So compare bit for bit.**
+# So short a training can't show how much harm this does. **But no error and no loss tells of it. So
+# compare bit for bit.**
 #
 # NumPy's, Python's and a GPU's generators have random states of their own: save those you use.
 #

@@ -275,7 +275,7 @@ class SecondZeRO(FirstZeRO):
 compare(SecondZeRO)
 
 # %% [markdown]
-# No whole gradient is left. Does that cost more messages?
+# No whole gradient is left. Does stage 2 send more?
 
 # %% tags=["fold"]
 # check: numbers that a step reduces and gathers: each of the 55,050 once, in both stages
@@ -784,7 +784,8 @@ print("stages 1 and 2 equal one process to 1e-12")
 # It takes three steps to get there.
 #
 # **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`.
-# A Python *property* runs a function when an attribute is read. We give a layer a class with one:
+# A Python *property* runs a function when an attribute is read. The user's network is there
+# already, so we change its layer's class to one with a property:
 
 # %%
 class Watched(nn.Linear):
@@ -802,8 +803,8 @@ output = layer(torch.ones(1, 4))
 # So `_parameters` can keep the shard, and the layer gets the whole.
 #
 # **2. Gather forward, reduce backward.** An autograd function has a `forward` and a `backward` of
-# our own. `backward` gets the whole weight's gradient, and returns one for each argument of
-# `forward`.
+# our own, and is called by `apply`. `backward` gets the whole weight's gradient, and returns one
+# for each argument of `forward`.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -846,8 +847,9 @@ assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 print("right")
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs. It takes two functions of ours: one
-# is called when a tensor is saved, one when it is needed again. What does a linear layer save?
+# **3. Free it.** Autograd *saves* what the backward pass needs, the whole weight too, so dropping
+# our own variable frees nothing. But it takes two functions of ours: one is called when a tensor
+# is saved, one when it is needed again. What does a linear layer save?
 
 # %%
 def show_shape(tensor):
@@ -861,8 +863,8 @@ with saved_tensors_hooks(show_shape, lambda saved: saved):
 
 # %% [markdown]
 # Its input, and its weight, transposed. In place of a gathered weight we save a *note*: its shard,
-# its shape, and its *stride*, how its numbers lie in memory. We recognize it, transposed or not, by
-# a mark on its memory, the *storage*.
+# its shape, and its *stride*, how its numbers lie in memory. How do we recognize it? A transposed
+# weight is another tensor in the same memory, its *storage*. So we put a mark on the storage.
 
 # %%
 def gather_and_mark(shard, shape):
@@ -917,7 +919,7 @@ def as_it_is(saved):
     return saved
 
 # %%
-print("without notes:", ranks(is_held, as_it_is, as_it_is, 0.5))
+print("without notes:", ranks(is_held, as_it_is, as_it_is, 0.5))  # looks for half a second
 print("with notes:", ranks(is_held, save_note, gather_again))
 
 # %% tags=["fold"]
@@ -972,10 +974,11 @@ class FirstFSDP(nn.Module):
             return self.net(x)
 
 # %% [markdown]
-# Adam updates the shards. A step gathers nothing: the next read does. We train on two ranks:
+# An ordinary Adam updates the shards. After a step nothing is gathered, unlike in stages 1 and 2:
+# the next forward pass gathers each weight when it reads it. We train on two ranks:
 
 # %% tags=["fold"]
-# define: `join_and_compare`
+# define: `join_and_compare` trains, joins both ranks' shards, and compares with one process
 def train_shards(kind):
     model = kind(make_net())
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), my_batches())
@@ -1007,9 +1010,6 @@ join_and_compare(FirstFSDP)
 # model.finish_gradient_synchronization()  # NEW
 # optimizer.step()
 # ```
-#
-# The shard's gradient comes later, so `backward` can't return it. Autograd calls `backward` for
-# another argument that needs a gradient, a number, the `anchor`.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1164,7 +1164,8 @@ class Sharded(nn.Module):
         copy_from_rank_0(module)
         refuse_shared_memory(module)
         device = next(iter(module.parameters())).device
-        self.anchor = torch.zeros((), device=device, requires_grad=True)  # leads to Gather.backward
+        # The shard's gradient comes after Gather.backward, which autograd calls for this number.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.depth = 0  # in how many modules' calls we are
         self.order = 0  # a number made of all that was gathered and sent
         self.arrived = {}  # parameters whose gradients came since the last backward pass
@@ -1589,7 +1590,7 @@ with Bytes() as memory:
 print("right")
 
 # %% [markdown]
-# **Predict:** how high are the bars of stage 1 and of stage 3?
+# **Predict:** how much do weights and Adam's means take between steps, in stage 1 and in stage 3?
 
 # %% tags=["fold", "trains"]
 # measure: what a step holds, in times the weights: between steps, gradients, peak
@@ -1682,9 +1683,9 @@ print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. Data parallelism's has
-# two arrays in which Adam computes, as large as the largest weight. In stage 2 a layer's whole
-# gradient is there for a moment, in stage 3 its whole weight, too.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher than both parts of a
+# bar: Adam computes in arrays of its own, and layers' whole gradients or weights are there for a
+# moment.
 #
 # Stage 3 sends up to one and a half times as much as the others: it gathers a weight twice and
 # reduces its gradient once. What that costs in time is in deeper: When sharding pays.

@@ -129,8 +129,8 @@ if quiet_rounds:
     assert weak.median > strong.median, "weak scaling was ahead in each of our quiet runs"
 
 # %% [markdown]
-# A dot is a round. On a quiet machine weak scaling is ahead, with 1.9 to strong's 1.8 (single
-# rounds can lie far off, above 2 as well). **Neither gives 2.**
+# A dot is a round. In each of our quiet runs weak scaling's median was a little ahead, 1.9 to
+# strong's 1.8, though the rounds overlap, and single ones lie far off. **Neither gives 2.**
 #
 # ## Where the time goes
 #
@@ -354,9 +354,9 @@ show(fig, alt="For LeNet with 32 and 256 images and ResNet-18 with 32, four bars
 # does. Why it took a little less, we don't know.)
 #
 # Why does ResNet-18 compute longer? Each device has a smaller shard, and another one that computes
-# at the same time. The last two lines above tell them apart. What the first has above 1 is the
-# price of small shards: a device by itself, 16 images and then 16 more. What the second has on top
-# is the price of company.
+# at the same time. The last two lines above tell them apart. The first is of a device by itself,
+# 16 images and then 16 more: above 1, small shards would have a price of their own. What the
+# second has on top is the price of company, and that was the larger one.
 #
 # And communication? It is a small loss in all three. ResNet-18 computes longer than LeNet, but less
 # than 87 times as long, and it has 87 times the parameters, so 87 times the bytes to send. So its
@@ -698,9 +698,9 @@ assert (of_256[10:12] < 0.1).all() and (of_256[:10] > 0.1).all(), "by then the o
 # ## Summary
 #
 # - Strong scaling divides one batch; weak scaling doubles it, and is a different training. On a
-#   quiet machine weak scaling brings more images a second, 1.9 times to 1.8.
-# - Why not 2? Mostly since LeNet's devices wait, and since small shards of ResNet-18, side by side,
-#   compute longer. Communication was the smaller loss. ResNet-18 computes more than LeNet, but
+#   quiet machine weak scaling brought a little more images a second, 1.9 times to 1.8.
+# - Why not 2? Mostly since LeNet's devices wait, and since ResNet-18's, side by side, compute
+#   longer. Communication was the smaller loss. ResNet-18 computes more than LeNet, but
 #   sends more, too.
 # - One graph saves Python's time. It pays where Python is what the step waits for. `static_shape`
 #   also saved waiting on two devices, by our reading for scratch space.
