@@ -77,7 +77,8 @@ for size in [64, 256]:
           f"times {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
 
 # %% [markdown]
-# (If the ranges overlap, your run doesn't show it.) So the batch grows. But *devices*, *batch* and
+# (If the ranges overlap, this run doesn't show it.) That is why people let the batch grow with the
+# devices. But *devices*, *batch* and
 # *rate* are three things. *The Straight Dope* changed all three together, from one device, batch
 # 64 and rate 0.3 to two, 128 and 0.6. We change one at a time.
 #
@@ -196,7 +197,8 @@ assert ratio[8:].max() < 1.3 and 1.03 < np.median(ratio[8:]) < 1.07, "then mostl
 
 # %% [markdown]
 # At first *both* has up to twice the loss, later mostly a little more (5 %, median). The rule
-# takes k small steps for one large one, as if gradients didn't change meanwhile. At the beginning
+# takes one large step in place of k small ones, as if gradients didn't change meanwhile. At the
+# beginning
 # they change fast (Goyal et al., section 2.1).
 #
 # ## A map of batch and rate

@@ -43,10 +43,11 @@ print(data)
 # Folded is `who_updates(parameters, ...)`. It makes a `Trainer` and calls `allreduce_grads`, which
 # is refused where the store updates.
 #
-# There are eight cases: one device or two; a store of the kind `device` or `local`; few entries or
-# more than $2^{24}$, about 17 million; and embeddings. An embedding can have *sparse gradients*,
-# which list only the rows of words that were seen. In `SparseEmbedding` the weights are sparse too.
-# **Predict** the first three: one device; two with `device`; two with `local`.
+# Below are eight cases. The first six: one device or two; a store of the kind `device` or `local`;
+# few entries or more than $2^{24}$, about 17 million. The last two are embeddings. An embedding
+# can have *sparse gradients*, which list only the rows of words that were seen. In
+# `SparseEmbedding` the weights are sparse too. **Predict** the first three: one device; two with
+# `device`; two with `local`.
 
 # %% tags=["fold"]
 # define: who_updates; dense and table make parameters
@@ -123,7 +124,7 @@ assert who_updates(table(gluon.contrib.nn.SparseEmbedding(9, 4))) == "the store"
 del os.environ["MXNET_UPDATE_ON_KVSTORE"]
 
 # %% [markdown]
-# **Keep this:** on several devices the store updates, unless a gradient is sparse or a `local`
+# **Keep this:** on several devices the store updates, unless only a gradient is sparse or a `local`
 # store meets a very large parameter.
 #
 # ## Does training depend on it?
@@ -264,7 +265,7 @@ def step_write_step(write, **options):
     return [replica.asscalar() for replica in weight.list_data()]
 
 # %% [markdown]
-# The second step subtracts 21, and half of what the first subtracted: 31.5. So it should end at
+# The second step subtracts 21, and half of the first's 21: 21 + 10.5 = 31.5. So it should end at
 # 968.5. **Predict** the four results.
 
 # %% tags=["trains"]

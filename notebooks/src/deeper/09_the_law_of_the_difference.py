@@ -64,9 +64,9 @@ print(data)
 #
 # | per image | is | shrinks with | slope on log axes |
 # | --- | --- | --- | --- |
-# | sum, over $2m$ images: the error of the step | $(s_0 - s_1)\,\delta / 2$ | $1/\sqrt m \cdot 1/\sqrt m = 1/m$ | −1 |
-# | difference, over $2m$ images | $(s_0 + s_1)\,\delta / 2$ | $1/\sqrt m$ | −½ |
-# | one device, over $m$: sum + difference | $s_0\,\delta$ | $1/\sqrt m$ | −½ |
+# | sum / $2m$: the step's error | $(s_0 - s_1)\,\delta / 2$ | $1/\sqrt m \cdot 1/\sqrt m = 1/m$ | −1 |
+# | difference / $2m$ | $(s_0 + s_1)\,\delta / 2$ | $1/\sqrt m$ | −½ |
+# | one device / $m$: both rows above | $s_0\,\delta$ | $1/\sqrt m$ | −½ |
 #
 # (All channels' errors add up. The variance, and the means that the backward pass takes, are
 # opposite on both devices in the same way, but for terms with $\delta^2$. Those shrink with $1/m$.)

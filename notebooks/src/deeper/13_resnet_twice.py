@@ -514,7 +514,9 @@ for begin in range(0, LAST, 8):
 # Where none changes, errors are small.
 #
 # Can a single sign matter so much? We try it in float64. In one block, the smallest input of the
-# first ReLU gets the other sign. Nothing else changes, and the backward pass takes no notice:
+# first ReLU gets the other sign: the input nearest to 0. The hook returns the changed array, which
+# replaces the output. The change is a constant to the backward pass, so only ReLU's side is
+# another:
 
 # %%
 def change_a_sign(layer, inputs, output):
@@ -548,10 +550,10 @@ assert min(after_one_sign) > 1e-4 and max(after_one_sign) > 1e-3
 # ### A suspect
 #
 # Why more in MXNet? The first BatchNorm takes the mean of 6,272 numbers in each channel, 8 images
-# of 28×28 pixels. A mean is only as precise as its sum. We read the means and variances that the 17
-# norms *in* both networks compute in the first batch's step. NumPy computes them from the same
-# inputs in float64. The largest error in a channel, of a mean as a share of the standard deviation,
-# of a variance as a share of itself:
+# of 28×28 pixels. A mean is only as precise as its sum. We read the means and variances that the
+# 17 norms of both networks compute in the first batch's step. NumPy computes them from the same
+# inputs in float64. Below are the largest errors of all channels. A mean's error is divided by the
+# standard deviation, a variance's by the variance:
 
 # %% tags=["fold", "measured", "trains"]
 # measure: errors of the norms' means and variances, which are the running ones if no old is kept

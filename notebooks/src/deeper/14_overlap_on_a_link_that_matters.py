@@ -262,9 +262,9 @@ arrival.wait()  # it has arrived already
 assert LinkedAtEnd.send is Linked.send and LinkedAtEnd.mark_ready is AtEnd.mark_ready
 
 # %% [markdown]
-# If all ranks do the same at the same time, one process shows what each of them would wait. It
-# takes 64 examples, for a pass long enough to hide something behind. The link has a latency of half
-# a millisecond and moves 1 GB/s.
+# From here on there is one process, and nothing is really sent: if all ranks do the same at the
+# same time, it waits as each of them would. It takes 64 examples, for a pass long enough to hide
+# something behind. The link has a latency of half a millisecond and moves 1 GB/s.
 #
 # **Predict:** 44 messages, one for each parameter; or 6; or one. Which step is the shortest, and
 # why not the other two?
@@ -379,7 +379,8 @@ show(fig, alt=f"{title}. Step time against the number of messages on a simulated
 # With one message both ways do the same. So what its row shows as a difference is noise, and
 # smaller differences in other rows may be noise too.
 #
-# **A bucket should be large against the latency, and small against all that is sent.** Which limit
+# **A bucket should be large against the latency, and small against all that is sent.** In half a
+# millisecond this link could have moved 0.5 MB. Buckets of 5 MB are ten times that. Which limit
 # is best depends on the link and on the network.
 
 # %% tags=["fold"]
@@ -428,6 +429,6 @@ print(messages_of(5), "messages end first")
 #
 # - Where cores carry the messages, overlap competes with the compute that it should hide behind.
 # - Where a link of its own carries them, overlap hides a part of the sending, but not the last
-#   message.
+#   message, nor what is still waiting for the link.
 # - Many small buckets pay many latencies. One large bucket leaves when the pass has ended. Good
 #   ones are large against the latency, and small against all that is sent.
