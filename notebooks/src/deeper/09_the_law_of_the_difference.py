@@ -64,7 +64,7 @@ print(data)
 #
 # | per image | is | shrinks with | slope on log axes |
 # | --- | --- | --- | --- |
-# | sum / $2m$: the step's error | $(s_0 - s_1)\,\delta / 2$ | $1/\sqrt m \cdot 1/\sqrt m = 1/m$ | −1 |
+# | sum / $2m$: the step's error | $(s_0 - s_1)\,\delta / 2$ | $1/m$, the two together | −1 |
 # | difference / $2m$ | $(s_0 + s_1)\,\delta / 2$ | $1/\sqrt m$ | −½ |
 # | one device / $m$: both rows above | $s_0\,\delta$ | $1/\sqrt m$ | −½ |
 #

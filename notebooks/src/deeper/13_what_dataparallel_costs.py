@@ -2,8 +2,9 @@
 # # Deeper · What DataParallel costs, and a listing that uses it
 #
 # Chapter 13 built `DataParallel` from its four pieces and named three costs of its design: copies
-# in each forward pass, one device that gathers, one Python interpreter. Of the first and the third,
-# what can be seen on a CPU? And what does a well-known comparison of one GPU with two compare?
+# in each forward pass, one device that gathers, one Python interpreter. Two things can be seen on a
+# CPU: what the copies do to the order in which gradients become ready, and where threads help. And
+# what does a well-known comparison of one GPU with two compare?
 #
 # ## What you'll do
 #
@@ -158,9 +159,10 @@ class DataParallelCopyAll(DataParallel):
         return replicas
 
 # %% [markdown]
-# Now we note two events of a backward pass: the *last* layer's gradient is ready, and the backward
-# pass begins with the *first* layer, once in each replica. **Predict** which event comes last: in
-# the network alone, with our copies, and with `CopyAll`.
+# Sums that are ready early can be sent while the pass goes on (chapter 14). So we note two events
+# of a backward pass: the gradient of the network's *last* layer is ready, and the pass reaches its
+# *first* layer, once in each replica. **Predict** which event comes last: in the network alone,
+# with our copies, and with `CopyAll`.
 
 # %%
 def order_of_events(wrap):
