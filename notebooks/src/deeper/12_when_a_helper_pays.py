@@ -278,9 +278,9 @@ show(fig, alt="Gain by a helper for five handicaps and three batch sizes, measur
 assert smallest < middle < largest, "the limit should grow with the batch"
 
 # %% [markdown]
-# Beyond the limit hardly any helper paid in our runs. Within it those paid whose gain is clear by the
-# law, a tenth and more. **The larger the batch, the slower a helper may be.** Near the limit the gain
-# is lost in the noise (*too close to call*): there only the clock decides.
+# Beyond the limit hardly any helper paid in our runs. Within it those paid whose gain is clear by
+# the law, a tenth and more. **The larger the batch, the slower a helper may be.** Near the limit
+# the gain is lost in the noise (*too close to call*): there only the clock decides.
 #
 # ($c$ differs between batch sizes and between runs. We haven't measured how much of that is noise,
 # nor what $c$ is made of. Candidates: the all-reduce, the second device's operators, two busy cores
