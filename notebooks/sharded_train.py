@@ -552,7 +552,8 @@ class Sharded(nn.Module):
         copy_from_rank_0(module)
         refuse_shared_memory(module)
         device = next(iter(module.parameters())).device
-        self.anchor = torch.zeros((), device=device, requires_grad=True)  # leads to Gather.backward
+        # The shard's gradient comes after Gather.backward, which autograd calls for this number.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.depth = 0  # in how many modules' calls we are
         self.order = 0  # a number made of all that was gathered and sent
         self.arrived = {}  # parameters whose gradients came since the last backward pass

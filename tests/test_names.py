@@ -33,6 +33,8 @@ REPEATED = {
     "deep": ("14", "deeper/14"),
     "gather": ("13", "deeper/13"),
     "multiply": ("03", "deeper/03"),
+    "my_batches": ("16", "deeper/16"),
+    "my_part": ("16", "deeper/16"),
     "naive": ("14", "deeper/14"),
     "one_weight_net": ("05", "deeper/05"),
     "parallel_apply": ("13", "deeper/13"),
