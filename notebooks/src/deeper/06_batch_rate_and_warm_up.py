@@ -20,7 +20,7 @@
 #
 # ## What you need
 #
-# Chapters 04 and 06. No GPU. Reading takes {reading time}, running about two minutes.
+# Chapters 04 and 06. No GPU. Reading takes {reading time}, running a minute and a half.
 
 # %%
 import json

@@ -18,7 +18,7 @@
 #
 # ## What you need
 #
-# Chapter 16, no GPU, and PyTorch. Reading takes {reading time}, running about 30 seconds.
+# Chapter 16, no GPU, and PyTorch. Reading takes {reading time}, running a minute.
 
 # %% tags=["torch"]
 import sys
