@@ -134,6 +134,14 @@ def needs_whole(optimizer_cls):
     return any(base.__name__ in WHOLE for base in optimizer_cls.__mro__)
 
 
+def parameters_of(optimizer):
+    """The parameters of all groups, in the order of its `state_dict`."""
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters.extend(group["params"])
+    return parameters
+
+
 def copy_options(source, target):
     """A parameter group's learning rate and so on, not its parameters."""
     target.update((name, value) for name, value in source.items() if name != "params")
@@ -669,12 +677,12 @@ class Sharded(nn.Module):
 
     def gather_optimizer_state(self, optimizer):
         """What `optimizer` would save in one process. All ranks call it."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         return convert_state(optimizer.state_dict(), parameters, self.whole_state)
 
     def load_optimizer_state(self, optimizer, saved):
         """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         optimizer.load_state_dict(convert_state(saved, parameters, self.own_state))
 
     def whole_state(self, p, key, value):
