@@ -417,10 +417,10 @@ if at_once[2] == 2:
 
 uneven = dict(exact)
 uneven[256, 1] = 1.2 * exact[256, 1]
-fitted_points = [(n, k) for n in BATCHES for k in [1, 2]]
 shares = []  # each part of a step as a share of its time
-for point in fitted_points:
-    shares.append(np.array(terms(*point)) / uneven[point])
+for n in BATCHES:
+    for k in [1, 2]:
+        shares.append(np.array(terms(n, k)) / uneven[n, k])
 by_shares = np.linalg.lstsq(np.array(shares), np.ones(8), rcond=None)[0]
 assert min(by_shares) > 0 and not np.allclose(by_shares, KNOWN, rtol=0.01)
 assert np.allclose(fit_step(uneven), by_shares)
