@@ -301,7 +301,8 @@ for limit in (0.01, 5, 25):
     (found,) = ranks(shortest_step, limit, world=1)
     pass_ends, spans = found
     messages = [(begin, end - begin, "communication") for begin, end in spans]
-    heading = (f"{len(spans)} message{'s' * (len(spans) > 1)}: the last arrives "
+    word = "message" if len(spans) == 1 else "messages"
+    heading = (f"{len(spans)} {word}: the last arrives "
                f"{spans[-1][1] - pass_ends:.0f} ms after the pass")
     panels[heading] = {"backward": [(0, pass_ends, "compute")], "link": messages}
     assert len(spans) == messages_of(limit)
