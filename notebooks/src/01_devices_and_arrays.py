@@ -586,8 +586,10 @@ show(fig, alt="Time of one copy against its size on logarithmic axes: rising slo
 
 # %% tags=["fold"]
 # check: from 4 KB to 64 KB time grows far less than bytes, and from 1 MB on with the bytes
-assert medians[64_000] < 8 * medians[4_000], "16 times the bytes"
-assert medians[64_000_000] > 16 * medians[1_000_000], "64 times the bytes"
+# by the fastest of each size, which other work on this machine delays least
+fastest = {nbytes: min(times[nbytes]) for nbytes in SIZES}
+assert fastest[64_000] < 8 * fastest[4_000], "16 times the bytes"
+assert fastest[64_000_000] > 16 * fastest[1_000_000], "64 times the bytes"
 
 # %% [markdown]
 # **A small copy takes much longer than its bytes explain; for large ones the bytes decide.** So

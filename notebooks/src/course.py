@@ -33,8 +33,8 @@ NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^
 # predictions and looks at what cells print: much slower than the 238 words a minute at which adults
 # read non-fiction (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047). It is a rule and not a
 # measurement of each chapter.
-WORDS_A_MINUTE = 75
-LINES_A_MINUTE = 7
+WORDS_A_MINUTE = 65
+LINES_A_MINUTE = 6
 MINUTES_A_PICTURE = 1
 
 
