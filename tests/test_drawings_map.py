@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from map_numbers import bubble, bytes_of_two_matrices, idle, kept, simulate
+from map_numbers import bubble, idle, kept, simulate
 from svg import SVG, read, with_class
-from test_map import evaluate, rows
+from test_map import bullets, evaluate, rows
 
 PAGE = Path(__file__).resolve().parents[1] / "notebooks/map.md"
 
@@ -66,17 +66,22 @@ def test_in_two_ways_the_devices_have_different_halves_and_together_all():
         assert widths == ([64] * 6 if way == "data" else [64, 32, 64] * 2)
 
 
-def test_in_two_ways_what_is_summed_is_exchanged_and_its_bytes_are_told():
+def test_in_two_ways_what_is_summed_is_exchanged_forward_or_backward():
     root = read("two_ways")
-    exchanged = [(each.get("data-way"), each.get("data-of"))
+    exchanged = [(each.get("data-way"), each.get("data-of"), each.findtext(SVG + "text"))
                  for each in with_class(root, "exchange")]
-    assert exchanged == [("data", "first"), ("data", "second"), ("tensor", "batch"),
-                         ("tensor", "result")]  # as test_map.py sums them
-    told = re.findall(r"(\d+) MB", "|".join(text.text for text in root.iter(SVG + "text")))
-    sent = [sent for sent, _ in bytes_of_two_matrices().values()]
-    assert [int(number) for number in told] == [round(each / 1e6) for each in sent]
-    description = root.find(SVG + "desc").text
-    assert re.findall(r"(\d+) megabytes", description) == told
+    assert exchanged == [  # as test_map.py sums them
+        ("data", "first", "backward"), ("data", "second", "backward"),
+        ("tensor", "batch", "backward"), ("tensor", "result", "forward")]
+
+
+def test_two_ways_does_not_tell_what_the_reader_is_to_predict():
+    text = PAGE.read_text("utf-8")
+    (alternative,) = re.findall(r"!\[([^]]*)\]\(src/drawings/two_ways.svg\)", text)
+    shown = [each.text for each in read("two_ways").iter() if each.text] + [alternative]
+    assert not re.search(r"\d (MB|megabytes)", " ".join(shown))
+    after = text[text.index("](src/drawings/two_ways.svg)"):]
+    assert after.index("**Predict:**") < after.index("67.1 MB")
 
 
 # ---- Seven ways ----
@@ -100,18 +105,36 @@ def test_the_blue_part_of_the_weights_is_what_the_table_says(name, weights):
         assert pale + 1 / 16 == pytest.approx(1 / 4, abs=1e-3)  # with its blue part, one layer
 
 
-@pytest.mark.parametrize("name, cut", [
-    (row[0].split(" (")[0], row[1]) for row in rows("what is cut")])
-def test_the_blue_part_of_the_batch_is_cut_as_the_table_says(name, cut):
+@pytest.mark.parametrize("name, text", bullets().items())
+def test_the_blue_part_of_the_batch_is_cut_as_the_text_says(name, text):
+    by_sequences = bool(re.search("cuts the sequences", text))
+    by_tokens = bool(re.search("cuts the tokens|cut by tokens", text))
     (way,) = (each for each in with_class(read("cuts"), "way") if each.get("data-way") == name)
     (square,) = (each for each in with_class(way, "square") if each.get("data-of") == "batch")
     _, _, side, _ = shape(list(square)[0])
     (blue,) = with_class(square, "always")
     _, _, width, height = shape(blue)
-    assert (height < side) == ("sequences" in cut), "a sequence is a row"
-    assert (width < side) == ("tokens" in cut), "a token is a column"
-    assert area([blue]) / side**2 == (1 / 4 if "sequences" in cut or "tokens" in cut else 1)
-    assert bool(with_class(square, "at-times")) == ("tokens outside attention and MLP" in cut)
+    assert (height < side) == by_sequences, "a sequence is a row"
+    assert (width < side) == by_tokens, "a token is a column"
+    assert area([blue]) / side**2 == (1 / 4 if by_sequences or by_tokens else 1)
+    assert bool(with_class(square, "at-times")) == ("does them for its part" in text)
+
+
+def test_what_is_said_of_the_drawing_of_seven_ways_is_drawn():
+    """The page's alternative text: what is whole, and what is a quarter."""
+    page = PAGE.read_text("utf-8")
+    (text,) = re.findall(r"!\[([^]]*)\]\(src/drawings/cuts.svg\)", page)
+    assert len(bullets()) == len(with_class(read("cuts"), "way")) == 7
+    for says in ("Seven pairs of squares", "what device 1 of 4 has is blue",
+                 "Data and context: all weights.",
+                 "Sharded data, tensor, sequence: a quarter of each layer's weights.",
+                 "Pipeline: one layer of four.",
+                 "Expert: the shared part and a quarter of the rest.",
+                 "a quarter of the sequences for data, sharded data and expert, a quarter of the "
+                 "tokens for context and, outside attention and MLP, sequence, and all for tensor "
+                 "and pipeline."):
+        assert says in text, says
+    assert "Here are four devices: ![Seven" in " ".join(page.split())
 
 
 # ---- Pipelines ----
@@ -133,6 +156,13 @@ def test_the_timeline_is_the_simulations(name):
         found[key] = (round(start, 2), round(start + width * last / frame[2], 2))
     assert found == {event[:3]: event[3:] for event in map(tuple, events)}
     texts = "|".join(text.text for text in read("pipeline").iter(SVG + "text"))
-    assert re.search(rf"{name}, [^|]* up to {max(kept(events))}(\||$)", texts)
+    assert texts.split("|").count(f"keeps {max(kept(events))} micro-batches") == 1
+    keeps = [text for text in texts.split("|") if re.match("GPipe:|1F1B:|keeps", text)]
+    assert keeps[keeps.index(next(text for text in keeps if text.startswith(name))) + 1] == (
+        f"keeps {max(kept(events))} micro-batches")
     assert f"idle, {100 * idle(events):.0f} % in both" in texts
     assert idle(events) == pytest.approx(bubble(4, 8))
+    for tick in with_class(read("pipeline"), "time"):
+        place = (float(tick.get("x")) - frame[0]) * last / frame[2]
+        assert place == pytest.approx(float(tick.text), abs=0.4)  # the last is moved inwards
+    assert max(int(tick.text) for tick in with_class(read("pipeline"), "time")) == last

@@ -14,17 +14,18 @@ from draw_all_reduce import (  # noqa: E402
     BLUE,
     FRAME,
     ORANGE,
-    PALE_BLUE,
     PALE_GREY,
     arrow,
     box,
     group,
+    line,
     page,
     words,
 )
 
 SEQUENCES, DEVICES = 8, 4
 SIDE = 66  # of a square in the drawing of seven ways
+LIGHT_BLUE = "#7db8d9"  # also in grey between blue and pale grey
 
 
 # ---- Two ways, two matrices, two devices ----
@@ -59,8 +60,7 @@ def both_ways(x, top, bottom):
 
 def draw_two_ways():
     drawn = []
-    columns = {"batch": 90, "first": 188, "middle": 286, "second": 384, "result": 482}
-    sent = map_numbers.bytes_of_two_matrices()
+    columns = {"batch": 90, "first": 196, "middle": 302, "second": 408, "result": 514}
     for panel, way in enumerate(("data", "tensor")):
         top = 8 + 274 * panel
         title = ("data parallelism: half of the sequences, all weights",
@@ -79,14 +79,14 @@ def draw_two_ways():
             drawn.append(sequences(columns["middle"], y, mine, between, device))
             drawn.append(square(columns["second"], y, second, "second", device))
             drawn.append(sequences(columns["result"], y, mine, None, device))
-        exchanged = ("first", "second") if way == "data" else ("batch", "result")
-        for name in exchanged:
+        exchanged = {"first": "backward", "second": "backward"}
+        if way == "tensor":
+            exchanged = {"batch": "backward", "result": "forward"}
+        for name, when in exchanged.items():
             x = columns[name] + 32
-            drawn.append(group([both_ways(x, top + 102, top + 146)], class_="exchange",
-                               data_way=way, data_of=name))
-        drawn.append(words(560, top + 118, f"{sent[way][0] / 1e6:.0f} MB", 20, bold=True,
-                           anchor="start"))
-        drawn.append(words(560, top + 140, "a step", anchor="start"))
+            inside = [both_ways(x, top + 102, top + 146),
+                      words(x + 14, top + 130, when, anchor="start")]
+            drawn.append(group(inside, class_="exchange", data_way=way, data_of=name))
     for name, text in {"batch": "batch", "first": "weights", "middle": "middle",
                        "second": "weights", "result": "result"}.items():
         drawn.append(words(columns[name] + 32, 552, text))
@@ -94,9 +94,9 @@ def draw_two_ways():
                 "activations",
                 "Two panels of two devices each. In data parallelism each device has four of eight "
                 "sequences and both matrices whole; arrows between the devices are at the "
-                "matrices: 67 megabytes a step. In tensor parallelism each has all eight "
+                "matrices, backward. In tensor parallelism each has all eight "
                 "sequences, half of the columns of the first matrix and half of the rows of the "
-                "second; arrows are at the batch and the results: 537 megabytes a step.", drawn)
+                "second; arrows are at the results, forward, and at the batch, backward.", drawn)
 
 
 # ---- Seven ways: what device 1 of four has ----
@@ -134,7 +134,7 @@ def parts_of_batch(way):
 def cut_square(x, y, parts, of):
     always, at_times = parts
     drawn = [box(x, y, SIDE, SIDE, PALE_GREY, "none")]
-    for kind, color, rectangles in (("at-times", PALE_BLUE, at_times), ("always", BLUE, always)):
+    for kind, color, rectangles in (("at-times", LIGHT_BLUE, at_times), ("always", BLUE, always)):
         for left, top, width, height in rectangles:
             drawn.append(box(x + SIDE * left, y + SIDE * top, SIDE * width, SIDE * height, color,
                              "none", class_=kind))
@@ -149,26 +149,29 @@ def draw_cuts():
     drawn = []
     for place, way in enumerate(WAYS):
         x = 4 + 160 * (place % 4)
-        y = 8 + 138 * (place // 4)
+        y = 88 + 138 * (place // 4)
         inside = [words(x + 72, y + 20, way, 20, bold=True),
                   cut_square(x, y + 32, parts_of_weights(way), "weights"),
                   cut_square(x + 78, y + 32, parts_of_batch(way), "batch"),
                   words(x + 33, y + 118, "weights"), words(x + 111, y + 118, "batch")]
         drawn.append(group(inside, class_="way", data_way=way))
-    drawn += [box(488, 166, 22, 18, BLUE, FRAME), words(518, 181, "device 1 of 4", anchor="start"),
-              box(488, 196, 22, 18, PALE_BLUE, FRAME),
-              words(518, 211, "at times", anchor="start"),
-              box(488, 226, 22, 18, PALE_GREY, FRAME), words(518, 241, "others", anchor="start"),
-              words(320, 306, "weights: layers downwards, a layer's width from left to right"),
-              words(320, 330, "batch: sequences downwards, their tokens from left to right"),
-              words(320, 354, "expert's stripes: weights that all devices share")]
-    return page(640, 366, "Each way cuts the weights, the batch, or both",
+    legend = {4: (BLUE, "device 1 of 4"), 174: (LIGHT_BLUE, "device 1, while in use"),
+              422: (PALE_GREY, "other devices")}
+    for x, (color, text) in legend.items():
+        drawn += [box(x, 8, 22, 18, color, FRAME), words(x + 30, 23, text, anchor="start")]
+    drawn += [words(4, 52, "weights: layers downwards, a layer's width to the right",
+                    anchor="start"),
+              words(4, 76, "batch: sequences downwards, their tokens to the right",
+                    anchor="start")]
+    for line_number, text in enumerate(["stripes: weights", "that every", "device has"]):
+        drawn.append(words(478, 274 + 22 * line_number, text, anchor="start"))
+    return page(640, 362, "Each way cuts the weights, the batch, or both",
                 "Seven pairs of squares, weights and batch, with device 1's part of four in blue. "
                 "Data: all weights, a quarter of the sequences. Sharded data: a quarter of each "
-                "layer's weights, one layer whole at times, a quarter of the sequences. "
+                "layer's weights, one layer whole while in use, a quarter of the sequences. "
                 "Context: all weights, a quarter of the tokens. Pipeline: one layer of four, the "
                 "whole batch. Tensor: a quarter of each layer's width, the whole batch. Sequence: "
-                "the same, and a quarter of the tokens, the others at times. Expert: the "
+                "the same, and a quarter of the tokens, the others while in use. Expert: the "
                 "shared part and a quarter of the rest, a quarter of the sequences.", drawn)
 
 
@@ -177,16 +180,16 @@ def draw_cuts():
 
 def draw_pipeline(stages=4, micro=8):
     drawn = []
-    texts = {"GPipe": "all forward, then all backward: keeps up to",
-             "1F1B": "backward as soon as it can: keeps up to"}
+    texts = {"GPipe": "all forward, then all backward", "1F1B": "backward as soon as it can"}
     for panel, schedule in enumerate(("GPipe", "1F1B")):
         events = map_numbers.simulate(schedule, stages, micro)
         last = max(end for *_, end in events)
         unit = 562 / last
         top = 8 + 176 * panel
         most = max(map_numbers.kept(events))
-        drawn.append(words(4, top + 20, f"{schedule}, {texts[schedule]} {most}", 20, bold=True,
+        drawn.append(words(4, top + 20, f"{schedule}: {texts[schedule]}", 20, bold=True,
                            anchor="start"))
+        drawn.append(words(634, top + 20, f"keeps {most} micro-batches", 20, anchor="end"))
         inside = [box(72, top + 32, 562, 128, PALE_GREY, "none")]
         for stage in range(stages):
             inside.append(words(4, top + 55 + 32 * stage, f"stage {stage + 1}", anchor="start"))
@@ -198,10 +201,15 @@ def draw_pipeline(stages=4, micro=8):
                               data_stage=stage, data_kind=kind, data_number=number))
             inside.append(words(x + unit * (end - start) / 2, y + 20, str(number + 1), fill=ink))
         drawn.append(group(inside, class_="schedule", data_name=schedule))
+    for time in range(0, last + 1, 3):
+        x = 72 + unit * time
+        drawn.append(line(x, 344, x, 352, FRAME, 1))
+        drawn.append(words(min(x, 628), 370, str(time), class_="time"))
+    drawn.append(words(4, 370, "time", anchor="start"))
     share = map_numbers.bubble(stages, micro)
-    drawn.append(words(72, 384, f"blue: forward, orange: backward, grey: idle, {100 * share:.0f} % "
+    drawn.append(words(72, 400, f"blue: forward, orange: backward, grey: idle, {100 * share:.0f} % "
                        "in both", anchor="start"))
-    return page(640, 396, "Both pipelines idle for as long; 1F1B keeps fewer micro-batches",
+    return page(640, 412, "Both pipelines idle for as long; 1F1B keeps fewer micro-batches",
                 "Two timelines of four stages and eight micro-batches. Both end after 33 units of "
                 "time. GPipe runs all forward passes, then all backward passes, and keeps eight "
                 "micro-batches; 1F1B alternates and keeps at most four.", drawn)
