@@ -364,7 +364,7 @@ def test_the_tables_numbers_are_the_codes():
     names = [row[0] for row in rows("on NVLink") if "(" in row[0]]
     whole = f"{12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion"
     assert (f"With {k} experts in each layer it is {whole} weights. A token uses "
-            f"{12 * L * h**2 / 1e9:.1f} of them.") in PROSE
+            f"{12 * L * h**2 / 1e9:.1f} billion of them.") in PROSE
     assert names == [f"expert ({whole})"]
 
 
