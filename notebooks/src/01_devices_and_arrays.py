@@ -548,7 +548,7 @@ with tempfile.TemporaryDirectory() as folder:
         assert number == FAILS_AT[engine], "another line"
 # %% [markdown]
 # The usual engine, `ThreadedEnginePerDevice`, points at the line that waits, `NaiveEngine` at the
-# wrong one.
+# one with the mistake.
 
 # %% [markdown]
 # ## What a copy costs
