@@ -10,28 +10,26 @@
 #
 # ## What you'll do
 #
-# Train a model with one weight on two devices. Move arrays, measure what that costs, and find
-# errors that appear at the wrong line.
+# Train a model with one weight on two devices, time copies, and find errors that appear at the
+# wrong line.
 #
 # ## What you'll learn
 #
-# - where an array, its gradient and its saved copy live;
-# - when `as_in_context` and `copyto` copy;
-# - why Python goes on while devices work, and what that means for clocks and errors;
-# - what a copy costs.
+# - where an array, its gradient and what you load from a file live, and what a copy costs;
+# - why Python goes on while devices work, and what that means for clocks and errors.
 #
 # ## What you need
 #
 # Python and NumPy. **No GPU.** Reading takes {reading time}, running less than a minute. Folded
-# cells check what the text says; one that prints nothing has found nothing wrong.
+# cells check what the text says, and name sources; one that prints nothing has found nothing wrong.
 
 # %% [markdown]
 # ## One weight on two devices
 #
 # A *device* is something with memory and cores. `devices(2)` returns two GPUs if MXNet can use
-# two. Otherwise (or with `COURSE_SIMULATE=1`) it returns two *simulated* devices, `cpu(0)` and
-# `cpu(1)`. Unlike GPUs they share one memory, that of the CPU. MXNet reads settings while it
-# loads, so import `helpers`, which has them, first.
+# two. Otherwise it returns two *simulated* devices, `cpu(0)` and `cpu(1)`, which share one memory.
+# Import `helpers` before `mxnet`: it makes settings, such as one core for each device, that MXNet
+# reads while it loads.
 
 # %% tags=["measured"]
 from helpers import devices
@@ -44,8 +42,8 @@ a = nd.array([1, 2, 3], ctx=two[1])
 print(a)
 
 # %% [markdown]
-# After the `@` stands the array's device; MXNet calls it a *context*. An operation runs on the
-# device that holds its inputs, and leaves its result there.
+# After the `@` stands the array's device, its *context*. An operation runs on the device that holds
+# its inputs, and leaves its result there.
 
 # %%
 b = nd.exp(a) * 2 + 1
@@ -64,9 +62,9 @@ for weight in weights:
     weight.attach_grad()
 
 # %% [markdown]
-# By hand, at $w = 0$ the gradient of the squared error is $-2\sum x_i y_i$: −30 and −150, as in
-# the picture. MXNet finds it as PyTorch does: `record` notes what is computed, and `backward`
-# writes the gradient. (It overwrites the old one, so there is no `zero_grad`.)
+# By hand, the gradient of $(wx - y)^2$ at $w = 0$ is $-2xy$. So the first device has
+# $-2\,(1 \cdot 3 + 2 \cdot 6) = -30$, and the second −150. As in PyTorch, `record` notes what is
+# computed, and `backward` writes the gradient. (It overwrites the old one, without a `zero_grad`.)
 
 # %%
 def find_gradients():
@@ -88,8 +86,8 @@ assert [first.asscalar(), second.asscalar()] == [-30, -150]
 assert [first.context, second.context] == two and two[0] != two[1]
 
 # %% [markdown]
-# Each device has the gradient of its own examples. For the gradient of all four we add the two. One
-# of them must move first: `as_in_context` brings the second to the first device.
+# For the gradient of all four examples we add the two. One must move first: `as_in_context` brings
+# the second to the first device.
 
 # %%
 total = first + second.as_in_context(two[0])
@@ -108,53 +106,63 @@ print(here + there)
 
 # %% tags=["fold"]
 # check: the sum of the gradients, and the sum across simulated devices
+# On GPUs: GetContext in src/imperative/imperative_utils.h (MXNet 1.9.1) compares kinds of devices.
+# Reports of what two GPUs do: issues 18265, 11275 and 21119 of apache/mxnet.
 assert total.asscalar() == -180 and total.context == two[0]
 assert (here + there).asnumpy().tolist() == [11, 22, 33]
 
 # %% [markdown]
-# The sum is right, since simulated devices share memory. So a forgotten move can't be seen on them.
+# The sum is right, since simulated devices share memory. On them a forgotten move can't be seen.
 #
-# **On GPUs** it can be wrong, so always move: `a + b.as_in_context(a.context)`. MXNet 1.9.1 only
-# compares the *kind* of device (`GetContext` in `src/imperative/imperative_utils.h`). A GPU and a
-# CPU raise at once: "require all inputs live on the same context". Two GPUs pass, and the operator
-# gets an address in the other's memory. Users report a right sum, an illegal memory access where
-# the result is read, or a crash (apache/mxnet 18265, 11275, 21119).
+# **On GPUs, always move:** `a + b.as_in_context(a.context)`. MXNet 1.9.1 compares only *kinds* of
+# devices: a GPU and a CPU raise at once. Two GPUs pass, and users report a right sum, a late error,
+# or a crash.
 #
 # ### Twenty steps
 #
 # Both replicas make the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$. It is the step that
-# one device would make with all four examples:
+# one device would make with all four examples. The sum is made on the first device and moves to
+# each. `weight[:] =` writes into a replica. (Nothing is recorded here, so there is no `no_grad`.)
+
+# %%
+def step_on_both():
+    find_gradients()
+    first = weights[0].grad
+    second = weights[1].grad.as_in_context(two[0])
+    total = first + second
+    for weight in weights:
+        total_here = total.as_in_context(weight.context)
+        weight[:] = weight - 0.01 * total_here
+
 
 # %% tags=["trains"]
 for weight in weights:
     weight[:] = 0  # so that this cell can be run again
 
-learning_rate = 0.01
-steps = []  # w after each step
 for step in range(20):
-    find_gradients()
-    total = weights[0].grad + weights[1].grad.as_in_context(two[0])
-    for weight in weights:
-        weight -= learning_rate * total.as_in_context(weight.context)  # writes into this replica
-    steps.append(weights[0].asscalar())
+    step_on_both()
     if step in [0, 1, 2, 19]:
         print(f"step {step:2}: w = {weights[0].asscalar():.4f} and {weights[1].asscalar():.4f}")
 
 # %% tags=["fold"]
-# check: each step is that of one device with all four examples; replicas stay equal, and in place
+# check: each step is that of one device with all four examples, on both replicas
 alone = nd.zeros(1)
 alone.attach_grad()
 x = nd.array([1, 2, 3, 4])
+for weight in weights:
+    weight[:] = 0
 for step in range(20):
     with autograd.record():
         loss = ((alone * x - 3 * x) ** 2).sum()
     loss.backward()
     alone -= 0.01 * alone.grad
-    assert abs(alone.asscalar() - steps[step]) < 1e-6, f"step {step}"
+    step_on_both()
+    for weight, device in zip(weights, two):
+        assert abs(weight.asscalar() - alone.asscalar()) < 1e-6, f"step {step}"
+        assert weight.context == device and weight.grad.context == device
+    assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
     assert step > 0 or abs(alone.asscalar() - 1.8) < 1e-6, "the picture"
-for weight, device in zip(weights, two):
-    assert abs(weight.asscalar() - 3) < 1e-6 and weight.context == device
-assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
+assert abs(alone.asscalar() - 3) < 1e-6, "not y = 3x"
 
 # %% [markdown]
 # This is *data parallelism*. In each step:
@@ -165,15 +173,13 @@ assert weights[0].asscalar() == weights[1].asscalar(), "the replicas stay equal"
 # 4. every device receives the sum of these gradients (chapter 03);
 # 5. every device makes the same update, so the replicas stay equal (chapter 04).
 #
-# One can also cut a network *by layer*, or *inside layers*. Then each device holds a part of the
-# weights, and they send activations (deeper: Three ways to divide a network).
+# Other ways are in deeper: Three ways to divide a network.
 
 # %% [markdown]
 # ## Where an array lives
 #
-# Where is an array if you don't say where? On `cpu(0)`, also on a machine with GPUs, unless a `with
-# mx.gpu(0):` block says otherwise. It stays where it was made; to move it is to make another array.
-# **Predict:** what does `a` hold at the end?
+# Where is an array if you don't say where? On `cpu(0)`, also on a machine with GPUs. **Predict:**
+# what does `a` hold at the end?
 
 # %%
 a = nd.array([1, 2, 3])
@@ -192,7 +198,7 @@ assert (a.asnumpy().tolist(), moved.asnumpy().tolist()) == ([100, 2, 3], [50, 2,
 
 # %% [markdown]
 # `a` was already on `cpu(0)`. So `same` is `a`, and writing to it changed `a`. `moved` is a copy.
-# `copyto` copies even on the same device. Given an array in place of a device, it fills that array.
+# `copyto` always copies. It takes a device, or an array that it fills:
 
 # %%
 a = nd.array([1, 2, 3])
@@ -211,8 +217,8 @@ assert a.copyto(target) is target and target.context == pair[1]
 assert target.asnumpy().tolist() == [1, 2, 3]
 
 # %% [markdown]
-# So use `as_in_context` to *read*, and `copyto` if you will *write* to either side. And the
-# gradient? It doesn't travel with its array:
+# So use `as_in_context` to *read*, and `copyto` if you will *write* to the array or its copy. The
+# gradient doesn't travel with its array:
 
 # %%
 weight = nd.array([1, 2, 3], ctx=pair[0])
@@ -229,38 +235,38 @@ assert (weight.grad.context, replica.grad.context) == (pair[0], pair[1])
 
 # %% [markdown]
 # For a replica: move first, then attach. **Predict:** `weight` is on `cpu(1)`. Where is it after it
-# has been saved and read again, pickled, or copied by `copy.deepcopy`?
+# has been saved and loaded?
 
 # %%
-import copy
-import pickle
 import tempfile
 
 weight = nd.array([1, 2, 3], ctx=pair[1])
 with tempfile.TemporaryDirectory() as folder:
-    nd.save(f"{folder}/weight.params", [weight])
+    nd.save(f"{folder}/weight.params", [weight])  # a list of arrays
     loaded = nd.load(f"{folder}/weight.params")
 print("saved and loaded:", loaded[0].context)
-print("pickled:", pickle.loads(pickle.dumps(weight)).context)
-print("deepcopy:", copy.deepcopy(weight).context)
 
 # %% tags=["fold"]
-# check: all three come back on cpu(0), with their values
+# check: saved, pickled or deep-copied, it comes back on cpu(0), with its values
+# NDArray::Load in src/ndarray/ndarray.cc (MXNet 1.9.1) reads into cpu(0), and moves to GPUs only.
+import copy
+import pickle
+
 assert weight.context == pair[1]
 for again in [loaded[0], pickle.loads(pickle.dumps(weight)), copy.deepcopy(weight)]:
     assert again.context == mx.cpu(0) and again.asnumpy().tolist() == [1, 2, 3]
 
 # %% [markdown]
-# All of them come back on `cpu(0)`. So move what you have loaded. **On GPUs:** the file notes the
-# context. A build with CUDA copies the array back to that GPU, by its number; a build without
-# leaves it in host memory (`NDArray::Load` in `src/ndarray/ndarray.cc`, MXNet 1.9.1).
+# On `cpu(0)`: MXNet reads saved values into it, whichever CPU context they had. So move what you
+# have loaded. (`pickle` and `copy.deepcopy` do the same.) **On GPUs:** a build with CUDA then
+# copies the array to the GPU whose number was saved.
 
 # %% [markdown]
 # ## Work that isn't done yet
 #
 # When Python comes back from `nd.dot`, is the product there? We read the clock after the call, and
 # again after `wait_to_read`, which returns once the values exist. **Predict:** does the call take
-# about as long as the product, or hardly any time?
+# about as long as the product?
 
 # %% tags=["measured"]
 from time import perf_counter
@@ -277,17 +283,17 @@ print(f"the call returned after {called * 1e3:.2f} ms")
 print(f"the product was there after {done * 1e3:.2f} ms")
 
 # %% [markdown]
-# The call only puts the work into the device's queue. The device's thread takes it from there, and
-# Python goes on:
+# The call only puts the work into the device's queue. The device takes it from there, and Python
+# goes on:
 #
 # ![After two calls, product p1 runs on the first device and p2 on the second. After four calls p3
 # and p4 wait in the queues, and Python is already at the next
 # line.](src/drawings/two_queues.svg)
 #
-# This is *asynchrony*. It is why the loop over the devices in `find_gradients` keeps both of them
-# busy at the same time, though it looks as if one came after the other. We record these four
-# products, on simulated devices. MXNet's profiler notes when each began and ended; we note how
-# long Python's calls took.
+# This is *asynchrony*. The loop in `find_gradients` keeps both devices busy at the same time.
+# **An operation starts only when its inputs are ready**, also when they come from the other
+# device's queue. So `step_on_both` adds the right gradients without waiting for them. Here are the
+# four products of the picture, recorded:
 
 # %% tags=["fold"]
 # draw: four products on two devices, and Python's calls, as recorded
@@ -333,8 +339,7 @@ assert max(start for start, *_ in [lanes["cpu(0)"][0], lanes["cpu(1)"][0]]) < mi
     "a device waited for the other")
 
 # %% [markdown]
-# Do two products take half as long on two devices as on one? We measure ten rounds, in which the
-# two ways take turns, and print medians with quartiles:
+# Do two products take half as long on two devices as on one? Medians and quartiles of ten rounds:
 
 # %% tags=["fold", "measured", "few:rounds=10=>rounds=3"]
 # measure: two products on one device, and one on each of two
@@ -359,22 +364,19 @@ ratio = spread(times["both on one"]).median / spread(times["one on each"]).media
 print(f"two devices are {ratio:.2f} times as fast as one")
 
 # %% [markdown]
-# If two cores were free, that is near 2. If other programs kept one of them busy, it is less, down
-# to
-# 1.
+# If two cores were free, that is near 2. If other programs kept a core busy, it is less, perhaps
+# below 1.
 #
 # So when does Python wait?
 #
 # - `nd.waitall()` waits for all work on all devices.
-# - Calls that need values wait for these: `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`. So
-#   does `nd.array(list)`, until it is filled.
+# - Calls that need values wait for these: `x.asnumpy()`, `x.asscalar()`, `print(x)`, `if x:`.
 # - Most operators don't wait, nor do `as_in_context`, `copyto` and `backward()`.
 #
-# So **wait before you stop a clock**, or you measure how fast Python fills the queues. A stray
-# `print(loss)` in a training loop keeps Python from handing out the next step.
+# So **wait before you stop a clock**, or you measure how fast Python fills the queues.
 
 # %% tags=["fold"]
-# check: what waits and what doesn't, by a product that takes long
+# check: what waits and what doesn't, measured with a slow product; inputs are waited for
 # On simulated devices wait_to_read may also wait for other work on cpu(0), where MXNet 1.9.1 queues
 # the wait (WaitForVar in src/engine/threaded_engine.cc); there is none here.
 big = nd.ones((1000, 1000), ctx=pair[1])
@@ -406,11 +408,17 @@ for call in [lambda x: x, lambda x: x + 1, lambda x: x.as_in_context(pair[0]),
              lambda x: x.copyto(pair[0]), square_and_back]:
     assert not waits(call)
 
+# The product is in one device's queue, its sum with 1 in the other's; nobody waits in between.
+# (Operators count the inputs that they wait for: OprBlock in src/engine/threaded_engine.h.)
+for _ in range(5):
+    following = nd.dot(big, big).as_in_context(pair[0]) + 1
+    assert following.min().asscalar() == 1001, "it began before its input was ready"
+
 # %% [markdown]
 # ## Errors that come late
 #
-# Wrong shapes raise at the call. Errors that depend on *values* come when the work is done. To see
-# when that is, `tell` runs a function and prints the last line of its error:
+# Wrong shapes raise at the call. Errors that depend on *values* come when the work is done. Here,
+# `tell` runs a function and prints the last line of its error:
 
 # %%
 def tell(what, function):
@@ -421,8 +429,8 @@ def tell(what, function):
         print(f"{what}: {str(error).splitlines()[-1]}")
 
 # %% [markdown]
-# A normal distribution can't have a negative width. **Predict:** which line raises, the one that
-# asks for the numbers, the one that adds 1, or the one that waits?
+# A normal distribution can't have a negative width. We ask for such numbers, add 1, and wait three
+# times. **Predict:** which of the waits raise?
 
 # %%
 noise = nd.random.normal(0, -1, shape=(2, 2), ctx=pair[0])  # a width of -1
@@ -433,29 +441,27 @@ tell("wait again", shifted.wait_to_read)
 tell("noise itself", noise.wait_to_read)
 
 # %% [markdown]
-# The first two lines only queued work. The error comes out where we wait, and only once. After that
-# `shifted` and `noise` look like good arrays, but their values were never computed.
+# Only the first. `shifted` needs `noise`, so the error was passed on to it. It comes out where we
+# wait, and only once. After that both look like good arrays, but were never computed.
 #
 # Now **two** operations fail: the second asks for entry 7 of an array of three. We read only the
-# first. **Predict:** where does the second error come out?
+# first. **Predict:** which of the two calls of `waitall` raises?
 
 # %%
 def fail_twice():
     noise = nd.random.normal(0, -1, shape=(2, 2), ctx=pair[0])
-    entry = nd.take(nd.arange(3), nd.array([7]), mode="raise")  # "raise": don't clip 7 to 2
+    entry = nd.take(nd.arange(3), nd.array([7]), mode="raise")  # there is no entry 7
     return noise, entry
 
 
 noise, entry = fail_twice()
 tell("read noise", noise.asnumpy)
-good = nd.ones(3) + 1
-tell("read something good", good.asnumpy)
 tell("waitall", nd.waitall)
 tell("waitall again", nd.waitall)
 
 # %% [markdown]
-# It came out of `waitall`, since nobody had read `entry`. In a notebook that may be many cells
-# later. If `waitall` comes first, it raises one error and *forgets the other*:
+# The first, since nobody had read `entry`. If `waitall` comes before any read, it raises one error
+# and *forgets the other*:
 
 # %%
 noise, entry = fail_twice()
@@ -489,22 +495,26 @@ for _ in range(5):
     noise, entry = fail_twice()
     found = [raised(call) for call in [nd.waitall, nd.waitall, noise.asnumpy, entry.asnumpy]]
     assert found == ["scale", None, None, None]
+    kept = [fail_twice(), fail_twice()]
+    assert [raised(nd.waitall), raised(nd.waitall)] == ["scale", None], "one clears all four"
+    for array in [*kept[0], *kept[1]]:
+        assert raised(array.asnumpy) is None, "an error was left over"
+# So says ThreadedEngine::WaitForAll in src/engine/threaded_engine.cc (MXNet 1.9.1), too.
 
 # %% [markdown]
-# What is dangerous here is also the cure, since `waitall` clears what is left over: **after an
-# `MXNetError`, call `nd.waitall()` again, until a call raises nothing**, and start again from data
-# that you trust. (`ThreadedEngine::WaitForAll` in `src/engine/threaded_engine.cc`.)
+# One `waitall` raises at most one error, and clears all. So **after an `MXNetError`, call
+# `nd.waitall()` inside a `try`**: whether it raises or not, no old error is left. Then start again
+# from data that you trust.
 #
 # ### Find the line
 #
-# The line that failed is *above* the one that raises. But where? The part of MXNet that runs the
-# queues is its *engine*. There is another one, which does all work in the call itself: slow, but
-# good for finding a mistake. The choice is made when MXNet starts, so it needs a new process:
+# The line that failed is *above* the one that raises. The part of MXNet that runs the
+# queues is its *engine*. Another one, `NaiveEngine`, does all work in the call itself: slow, but
+# good for finding a mistake. It must be chosen before MXNet starts:
 # `MXNET_ENGINE_TYPE=NaiveEngine python train.py`. We run this program with both engines:
 
 # %%
-program = """\
-import helpers
+program = """import helpers
 from mxnet import nd
 
 noise = nd.random.normal(0, -1, shape=(2, 2))
@@ -513,7 +523,7 @@ print(shifted.asnumpy())
 """
 
 # %% tags=["fold"]
-# measure: the line of the program that its error names, with each engine
+# measure: at which line of the program the error comes out, with each engine
 import os
 import re
 import subprocess
@@ -537,63 +547,52 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"{engine:23}  line {number}: {program.splitlines()[number - 1]}")
         assert number == FAILS_AT[engine], "another line"
 # %% [markdown]
-# The usual engine, `ThreadedEnginePerDevice`, points at the line that waits, and `NaiveEngine` at
-# the one that is wrong.
+# The usual engine, `ThreadedEnginePerDevice`, points at the line that waits, `NaiveEngine` at the
+# one with the mistake.
 
 # %% [markdown]
 # ## What a copy costs
 #
-# How long does a copy from one device to the other take? We copy five sizes, from 4 KB to 64 MB (a
-# KB is 1,000 bytes, a MB 1,000 KB). `in_turns` is a helper for measuring. It takes functions with
-# names, calls them in turn for thirty rounds, and returns the seconds of each. It waits for all
-# work before it starts or stops its clock. `spread` gives their median and quartiles. **Predict:**
-# the largest copy has 16,000 times the bytes of the smallest. How many times as long does it take?
+# How long does a copy from one device to the other take? We copy four sizes (a KB is 1,000
+# bytes). The helper `in_turns` calls the functions of a dictionary in turn, for thirty
+# rounds, and waits for all work before it starts or stops its clock. `spread` gives median and
+# quartiles, and `print_times` prints them. **Predict:** the largest copy has 16,000 times the bytes
+# of the smallest. How many times as long does it take?
 
 # %% tags=["measured", "few:rounds=30=>rounds=10"]
 from functools import partial
 
-from helpers.timing import in_turns, spread
+from helpers.timing import in_turns, print_times, spread
 
-SIZES = [4_000, 64_000, 1_000_000, 16_000_000, 64_000_000]  # bytes
+SIZES = {"4 KB": 4_000, "64 KB": 64_000, "1 MB": 1_000_000, "64 MB": 64_000_000}
 
-copies = {}
-for nbytes in SIZES:
+copies = {}  # for each size a function that makes one copy
+for name, nbytes in SIZES.items():
     source = nd.ones(nbytes // 4, ctx=two[0])  # a float32 has 4 bytes
     target = nd.zeros(nbytes // 4, ctx=two[1])
-    copies[nbytes] = partial(source.copyto, target)  # a function: to call it is to copy
+    copies[name] = partial(source.copyto, target)  # calling it calls source.copyto(target)
 
 times = in_turns(copies, rounds=30)
+print_times(times)
+smallest = spread(times["4 KB"]).median
+largest = spread(times["64 MB"]).median
+print(f"64 MB take {largest / smallest:,.0f} times as long as 4 KB")
 
-medians = {}
-for nbytes in SIZES:
-    medians[nbytes] = 1e6 * spread(times[nbytes]).median  # microseconds
-    print(f"{nbytes / 1e3:6,.0f} KB: {medians[nbytes]:6,.0f} µs")
-print(f"the last takes {medians[64_000_000] / medians[4_000]:,.0f} times as long as the first")
-
-# %% tags=["fold"]
-# draw: the time of a copy against its size, with quartiles
-import numpy as np
-from helpers.plotting import curves
-
-megabytes = [nbytes / 1e6 for nbytes in SIZES]
-quartiles = 1e6 * np.transpose([spread(times[nbytes]) for nbytes in SIZES])  # µs
-title = (f"A copy of 4 KB takes {medians[4_000]:.0f} µs, "
-         f"one of 64 MB {medians[64_000_000] / 1000:.1f} ms")
-fig, ax = curves(title, "size of the copy (MB)", "time of one copy (µs)",
-                 {"median, with quartiles": (megabytes, *quartiles)}, logx=True, logy=True)
-show(fig, alt="Time of one copy against its size on logarithmic axes: rising slowly at first, "
-              "then with the bytes.")
-
-# %% tags=["fold"]
-# check: from 4 KB to 64 KB time grows far less than bytes, and from 1 MB on with the bytes
+# %% tags=["fold", "measured"]
+# check: 16 times the bytes, from 4 KB, take less than 8 times as long; 64 times, from 1 MB, over 16
 # by the fastest of each size, which other work on this machine delays least
-fastest = {nbytes: min(times[nbytes]) for nbytes in SIZES}
-assert fastest[64_000] < 8 * fastest[4_000], "16 times the bytes"
-assert fastest[64_000_000] > 16 * fastest[1_000_000], "64 times the bytes"
+fastest = {name: min(times[name]) for name in SIZES}
+of_small = fastest["64 KB"] / fastest["4 KB"]
+of_large = fastest["64 MB"] / fastest["1 MB"]
+print("in the fastest rounds")
+print(f"64 KB, 16 times the bytes of 4 KB, took {of_small:.1f} times as long")
+print(f"64 MB, 64 times the bytes of 1 MB, took {of_large:.0f} times as long")
+assert of_small < 8 and of_large > 16
 
 # %% [markdown]
-# **A small copy takes much longer than its bytes explain; for large ones the bytes decide.** So
-# what is cheaper, eight copies of 64 KB or one of 512 KB?
+# **A small copy takes longer than its bytes explain; for large ones the bytes count.** Each of
+# these copies was started and waited for. **Predict:** what is cheaper, eight copies of 64 KB that
+# are waited for together, or one of 512 KB?
 
 # %% tags=["fold", "measured", "few:rounds=50=>rounds=20"]
 # measure: one copy of 64 KB, eight of them, and one with the bytes of all eight
@@ -623,32 +622,27 @@ for target in [*targets, large_target]:
 ways = {"one of 64 KB": partial(sources[0].copyto, targets[0]), "eight of 64 KB": eight_copies,
         "one of 512 KB": one_copy}
 times_of_eight = in_turns(ways, rounds=50)
-print_times(times_of_eight, unit="µs")
-_, eight, large = (spread(times_of_eight[name]).median for name in ways)
+print_times(times_of_eight)
+eight = min(times_of_eight["eight of 64 KB"])
+large = min(times_of_eight["one of 512 KB"])
+print(f"in the fastest rounds the eight took {eight / large:.1f} times as long as the large one")
 assert large < eight, "one large copy is cheaper than eight small ones"
 
 # %% [markdown]
-# The one large copy. (A copy of 64 KB takes less time here than above, where it took turns with
-# large ones. We haven't found out why.) So **send few, large arrays.** (To fill the large array
-# from small ones costs copies, too: chapter 14.)
-#
-# **On GPUs** measure anew: there a copy crosses a link. Links' speeds are in deeper: Three ways to
-# divide a network.
+# The one large copy, at least in the fastest rounds. The eight needn't take eight times as long as
+# one: each has its own start, but they share one wait. So **send few, large arrays**. **On GPUs** a
+# copy crosses a link: measure anew.
 
 # %% [markdown]
 # ## Summary
 #
-# - Data parallelism: a replica and a shard on each device; the gradients are summed, and every
-#   replica makes the same update.
-# - Arrays are made with `ctx=` and stay there; an operation runs where its inputs are. Don't let
-#   arrays of two devices meet.
+# - Data parallelism: a replica and a shard on each device, summed gradients, the same update.
+# - An operation runs where its inputs are, once they are ready. Move arrays before they meet.
 # - `as_in_context` returns the same array if nothing needs to move. A copy has no gradient memory.
-#   What was saved on `cpu(1)` comes back on `cpu(0)`.
 # - Most operators return before they are done. Wait before you stop a clock.
-# - An error that depends on values comes out where you wait. A second one may come out
-#   much later, or never: clear with `waitall`, and find the line with `NaiveEngine`.
-# - A small copy takes longer than its bytes explain. One large copy is cheaper than eight small
-#   ones with as many bytes.
+# - An error that depends on values comes out where you wait, or never. Clear with `waitall`; find
+#   the line with `NaiveEngine`.
+# - A small copy takes longer than its bytes explain: send few, large arrays.
 #
 # **Further reading.** A. Zhang et al., *Dive into Deep Learning*, "Asynchronous Computation" and
 # "Training on Multiple GPUs".
@@ -707,13 +701,10 @@ def first_failing(calls):
 
 
 def clear():
-    cleared = False
-    while not cleared:
-        try:
-            nd.waitall()
-            cleared = True
-        except mx.MXNetError:
-            pass
+    try:
+        nd.waitall()
+    except mx.MXNetError:
+        pass  # it has cleared the others, too
 
 
 def fine():

@@ -12,13 +12,12 @@
 #
 # ## What you'll do
 #
-# Write `split_and_load`, train on shards whose labels were cut in another way, and compare your
-# function with Gluon's.
+# Write `split_and_load`, compare it with Gluon's, and make these mistakes on purpose.
 #
 # ## What you'll learn
 #
 # - how to cut a batch into nearly equal shards, with every example in exactly one;
-# - how to see that labels have lost their images, before training and during it;
+# - how to see that labels have lost their images;
 # - what happens to the gradient of a device that gets no data;
 # - why a mean of means is wrong when shards differ in size.
 #
@@ -37,10 +36,9 @@ from mxnet import autograd, gluon, nd
 # %% [markdown]
 # ## By hand
 #
-# How does a part of a batch get to a device? We take six examples with two features each. Every
-# number is different, so that a row in the wrong place can be seen. Whether a cut is *right*
-# doesn't depend on cores or GPUs, so we name three simulated devices ourselves. A slice takes rows
-# out of the batch, and `as_in_context` moves them to a device.
+# How does a part of a batch get to a device? We take six examples with two features each, all
+# numbers different, so that a row in the wrong place can be seen. Simulated devices are enough for
+# that. A slice takes rows out of the batch, and `as_in_context` moves them to a device.
 
 # %%
 three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
@@ -75,9 +73,9 @@ for rank in range(k):
     begin = end
 
 # %% [markdown]
-# Sizes differ by one at most, and nothing is left out. Suppose a program gives just `n // k`
-# examples to each device. What does it lose? An epoch of MNIST with batch size 128 has 468 full
-# batches and a last one of 96 examples.
+# Sizes differ by one at most, and nothing is left out. What does a program lose that gives just
+# `n // k` examples to each device? An epoch of MNIST with batch size 128 has 468 full batches and a
+# last one of 96 examples.
 
 # %%
 for k in [2, 3, 5, 7]:
@@ -87,9 +85,7 @@ for k in [2, 3, 5, 7]:
     print(f"{k} devices: {lost} of 60,000 images are left out in an epoch")
 
 # %% [markdown]
-# If the data is shuffled, other images are left out in each epoch, and you may never notice. In an
-# evaluation these images are not judged at all, or count as errors, depending on what the program
-# divides by.
+# If the data is shuffled, other images are left out in each epoch, and you may never notice.
 #
 # ## The function
 #
@@ -125,7 +121,7 @@ except ValueError as error:
     print("refused:", error)
 
 # %% tags=["fold"]
-# check: shard i begins at row i * size + min(i, longer); no row is lost; devices keep their order
+# check: 3 to 39 examples: each shard begins where it should, no row is lost, devices in their order
 for n in range(3, 40):
     shards = split_and_load(nd.arange(n), three, even=False)
     for i, shard in enumerate(shards):
@@ -158,8 +154,7 @@ for x_shard, y_shard in zip(x_shards, y_shards):
 # The rows of a shard depend only on the length of the batch and on the number of devices. Images
 # and labels have the same length, so they are cut in the same places.
 #
-# There are other good ways to cut. One is to *deal*, like cards: one example to each device in
-# turn.
+# Another good way to cut is to *deal*, like cards: one example to each device in turn.
 
 # %%
 def deal(data, devices):
@@ -173,9 +168,16 @@ def deal(data, devices):
 for shard in deal(labels, three):
     print(shard.context, shard.asnumpy())
 
+# %% tags=["fold"]
+# check: dealing gives each example to one device, in turn, and images and labels come in pairs
+assert len(x_shards) == len(y_shards) == len(deal(labels, three)) == 3
+for rank, shard in enumerate(deal(labels, three)):
+    assert shard.context == three[rank], "on another device"
+    assert np.array_equal(shard.asnumpy(), np.arange(rank, 10, 3)), "not in turn"
+
 # %% [markdown]
 # It is right if images and labels are *both* dealt. Now suppose that a program cuts the images
-# into blocks and deals the labels. **Predict:** how many of the ten images keep their label?
+# into blocks and deals the labels. **Predict:** how many of the ten images get another's label?
 
 # %%
 wrong = 0
@@ -185,46 +187,24 @@ for x_shard, y_shard in zip(x_shards, deal(labels, three)):
     print(x_shard.context, "images", pixels, "labels", their_labels)
     wrong += np.sum(pixels != their_labels)
 print("images with another image's label:", wrong)
-assert wrong == 9
-
-# %% tags=["fold"]
-# check: dealing gives each example to one device, in turn, and images and labels come in pairs
-assert len(x_shards) == len(y_shards) == len(deal(labels, three)) == 3
-for rank, shard in enumerate(deal(labels, three)):
-    assert shard.context == three[rank], "on another device"
-    assert np.array_equal(shard.asnumpy(), np.arange(rank, 10, 3)), "not in turn"
 
 # %% [markdown]
-# Only image 0 has its own label. All shapes are right, and nothing raises. Does training notice?
+# Only image 0 keeps its own label. All shapes are right, and there is no error. Does training
+# notice?
 #
-# We try it with real images, on two devices: `devices(2)` gives GPUs if there are two, or else
-# simulated ones. `load_data` finds MNIST, or says that there is none and takes scikit-learn's
-# handwritten digits. It returns NumPy arrays.
+# We try it with real images, on two devices: GPUs if there are two, or else simulated ones.
+# `load_data` finds MNIST, or says that there is none and takes scikit-learn's handwritten digits.
 
 # %% tags=["measured"]
 data = helpers.load_data("mnist", limit=4000)
 two = devices(2)
 print(data)
 
-# %% tags=["fold", "measured"]
-# draw: sixteen images in two shards, each below its label
-import matplotlib.pyplot as plt
-from helpers.plotting import curves, show
-
+# %% tags=["fold"]
+# check: one image kept its label; two shards of real images have their order and their labels
+assert wrong == 9
 x_shards = split_and_load(nd.array(data.train_images[:16]), two)
 y_shards = split_and_load(nd.array(data.train_labels[:16]), two)
-fig, axes = plt.subplots(2, 8, figsize=(7, 2.3), layout="constrained")
-for row, x_shard, y_shard in zip(axes, x_shards, y_shards):
-    row[0].set_ylabel(x_shard.context)
-    for ax, image, label in zip(row, x_shard.asnumpy(), y_shard.asnumpy()):
-        ax.imshow(image[0], cmap="gray_r")
-        ax.set(title=int(label), xticks=[], yticks=[])
-fig.suptitle(f"16 images ({data.name}) in two shards of 8, each below its label")
-show(fig, alt="Two rows of eight handwritten digits, one row for each device, each digit below its "
-              "label.")
-
-# %% tags=["fold"]
-# check: each shard is on its device, with eight images in their order and their labels
 for rank, (x_shard, y_shard) in enumerate(zip(x_shards, y_shards, strict=True)):
     rows = slice(8 * rank, 8 * rank + 8)
     assert x_shard.context == y_shard.context == two[rank], "a shard is on another device"
@@ -244,8 +224,8 @@ def loss_of(x, y, weight):
     return -log_probability.sum()
 
 # %% [markdown]
-# Each device has its own copy of the matrix and finds the gradient of its shard. The two gradients
-# are added, as in chapter 01.
+# Each device has its own copy of the matrix, with a gradient attached, and finds the gradient of
+# its shard. The two are added (chapter 01): the step is that of one device with the whole batch.
 
 # %%
 def step_on_two(x_shards, y_shards, weights, lr=0.1):
@@ -256,10 +236,11 @@ def step_on_two(x_shards, y_shards, weights, lr=0.1):
         loss.backward()
         total_loss += loss.asscalar()
 
-    # The sum of both gradients, on the first device; then its mean over the n examples.
+    gradient = weights[0].grad
+    other_gradient = weights[1].grad.as_in_context(gradient.context)
+    total = gradient + other_gradient
     n = len(x_shards[0]) + len(x_shards[1])
-    first, second = weights
-    mean_gradient = (first.grad + second.grad.as_in_context(first.context)) / n
+    mean_gradient = total / n  # the mean over all n examples
 
     for weight in weights:  # the same update on both devices
         weight[:] = weight - lr * mean_gradient.as_in_context(weight.context)
@@ -304,12 +285,13 @@ def train_two(cut_images, cut_labels, seed=0):
 # %% tags=["measured", "trains"]
 own_labels = train_two(split_and_load, split_and_load)
 dealt_labels = train_two(split_and_load, deal)
-for step in [0, 30, 60, 90, 119]:
-    print(f"step {step:3}: loss {own_labels[step]:.2f} with their own labels, "
-          f"{dealt_labels[step]:.2f} with dealt labels")
+print(f"last loss with their own labels: {own_labels[-1]:.2f}")
+print(f"last loss with dealt labels:     {dealt_labels[-1]:.2f}")
 
 # %% tags=["fold", "measured"]
 # draw: the loss, with each image's own label and with dealt labels
+from helpers.plotting import curves, show
+
 steps = range(120)
 lines = {
     "their own labels": (steps, own_labels),
@@ -322,17 +304,8 @@ ax.set_ylim(bottom=0)
 show(fig, alt="Loss against the training step: with their own labels it falls, with dealt labels "
               "it stays at 2.3.")
 
-# %% [markdown]
-# A model that gives each of the ten classes the same probability has the loss $\ln 10 \approx
-# 2.3$. With dealt
-# labels the loss stays near there, a little above in each of five runs. Nearly all images come with
-# the labels of others, and with different ones each time. There is nothing to learn. So here the
-# mistake shows in the loss. A loss that stays at $\ln(\text{classes})$ says, among other things:
-# look at the labels. But it need not show, for instance where only a part of the labels is wrong.
-# Comparing values that tell examples apart, as above, is quicker, and says what is wrong.
-
 # %% tags=["fold", "measured"]
-# check: five seeds: the last 20 losses are below 1 with own labels, above 2.2 with dealt ones
+# check: in five runs, the last 20 losses are below 1 with own labels, near ln 10 with dealt ones
 for seed in range(5):
     blocks = train_two(split_and_load, split_and_load, seed=seed)
     own = np.mean(blocks[-20:])
@@ -343,12 +316,18 @@ for seed in range(5):
     assert np.allclose(blocks, both_dealt, rtol=1e-4), "a device's gradient is not in the sum"
 
 # %% [markdown]
+# A model that gives each of the ten classes the same probability has the loss $\ln 10 \approx
+# 2.3$. With dealt labels the loss stays near there, in each of five runs. So a loss that stays at
+# $\ln(\text{classes})$ says, among other things: look at the labels. But the loss may hide the
+# mistake, for instance where only a part of the labels is wrong. Comparing values that tell
+# examples apart, as above, is quicker, and says what is wrong.
+
+# %% [markdown]
 # ## Against Gluon
 #
 # `gluon.utils.split_and_load` has the same job; its option is called `even_split`. Does it do the
-# same as ours? We try 24 batch sizes on 1 to 4 devices, even and uneven, and compare devices, types
-# and values of all shards. **Predict:** with `even=False`, what do both do with 2 examples on 3
-# devices?
+# same? We compare devices, types and values of all shards, for 1 to 24 examples on 1 to 4 devices.
+# **Predict:** with `even=False`, what do both do with 2 examples on 3 devices?
 
 # %% tags=["fold"]
 # check: ours and Gluon's give the same shards, or refuse, in 192 cases
@@ -381,16 +360,15 @@ for n in range(1, 25):
             cases += 1
 assert cases == 192
 print("the same in", cases, "cases")
-print("3 examples on 2 devices:", result_of(ours, n=3, k=2, even=False))
 print("2 examples on 3 devices:", result_of(ours, n=2, k=3, even=False))
 
 # %% [markdown]
-# In all 192 cases ours does what Gluon's does. Both refuse a batch with fewer examples than
-# devices, but only because MXNet can't copy an empty slice to another device. Where
-# nothing has to be copied, an empty shard comes back, and no error.
+# Both raise, but neither looks for too few examples: MXNet can't copy the empty third slice from
+# `cpu(0)` to `cpu(2)`. If the batch is on `cpu(2)` already, nothing is copied there, and an empty
+# shard comes back without an error.
 
 # %% tags=["fold"]
-# check: an empty shard comes back where it needs no copy, and in MXNet's NumPy mode (chapter 08)
+# check: a batch on cpu(2) gives an empty third shard; so do MXNet's other arrays, mx.np, anywhere
 too_few = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
 for n in range(1, 25):
     for k in [1, 2, 3, 4]:
@@ -412,9 +390,9 @@ for n, k in too_few:
 # %% [markdown]
 # ## A device without data
 #
-# What is wrong with a device that gets nothing? Let the model be $wx$ and the loss its output. Then
-# the gradient on a device is the sum of its inputs. The first step has the six examples 1 to
-# 6: two for each device.
+# What is wrong with a device that gets nothing? Let the model be $wx$, and the loss on a device the
+# sum of $wx$ over its examples. Its gradient is the sum of the inputs $x$. The first step has the
+# six examples 1 to 6: two for each device.
 
 # %%
 replicas = [nd.ones(1, ctx=device) for device in three]
@@ -433,20 +411,23 @@ def backward_on(shards):
 backward_on(split_and_load(nd.arange(1, 7), three))
 
 # %% [markdown]
-# 1 + 2, 3 + 4 and 5 + 6. The next batch has only two examples, 1 and 2. It makes two shards, and
-# `zip` stops after them: the third device takes no part. **Predict** the three gradients.
+# 1 + 2, 3 + 4 and 5 + 6. The next batch has only two examples, 1 and 2. We cut it for the first two
+# devices, so `zip` stops after them. **Predict** the three gradients.
 
 # %%
-backward_on(split_and_load(nd.arange(1, 3), three[:2]))
+two_shards = split_and_load(nd.arange(1, 3), three[:2])  # nothing for the third device
+backward_on(two_shards)
 assert [weight.grad.asscalar() for weight in replicas] == [1, 2, 11]
 
 # %% [markdown]
 # `backward` overwrote the first two. The third device still has 11, the gradient of the step
-# *before*. The sum over the devices is 14, and the gradient of this batch is 3. Nothing raises.
-# Would an empty shard help? Not always:
+# *before*. The sum over the devices is 14, and the gradient of this batch is 3. There is no error.
+#
+# Would an empty shard help? Not always: MXNet 1.9.1 skips the backward pass of `w * x` if `x` is
+# empty, and the old gradient stays.
 
 # %% tags=["fold"]
-# check: with an empty shard (w * x).sum() keeps the old gradient, (x.sum() * w).sum() makes it 0
+# check: with an empty x, (w * x).sum() keeps the old gradient; with (x.sum() * w).sum() it is 0
 def gradient_of_nothing(loss_of):
     with mx.util.np_shape(True), mx.util.np_array(True):
         weight = mx.np.array([7.0])
@@ -458,29 +439,33 @@ def gradient_of_nothing(loss_of):
         return weight.grad.item()
 
 
-# MXNet 1.9.1 skips the backward pass of a product with an empty array
-# (BinaryBroadcastBackwardUseIn in elemwise_binary_broadcast_op.h).
+# The pass is skipped by BinaryBroadcastBackwardUseIn in elemwise_binary_broadcast_op.h.
 product_first = gradient_of_nothing(lambda w, x: (w * x).sum())
 sum_first = gradient_of_nothing(lambda w, x: (x.sum() * w).sum())
-print("after six examples and then none:", product_first, "and", sum_first)
+print("gradient after six examples and then none, w * x first:", product_first)
+print("gradient after six examples and then none, sum first:  ", sum_first)
 assert product_first == 6, "the old gradient should have stayed"
 assert sum_first == 0, "the right one"
 
 # %% [markdown]
 # So each device must get at least one example, or its old gradient must be kept out of the sum.
-# `helpers.split_and_load` is the function that you wrote, with its arguments checked:
+# `helpers.split_and_load`, which later chapters use, is yours with its arguments checked.
 
-# %%
+# %% tags=["fold"]
+# check: helpers.split_and_load says that examples are too few
 try:
     helpers.split_and_load(nd.arange(2), three, even=False)
 except ValueError as error:
     print(error)
+    assert "2 examples are too few for 3 devices" in str(error)
+else:
+    raise AssertionError("it should refuse")
 
 # %% [markdown]
 # ## Uneven shards and the mean
 #
-# What can go wrong with shards of different size? Let ten examples have the losses 0 to 9.
-# **Predict:** is the mean of the three shards' means the mean of all ten?
+# Let ten examples have the losses 0 to 9. **Predict:** is the mean of the three shards' means the
+# mean of all ten?
 
 # %%
 losses = nd.arange(10)
@@ -494,9 +479,8 @@ print("mean of the three means:", sum(means) / 3)
 print("mean of all ten:        ", losses.mean().asscalar())
 
 # %% [markdown]
-# It isn't. The mean of four examples counts as much as a mean of three. That is why uneven shards
-# must be asked for: a program that takes means would be wrong without a word. Sums don't have this
-# trouble:
+# It isn't. The mean of four examples counts as much as a mean of three, and there is no error. Sums
+# don't have this trouble:
 
 # %%
 total = 0
@@ -506,15 +490,13 @@ print("sum of the three sums, divided by 10:", total / 10)
 assert total / 10 == losses.mean().asscalar()
 
 # %% [markdown]
-# So our own programs, and Gluon's, follow one rule: **sum on the devices, add the sums, divide
-# once by the number of examples.** (Rounding aside: chapter 04. PyTorch does it in another way:
-# chapters 13 and 14.)
+# So **sum on the devices, add the sums, and divide once by the number of examples.**
 #
 # ## Copy or alias?
 #
 # Is a shard a copy of its rows? `as_in_context` returns the same array if it is already on that
-# device. A slice of consecutive rows of an `mx.nd` array is a window on its memory. **Predict:**
-# the batch is on `cpu(0)`. What is in it after we write 100 into each shard?
+# device. A slice of consecutive rows of an `mx.nd` array is an *alias* of its memory (in NumPy, a
+# view). **Predict:** the batch is on `cpu(0)`. What is in it after we write 100 into each shard?
 
 # %%
 x = nd.zeros((4, 2), ctx=three[0])
@@ -527,36 +509,27 @@ print(x.asnumpy())
 x = nd.zeros((4, 2), ctx=three[0])
 for shard in deal(x, three[:1]) + [x[0::2]]:
     shard[:] = 100
-assert x[1].asnumpy().tolist() == [100, 100], "one device: the slice has step 1, a window"
+assert x[1].asnumpy().tolist() == [100, 100], "one device: the slice has step 1, an alias"
 x = nd.zeros((4, 2), ctx=three[0])
 for shard in deal(x, three[:2]):
     shard[:] = 100
 assert not x.asnumpy().any(), "two devices: step 2, a copy"
 
 # %% [markdown]
-# The shard on `cpu(0)` *is* the batch's memory; the shard on `cpu(1)` is a copy. (A slice with a
-# step, such as those of `deal`, is a copy in any case.) Training reads its input and doesn't write
-# to it, so this does no harm and saves a copy. A program that changes shards in place, say to add
-# noise, should split `x.copy()`.
-#
-# **On GPUs:** the batch is usually in host memory, and the devices are GPUs. Then every shard is a
-# copy. It crosses the link between host and GPU, on threads and streams that MXNet 1.9.1 keeps for
-# copies (`src/engine/threaded_engine_perdevice.cc`).
+# The shard on `cpu(0)` *is* the batch's memory; the shard on `cpu(1)` is a copy. Training only
+# reads its input, so this does no harm. A program that changes shards in place should split
+# `x.copy()`. **On GPUs**, shards of a batch in host memory are always copies.
 
 # %% [markdown]
 # ## Summary
 #
-# - A batch of $n$ examples gives each of $k$ devices $\lfloor n/k \rfloor$ rows, and the first
-#   $n \bmod k$ devices one row more. No example is lost.
+# - Each of $k$ devices gets $\lfloor n/k \rfloor$ of $n$ examples, and the first $n \bmod k$ one
+#   more. No example is lost.
 # - Equal lengths give equal cuts, so labels stay with their images. Check it with values that tell
-#   examples apart. In training, labels that lost their images may show as a loss that stays
-#   near $\ln 10$ for ten classes.
-# - For batches of 1 to 24 examples on `cpu(0)`, and 1 to 4 devices, our function does what Gluon's
-#   does.
-# - A device that takes no part in a step keeps the gradient of an earlier one, and a sum over the
-#   devices would count it again.
+#   examples apart.
+# - A device that takes no part in a step keeps the gradient of an earlier one.
 # - With uneven shards, add sums and divide once.
-# - In `mx.nd`, a shard of consecutive rows that is already in place is a window on the batch.
+# - A shard that is already in place is an alias of the batch.
 #
 # **Further reading.** `split_data` and `split_and_load` in MXNet 1.9.1's `gluon/utils.py`.
 
