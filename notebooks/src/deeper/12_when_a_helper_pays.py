@@ -55,9 +55,11 @@ def split_by_sizes(batch, sizes):
 
 
 def with_handicap(x, y, handicap):
+    x_repeated = x.repeat(handicap, axis=0)
+    y_repeated = y.repeat(handicap, axis=0)
     counts = nd.zeros((len(x), handicap), ctx=x.context)  # a row for each image
     counts[:, 0] = 1  # only its first time counts
-    return x.repeat(handicap, axis=0), y.repeat(handicap, axis=0), counts.reshape(-1)
+    return x_repeated, y_repeated, counts.reshape(-1)  # one row after the other
 
 
 def passes_of(x, y, sizes, handicaps):
