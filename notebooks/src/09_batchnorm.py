@@ -55,8 +55,8 @@ for name, values in parts.items():
 
 # %% [markdown]
 # A shard's mean isn't the whole batch's, nor is its variance. Each shard's variance, 1, is the
-# variance *within* shards. *Between* their means 2 and 6 it is 4. The whole batch has both: $1 + 4
-# = 5$.
+# variance *within* shards. *Between* their means 2 and 6 it is 4. The whole batch has both:
+# $1 + 4 = 5$.
 #
 # **Predict:** which outputs does a device compute for its two images?
 

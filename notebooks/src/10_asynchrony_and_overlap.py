@@ -292,7 +292,7 @@ for recorded, waits in [(waiting, True), (free, False)]:
 # %% [markdown]
 # A gap *under* a grey bar is Python's: with `waitall` a device is idle until Python hands out its
 # next operators. Without, they are in its queue already. (A gap before the updates is another: a
-# device waits for the other's gradients.) To time it, eight steps of each kind take turns:
+# device waits for the other's gradients.) To time both, eight steps of each kind take turns:
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: ms a step, with waitall after each step and without
@@ -586,7 +586,7 @@ passes_end = max(pass_ends(held))
 messages = held.lanes["link"]
 last_arrives = messages[-1].end
 print(f"held: {passes_end:.1f} ms for the passes, {last_arrives - passes_end:.1f} ms for "
-      f"{len(messages)} messages, {held.length - last_arrives:.1f} ms for Trainer's step,")
+      f"{len(messages)} messages, {held.length - last_arrives:.1f} ms for the last updates,")
 print(f"{held.length:.1f} ms in all")
 panels = {"held": held.rows, "at once": at_once.rows}
 most = max(held.length, at_once.length)
@@ -604,14 +604,14 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
     assert head_start(each) < 2e-3, "joined, and yet a gradient left early"
 
 # %% [markdown]
-# *Held*, the printed parts follow one another. *At once*, the link works beside the passes. More
-# than the passes' time can't be saved, since the link has to carry all gradients anyway. And it has
+# *Held*, the parts follow one another, as printed. *At once*, the link works beside the passes.
+# More than the passes' time can't be saved, since the link has to carry all gradients anyway. And it has
 # nothing to carry until the first one is ready. Which message should go first, and how far Python
 # may run ahead, is in deeper: A slow link.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
-# `threaded_engine_perdevice.cc` at 1.9.1), so they can run beside computing.
-# PyTorch's DDP joins *gradients* into buckets, which limits overlap too (chapter 14).
+# `threaded_engine_perdevice.cc` at 1.9.1), so they can run beside computing. PyTorch's DDP joins
+# *gradients* into buckets, which limits overlap too (chapter 14).
 #
 # ## Summary
 #
