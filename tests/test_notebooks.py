@@ -142,6 +142,30 @@ def number(notebook):
     return found[0] if found else ""
 
 
+NUMBERED = re.compile(r"\d+[.)]\s")
+
+
+def lists_in_paragraphs(text):
+    """Numbered lines that stand within a paragraph: Markdown begins a list there."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    inside = False  # of a paragraph's text
+    for line in prose.splitlines():
+        if inside and NUMBERED.match(line):
+            found.append(line)
+        if not line.strip():
+            inside = False
+        elif not line.startswith((" ", "#")):
+            inside = not NUMBERED.match(line)
+    return found
+
+
+def paragraphs_stay_whole(notebook):
+    """No line of a paragraph begins as an item of a list does."""
+    return [f"begins a list with {line!r}" for cell in content(notebook)
+            if cell.cell_type == "markdown" for line in lists_in_paragraphs(cell.source)]
+
+
 def one_title(notebook):
     """The title is the only heading of its rank: all others belong below it."""
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -273,8 +297,8 @@ def few_rounds_can_be_taken(notebook):
 
 
 CHECKS = [executed, no_errors, opening, navigation, mentions_are_links, one_title, ending,
-          prose_in_markdown, mostly_compared, training_tagged, no_machine_paths,
-          alternative_texts, folded_cells_are_labelled, few_rounds_can_be_taken]
+          prose_in_markdown, paragraphs_stay_whole, mostly_compared, training_tagged,
+          no_machine_paths, alternative_texts, folded_cells_are_labelled, few_rounds_can_be_taken]
 
 
 # --- the rules for code that is read once ---------------------------------------------------
@@ -465,6 +489,23 @@ def test_every_link_leads_somewhere(page):
     assert not dead_links(text, path.parent)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_no_paragraph_of_a_page_becomes_a_list(page):
+    assert lists_in_paragraphs((ROOT / page).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("It is\n1. Next", ["1. Next"]),
+    ("It is\n4) of them", ["4) of them"]),
+    ("It is\n\n1. Next\n2. Last", []),
+    ("# It is\n1. Next\n   is\n2. Last", []),
+    ("It is\n1.5 or\n1990", []),
+    ("```\nIt is\n1. Next\n```", []),
+])
+def test_a_list_within_a_paragraph_is_found(text, found):
+    assert lists_in_paragraphs(text) == found
+
+
 @pytest.mark.parametrize(("text", "dead"), [
     ("[a](README.md) and [b](README.md#data), [c](https://example.org/x)", []),
     ("[a](READYOU.md)", ["READYOU.md"]),
@@ -601,6 +642,7 @@ FAULTS = [
     (navigation, change(12, source="[Start](start.md)")),
     (mentions_are_links, replace(2, "And now:", "And now, as in chapter 03:")),
     (mentions_are_links, replace(0, "[Chapter 02](02_b.ipynb)", "Chapters 02\nand 03")),
+    (paragraphs_stay_whole, replace(2, "And now:", "And now it is\n1. And then:")),
     (one_title, replace(2, "And now:", "# And now:")),
     (one_title, replace(0, "# 01 · Title", "## Title")),
     (ending, replace(8, "Summary", "Afterword")),

@@ -223,8 +223,8 @@ except AssertionError as error:
 #
 # Follow chunk 0, the first column. What travels is a sum that grows. It should end at device 0, so
 # it starts at device 1, as 10. In round 1 device 1 sends it to device 2, where it becomes 110. In
-# round 2 device 2 sends it on, and it becomes 1110. In round 3 device 3 sends it to device 0:
-# 1111. Chunk 1 does the same one device further. Which device sends which chunk:
+# round 2 device 2 sends it on, and it becomes 1110. In round 3 device 3 sends it to device 0, where
+# it becomes 1111. Chunk 1 does the same one device further. Which device sends which chunk:
 #
 # | | round 1 | round 2 | round 3 |
 # | --- | --- | --- | --- |

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 09 · BatchNorm on several devices
 #
-# LeNet on k devices computes what LeNet on one device computes (chapters 04 to 07). ResNet-18 does
-# **not**. It has batch normalisation, which takes a mean over the images that it sees, and a device
-# sees its shard.
+# LeNet on k devices computes what it computes on one (chapters 04 to 07). ResNet-18 does **not**.
+# It has batch normalisation, which takes a mean over the images that it sees, and a device sees its
+# shard.
 #
 # ![One device sees the numbers 1, 3, 5 and 7, with the mean 4. Device 0 sees 1 and 3, with the mean
 # 2, which is 2 less. Device 1 sees 5 and 7, with the mean 6, which is 2
@@ -11,8 +11,8 @@
 #
 # ## What you'll do
 #
-# Work out a batch of four, test the cause in ResNet-18, look at stored runs with small shards, and
-# write a BatchNorm for the batch of all devices.
+# Work out a batch of four, test the cause in ResNet-18, look at stored runs, and write a BatchNorm
+# for the batch of all devices.
 #
 # ## What you'll learn
 #
@@ -44,8 +44,8 @@ one = [mx.cpu(0)]
 # ## A batch of four, by hand
 #
 # What does BatchNorm compute? From each channel it subtracts the batch's mean, and divides by the
-# standard deviation, the root of the variance (Ioffe and Szegedy, 2015). Here is a batch of four
-# images with one number each. Two devices get two of them each.
+# standard deviation (Ioffe and Szegedy, 2015). Here is a batch of four images with one number each.
+# Two devices get two of them each.
 
 # %%
 x = onp.array([1.0, 3.0, 5.0, 7.0])
@@ -54,8 +54,9 @@ for name, values in parts.items():
     print(f"{name:11} {values}  mean {values.mean()}, variance {values.var()}")
 
 # %% [markdown]
-# A shard's mean isn't the whole batch's, nor is its variance. *Within* each shard the variance is
-# 1. *Between* the shards' means 2 and 6 it is 4. The whole batch has both: $1 + 4 = 5$.
+# A shard's mean isn't the whole batch's, nor is its variance. Each shard's variance, 1, is the
+# variance *within* shards. *Between* their means 2 and 6 it is 4. The whole batch has both:
+# $1 + 4 = 5$.
 #
 # **Predict:** which outputs does a device compute for its two images?
 
@@ -100,15 +101,15 @@ for shards in [onp.split(x, 2), onp.split(onp.random.default_rng(9).normal(size=
 # ## Is that the whole cause, in ResNet-18?
 #
 # We take a *thin* ResNet-18, with 4 to 8 channels, in float64, so that rounding errors are tiny.
-# `norm_class` is what it takes for its norms; below we put another in its place.
+# `norm_class` is the class of its norms; below we put another in its place.
 
 # %%
 def thin_resnet(devices, norm_class=nn.BatchNorm):
     mx.random.seed(8)  # the same weights each time
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=norm_class)
     net.initialize(init.Xavier(), ctx=devices)
-    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # the first call draws them, as float32
-    net.cast("float64")  # MXNet can't draw float64
+    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # draws the weights of all devices, in float32
+    net.cast("float64")  # MXNet can't draw in float64
     return net
 
 
@@ -119,11 +120,12 @@ def trained_on(devices, batches, norm_class=nn.BatchNorm):
     return net
 
 # %% [markdown]
-# Two functions are folded: `batch_of(n)` returns n images and their labels, and `all_weights(net,
-# device)` one long array of all trained weights.
+# Folded are `batch_of(n)`, which returns n images and their labels, `all_weights(net, device)`,
+# one long array of all trained weights, and `score_difference(net, x)`, which says by how much the
+# devices' scores differ.
 
 # %% tags=["fold", "measured"]
-# measure: the data; here are batch_of and all_weights
+# define: batch_of, all_weights and score_difference; load the images
 data = load_data("mnist", limit=4000)
 print(data)
 pixels = data.train_images - data.train_images.mean()
@@ -142,9 +144,15 @@ def all_weights(net, device):
             arrays.append(parameter.data(device).asnumpy().ravel())
     return onp.concatenate(arrays)
 
+
+def score_difference(net, x):
+    scores_of_0 = net(x.as_in_ctx(pair[0]))
+    scores_of_1 = net(x.as_in_ctx(pair[1]))
+    return largest_difference(scores_of_1, scores_of_0)
+
 # %% [markdown]
-# In chapter 04 the weights of two devices and of one agreed to $10^{-12}$. The same test, after one
-# step on eight images, prints the largest difference, divided by the largest weight:
+# In chapter 04 the weights of two devices and of one agreed to $10^{-12}$. Here is the same test
+# after one step on eight images. The differences are divided by the largest weight:
 
 # %% tags=["measured", "trains"]
 batches = [batch_of(8)]
@@ -159,11 +167,11 @@ print(f"device 0 against one device: {largest_difference(weights_of_0, weights_o
 
 # %% [markdown]
 # The replicas are equal, since both got the sum of both gradients. But the second number (0.39 with
-# MNIST, 39 % of the largest weight) is no rounding. Other weights aren't worse for that, though.
+# MNIST, 39 % of the largest weight) is no rounding. Are such weights worse? See the next section.
 #
 # If the shards are the whole cause, then *one* device that normalises the halves of its batch
 # separately must get what two devices get. `InHalves` does that, in place of every BatchNorm. (Here
-# `F.np` is `np`, see chapter 08.) Both halves go through the same norm, so its gradients add up.
+# `F.np` is `np`, see chapter 08.)
 
 # %% tags=["trains"]
 class InHalves(nn.HybridBlock):
@@ -181,7 +189,7 @@ weights_in_halves = all_weights(net_in_halves, one[0])
 print("equal:", largest_difference(weights_of_0, weights_in_halves) < 1e-12)
 
 # %% tags=["fold"]
-# check: all start from equal weights; the step moves them; one device's differ, the halves' don't
+# check: equal weights to begin with; after a step one device's differ, those of InHalves don't
 def weights_by_device(net):
     devices = next(iter(net.collect_params().values())).list_ctx()
     return [all_weights(net, device) for device in devices]
@@ -201,21 +209,20 @@ assert from_halves < 1e-12, "the halves should be the whole cause"
 
 # %% [markdown]
 # **The shards' statistics are the whole cause.** Group norm, which takes mean and variance within
-# one image, keeps k devices equal to one. That, and how fast the difference shrinks as shards grow,
-# is in deeper: The law of the difference.
+# one image, keeps k devices equal to one (deeper: The law of the difference).
 #
 # ## Does it hurt?
 #
-# It is normal practice. ImageNet was trained so in an hour, with 32 images on each of 256 GPUs
-# (Goyal et al., 2017, section 2.3). With 2 images a GPU, though, BatchNorm's error on ImageNet was
-# 10.6 points above group norm's (Wu and He, 2018).
+# Normalising each shard by itself is normal practice. ImageNet was trained so in an hour, with 32
+# images on each of 256 GPUs (Goyal et al., 2017, section 2.3). With 2 images a GPU, though,
+# BatchNorm's error on ImageNet was 10.6 points above group norm's (Wu and He, 2018).
 #
-# We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, five seeds, evaluated with
-# averaged running statistics (next section). Only the number of simulated devices changes, and so
-# the images that each has. **Predict** which fall behind.
+# We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, five seeds. Only the number of
+# simulated devices changes, and so the images that each has. **Predict:** does any fall behind, in
+# the second column?
 
 # %% tags=["fold"]
-# measure: % of 10,000 test images right, two epochs of 20,480 images; medians of seeds, ranges
+# measure: % of 10,000 test images right, and training loss: median of five seeds, and their range
 import json
 from pathlib import Path
 
@@ -271,27 +278,27 @@ assert max(first_4.min(), first_2.min()) < 95 < min(*first_64, *first_32), "afte
 assert round(first_4.min(), 1) == 87.3
 
 # %% [markdown]
-# After two epochs no median is behind by a point. (Five seeds may well miss a smaller difference.)
-# So **in these runs we saw no harm to the final accuracy.** But after one epoch a run with 4 images
-# was at 87.3 %, all with 64 or 32 above 95 %; and the *training* loss is higher with 4 and 2 images
-# in every run. MNIST is easy. With few images a device, compare with group norm, or with statistics
-# of the whole batch.
+# After two epochs all medians are within a point. (Five seeds may miss a smaller difference.) So
+# **in these runs we saw no harm to the final accuracy.** But after one epoch a run with 4 images
+# was at 87.3 %, all with 64 or 32 above 95 %; and with 4 or 2 images the *training* loss was higher
+# in every run. (We didn't test why.) If your devices have few images each, try group norm, or
+# statistics of the whole batch.
 #
 # ## The running statistics
 #
 # What does BatchNorm use in an evaluation, where there is no batch? A running mean and variance,
 # which begin at 0 and 1. In each step a device keeps 0.9 of the old one, and adds 0.1 of its
-# shard's. On a CPU MXNet does this in the backward pass, so the cell makes one, of the sum of the
-# outputs. **Predict** the running means of both devices.
+# shard's. On a CPU MXNet does this in the backward pass. Only for that does the cell make a
+# backward pass; we don't look at its gradients. **Predict** the running means of both devices.
 
 # %%
 norm = nn.BatchNorm(in_channels=1)
 norm.initialize(ctx=pair)
-losses = []
+outputs = []
 with autograd.record():
     for x_shard in split_and_load(batch, pair):
-        losses.append(norm(x_shard).sum())
-autograd.backward(losses)
+        outputs.append(norm(x_shard))
+autograd.backward(outputs)
 
 for device in pair:
     mean = norm.running_mean.data(device).item()
@@ -302,12 +309,9 @@ for device in pair:
 # Device 0 has a tenth of its mean 2, device 1 a tenth of 6. One device would have their average,
 # 0.4. Both variances are $0.9 \cdot 1 + 0.1 \cdot 1 = 1.0$, one device's would be $0.9 \cdot 1 +
 # 0.1 \cdot 5 = 1.4$: no device sees the variance *between* the shards.
-#
-# **On GPUs** cuDNN does this in the forward pass, and takes the variance with $n - 1$ in place of
-# $n$ (`cudnn_batch_norm-inl.h` at 1.9.1).
 
 # %% tags=["fold"]
-# check: they change in the backward pass only, by a tenth of the shard's mean and variance
+# check: running statistics change in the backward pass only, by a tenth of the shard's
 for used, means, variances in [(pair, [0.2, 0.6], [1.0, 1.0]), (one, [0.4], [1.4])]:
     norm = nn.BatchNorm(in_channels=1)
     norm.initialize(ctx=used)
@@ -315,6 +319,8 @@ for used, means, variances in [(pair, [0.2, 0.6], [1.0, 1.0]), (one, [0.4], [1.4
         outputs = [norm(x_shard) for x_shard in split_and_load(batch, used)]
     for device in used:
         assert (norm.running_mean.data(device), norm.running_var.data(device)) == (0, 1), "forward"
+    # On GPUs cuDNN changes them in the forward pass, and its variance is over n - 1, not n
+    # (cudnn_batch_norm-inl.h at MXNet 1.9.1).
     autograd.backward(outputs)
     for device, mean, variance in zip(used, means, variances):
         assert abs(norm.running_mean.data(device).item() - mean) < 1e-6
@@ -351,24 +357,18 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # %% [markdown]
 # ### Do both devices give the same scores?
 #
-# Both replicas have equal weights. Outside `record` a network evaluates: it uses its device's
-# running statistics. Here it is after two steps. (Trainer's first step copies device 0's statistics
-# to the others, so after one step they are equal.)
+# Outside `record` a network uses its device's running statistics. We train the thin ResNet-18 for
+# two steps. (In its first step Trainer gives all devices what device 0 has, running statistics
+# included. So one isn't enough.) Both replicas have equal weights. Their scores:
 
 # %% tags=["measured", "trains"]
-def score_difference(net, x):
-    scores_of_0 = net(x.as_in_ctx(pair[0]))
-    scores_of_1 = net(x.as_in_ctx(pair[1]))
-    return largest_difference(scores_of_1, scores_of_0)
-
-
 trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
 x, y = batch_of(8)
 print(f"scores differ by {score_difference(trained, x):.1g} of the largest score")
 
 # %% [markdown]
-# So an accuracy would depend on which device gets which image. A remedy, for shards of equal size:
-# give every device the average.
+# So accuracy would depend on which device gets which image. A remedy, for shards of equal size:
+# give every device the average of the running statistics.
 
 # %% tags=["measured"]
 def share_statistics(net):
@@ -386,11 +386,11 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 
 # %% [markdown]
 # Now they agree. **Call `share_statistics` before you evaluate.** `save_parameters` writes the same
-# average, so then you measure what you save. (The average variance lacks the part between the
-# shards: it is too small, the more so the smaller the shards.)
+# average, so then you measure what you save. In the batch of four every device would get the mean
+# 0.4, which is one device's, and the variance 1.0, which isn't: the part between shards is lacking.
 
 # %% tags=["fold", "trains"]
-# check: scores differ, then agree; training goes on as without it; a saved network is the average
+# check: sharing makes scores agree, changes no training, and gives what save_parameters writes
 import os
 import tempfile
 
@@ -479,7 +479,7 @@ for network, devices in [(net, pair), (loaded[4], four)]:
         assert onp.abs(network(x.as_in_ctx(device)).asnumpy() - wanted).max() < 1e-12, "all alike"
 
 # %% tags=["fold"]
-# measure: by how many points averaging changed the accuracy of a stored run
+# measure: stored runs, device 0's own running statistics against the average: accuracies differ
 for epoch in [0, 1]:
     points = []
     for name in labels:
@@ -489,16 +489,15 @@ for epoch in [0, 1]:
     assert max(points) < 0.215
 
 # %% [markdown]
-# In the runs of the last section it hardly mattered: by 0.21 points at most. But without it the
-# number depends on who evaluates what.
+# In the stored runs, evaluated with the average, it hardly mattered: 0.21 points at most.
 #
 # ## Statistics of the whole batch, from scratch
 #
 # Can devices normalise by the whole batch, though each has only a shard? They need its mean and
 # variance, and both follow from sums: $\mu = \sum x / n$ and $\sigma^2 = \sum x^2/n - \mu^2$.
-# (Where $\mu$ is large, this loses digits: exercise 2.) Sums can be all-reduced. To `autograd` the
-# copies are operations like others, so it can differentiate this. (What we write here shows the
-# idea. It keeps no running statistics, and reaches no norms inside blocks, as ResNet-18 has them.)
+# (Where $\mu$ is large, this loses digits: exercise 2.) Sums can be all-reduced. What we write
+# shows the idea: it keeps no running statistics, and doesn't reach norms inside blocks, as
+# ResNet-18 has them.
 
 # %%
 def all_sum(arrays):
@@ -513,20 +512,21 @@ def all_sum(arrays):
 
 # %%
 def statistics_of_all(x_shards):
-    n = 0
-    sums = []
-    squares = []
+    n = 0  # values of one channel, on all devices
+    shard_sums = []
+    shard_squares = []
     for x in x_shards:
         images, _, rows, columns = x.shape
-        n += images * rows * columns  # values of one channel
-        sums.append(x.sum(axis=(0, 2, 3), keepdims=True))
-        squares.append((x * x).sum(axis=(0, 2, 3), keepdims=True))
+        n += images * rows * columns
+        shard_sums.append(x.sum(axis=(0, 2, 3), keepdims=True))
+        shard_squares.append((x * x).sum(axis=(0, 2, 3), keepdims=True))
 
-    means = [total / n for total in all_sum(sums)]  # one on each device
-    means_of_squares = [total / n for total in all_sum(squares)]
+    means = []  # one on each device, all equal
     variances = []
-    for mean, mean_of_squares in zip(means, means_of_squares):  # device by device
-        variances.append(mean_of_squares - mean * mean)
+    for total, total_of_squares in zip(all_sum(shard_sums), all_sum(shard_squares)):
+        mean = total / n
+        means.append(mean)
+        variances.append(total_of_squares / n - mean * mean)
     return means, variances
 
 # %% [markdown]
@@ -540,9 +540,9 @@ for mean, variance in zip(means, variances):
     print(f"{mean.ctx}: mean {mean.item()}, variance {variance.item()}")
 
 # %% [markdown]
-# $16/4 = 4$ and $84/4 - 4^2 = 5$: the whole batch's, on each device. With them a device normalises
-# its shard. As BatchNorm does, it then multiplies by a trained scale $\gamma$ and adds a trained
-# shift $\beta$; the small `eps` keeps it from dividing by 0.
+# $16/4 = 4$ and $84/4 - 4^2 = 5$: the whole batch's. With them a device normalises its shard. As
+# BatchNorm does, it then multiplies by a trained scale $\gamma$ and adds a trained shift $\beta$;
+# the small `eps` keeps it from dividing by 0.
 
 # %%
 def norm_together(x_shards, gammas, betas, eps=1e-5):
@@ -564,8 +564,23 @@ for output in norm_together(x_shards, gammas, betas):
 
 # %% [markdown]
 # These are one device's outputs from above. And the gradients? Device 0's sum, 4, went into the
-# mean on *both* devices. So a gradient for it comes back from both, and the two are added: an
-# all-reduce again. `autograd` does it, also with uneven shards:
+# total on *both* devices. Let a gradient of 1 come back to the total on device 0, and of 10 to the
+# one on device 1. **Predict** the gradients of the shards' sums.
+
+# %%
+shard_sums = [np.array([4.0], ctx=pair[0]), np.array([12.0], ctx=pair[1])]
+for shard_sum in shard_sums:
+    shard_sum.attach_grad()
+with autograd.record():
+    total_on_0, total_on_1 = all_sum(shard_sums)
+    losses = [1 * total_on_0, 10 * total_on_1]
+autograd.backward(losses)
+for shard_sum in shard_sums:
+    print(f"{shard_sum.ctx}: gradient {shard_sum.grad.item()}")
+
+# %% [markdown]
+# $1 + 10$ on both: the backward pass of an all-reduce is an all-reduce again, and `autograd` does
+# it. Through the whole norm, with uneven shards:
 
 # %% tags=["fold"]
 # measure: whether outputs and gradients are those of BatchNorm on one device, in float64
@@ -628,8 +643,8 @@ def forward_together(net, x_shards):
     return x_shards
 
 # %% [markdown]
-# A small network with two norms takes three steps: with Gluon's BatchNorm on two devices, with ours
-# on 1, 2 and 4. Are the weights those of one device with Gluon's?
+# A small network with two norms takes three steps. Has it then the weights of one device with
+# Gluon's BatchNorm? With Gluon's on two devices, and with ours on k = 1, 2 and 4:
 
 # %% tags=["fold", "trains"]
 # measure: whether three steps give the weights of one device with Gluon's BatchNorm
@@ -688,11 +703,11 @@ hidden = [layer for layer in inside if not isinstance(layer, nn.BatchNorm)]
 assert any(layer.collect_params(".*running.*") for layer in hidden), "these it wouldn't reach"
 
 # %% [markdown]
-# **With all-reduced statistics, k devices are one device again.** What would it cost in ResNet-18?
-# Two sums a channel forward, and their two gradients backward:
+# **With all-reduced statistics, k devices are one device again.** What would it cost in ResNet-18,
+# with two sums a channel forward, and their two gradients backward?
 
 # %% tags=["fold"]
-# measure: numbers that ResNet-18's norms send in a step, and in how many all-reduces
+# measure: numbers that ResNet-18's norms would send in a step, and in how many all-reduces
 big = hybrid_resnet18(10)
 big.infer_shape(np.zeros((1, 1, 28, 28)))
 sizes = {}
@@ -702,31 +717,28 @@ for parameter in big.collect_params().values():
 norms = [size for name, size in sizes.items() if name.endswith("gamma")]
 sent = 4 * sum(norms)
 assert sum(norms) == 5 * 64 + 4 * (128 + 256 + 512), "one norm in the stem, two in each block"
-print(f"{len(norms)} norms (d2l's has none in shortcuts) with {sum(norms):,} channels in all:")
+print(f"{len(norms)} norms with {sum(norms):,} channels in all:")
 print(f"{sent:,} numbers a step, {sent / sum(sizes.values()):.2%} of the gradients,")
 print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 
 # %% [markdown]
-# The numbers are few. But at each all-reduce every device waits for all others. A gradient can
-# travel while the next one is computed (chapter 10); a norm can't go on without its sums.
+# The numbers are few. But at each all-reduce every device waits for all others: a norm can't go on
+# without its sums.
 #
 # Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` takes only `mx.nd` arrays. Give it equal shards
 # and no empty ones: else it is silently wrong, or hangs (deeper: The law of the difference). In
-# PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every BatchNorm, before
-# DDP on GPUs.
+# PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every
+# BatchNorm.
 #
 # ## Summary
 #
 # - BatchNorm normalises by the device's shard. So two devices equal one that normalises the halves
-#   separately, not one that normalises the batch.
+#   separately.
 # - In our runs, shards of 64 to 2 images ended with overlapping accuracies; on ImageNet, 2 images
 #   were too few.
-# - Running statistics, and so scores, differ from device to device. Average them before you
-#   evaluate.
-# - All-reduce two sums a channel, forward and backward, and k devices are one device again; but
-#   each all-reduce makes every device wait.
-#
-# Next, chapter 10: asynchrony and overlap, or what the engine does while Python has gone on.
+# - Running statistics differ from device to device. Average them before you evaluate.
+# - All-reduce two sums a channel, forward and backward, and k devices are one again; but each
+#   all-reduce makes every device wait.
 #
 # **Further reading.** Ioffe and Szegedy, *Batch normalization*, arXiv:1502.03167; Goyal et al.,
 # *Accurate, large minibatch SGD*, arXiv:1706.02677; Wu and He, *Group normalization*,

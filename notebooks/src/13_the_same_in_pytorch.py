@@ -538,10 +538,10 @@ for device in pair:
 # PyTorch's `nn.DataParallel(net)` computes a batch on several GPUs. What does it do in each forward
 # pass?
 #
-# ![One forward pass of DataParallel. 1: a batch of ten images is scattered into shards of 4, 4 and
-# 2. 2: the network is replicated, once for each shard. 3: the three replicas are applied to their
-# shards in parallel. 4: ten scores are gathered. On the way back the gradients of the replicas add
-# up in the network.](src/drawings/data_parallel.svg)
+# ![One forward pass of DataParallel. 1: a batch of ten images is scattered into shards of 4, 4
+# and 2. 2: the network is replicated, once for each shard. 3: the three replicas are applied to
+# their shards in parallel. 4: ten scores are gathered. On the way back the gradients of the
+# replicas add up in the network.](src/drawings/data_parallel.svg)
 #
 # We build the pieces for LeNet and ten images. *Scatter* is `chunk`:
 
