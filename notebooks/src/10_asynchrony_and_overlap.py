@@ -605,9 +605,9 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 
 # %% [markdown]
 # *Held*, the parts follow one another, as printed. *At once*, the link works beside the passes.
-# More than the passes' time can't be saved, since the link has to carry all gradients anyway. And it has
-# nothing to carry until the first one is ready. Which message should go first, and how far Python
-# may run ahead, is in deeper: A slow link.
+# More than the passes' time can't be saved, since the link has to carry all gradients anyway. And
+# it has nothing to carry until the first one is ready. Which message should go first, and how far
+# Python may run ahead, is in deeper: A slow link.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
 # `threaded_engine_perdevice.cc` at 1.9.1), so they can run beside computing. PyTorch's DDP joins
