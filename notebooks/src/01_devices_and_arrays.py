@@ -383,13 +383,19 @@ big = nd.ones((1000, 1000), ctx=pair[1])
 
 
 def waits(call):
-    """Whether `call` takes most of the time until its product is there, or hardly any of it."""
-    nd.waitall()
-    begin = perf_counter()
-    call(nd.dot(big, big))
-    called = perf_counter() - begin
-    nd.waitall()
-    share = called / (perf_counter() - begin)
+    """Whether `call` takes most of the time until its product is there, or hardly any of it.
+
+    What waits does so every time; what doesn't may be held up once, by other work on this machine.
+    """
+    shares = []
+    for _ in range(5):
+        nd.waitall()
+        begin = perf_counter()
+        call(nd.dot(big, big))
+        called = perf_counter() - begin
+        nd.waitall()
+        shares.append(called / (perf_counter() - begin))
+    share = min(shares)
     assert share < 0.2 or share > 0.45, f"neither: {share:.0%}"
     return share > 0.45
 
