@@ -85,8 +85,7 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
 # Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once, so
-# that one can compute while numbers travel: a tensor for the result, and a function that waits
-# until the result is in it.
+# that one can compute meanwhile: a tensor for the result, and a function that waits for it.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -154,7 +153,7 @@ def mean_shard(gradient):  # this rank's shard of the mean gradient
 # ## Stage 1: the optimizer's state
 #
 # Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First
+# two means. So each rank can update *its shard*, and the shards are gathered. First
 # one process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
@@ -199,8 +198,7 @@ print(weight.data)
 
 # %% [markdown]
 # Now two ranks. Both make the same network, from one seed, and take half of each batch. Adam gets
-# only shards, so it has state only for them. (`reduce` is a method of its own, as stage 2 calls it
-# earlier.)
+# only shards, so it has state only for them. (Stage 2 will call `reduce` earlier.)
 
 # %%
 def my_part(tensor):  # this rank's part of a parameter, or of a batch
@@ -230,7 +228,7 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare` trains with it on two ranks, counts what a rank keeps, and compares with one process.
+# `compare` trains on two ranks, counts what each keeps, and compares with one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
@@ -253,8 +251,8 @@ def train_with(kind):
 
 def compare(kind):
     for rank, (weights, means, whole, of_shards) in enumerate(ranks(train_with, kind)):
-        print(f"rank {rank} keeps {means:,} numbers of Adam's first mean; of gradients {whole:,} "
-              f"whole, {of_shards:,} of shards")
+        print(f"numbers on rank {rank}: {means:,} of Adam's first mean, {whole:,} of whole "
+              f"gradients, {of_shards:,} of shards' gradients")
         assert largest_difference(weights, one_process) < 1e-12, "not as one process"
         assert means == of_shards == 27_525, "half of 55,050"
     print("both ranks have one process's weights, to 1e-12")
@@ -340,8 +338,8 @@ for mistake in [NotGathered, Summed, Shifted]:
 # %% [markdown]
 # ## Any size, any network
 #
-# The program has both stages for any network; you needn't read them. Where a size isn't divisible
-# by the number of ranks, shards are padded with zeros:
+# The program has both stages for any network; its classes needn't be read. Where a size isn't
+# divisible by the number of ranks, shards are padded with zeros:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -804,12 +802,13 @@ class LinearFromShards(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight_shard, bias_shard):
         bias = gather_whole(bias_shard)
-        weight = gather_whole(weight_shard).view(len(bias), -1)
+        outputs = len(bias)
+        weight = gather_whole(weight_shard).view(outputs, -1)
         ctx.save_for_backward(x, weight_shard)  # not the whole weight
         return x @ weight.T + bias
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient):  # [n, outputs], of the output
         x, weight_shard = ctx.saved_tensors
         outputs = gradient.shape[1]
         weight = gather_whole(weight_shard).view(outputs, -1)  # again
@@ -825,7 +824,7 @@ class LinearFromShards(torch.autograd.Function):
 # %%
 def one_layer():
     weight = torch.arange(8.0)
-    weight_shard = my_part(weight).clone().requires_grad_()
+    weight_shard = my_part(weight).requires_grad_()
     bias_shard = torch.zeros(1)
     x = torch.full((1, 4), 1.0 + dist.get_rank())
     y = LinearFromShards.apply(x, weight_shard, bias_shard)
@@ -928,7 +927,7 @@ print("our function: freed")
 #
 # ### A small FSDP
 #
-# `ShardedLinear` is made from an ordinary layer, and `first_fsdp` puts it in the place of each.
+# `ShardedLinear` is made from an ordinary layer. `first_fsdp` puts one in the place of each.
 
 # %%
 def copy_shard(p):
@@ -1473,10 +1472,10 @@ print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
 # A gradient under way takes memory. So `FSDP` allows two, a layer's weight and bias: before it
-# sends a third, it waits for the oldest. Beside two other rules:
+# sends a third, it waits for the oldest. Compared with two other rules:
 
 # %% tags=["fold"]
-# check: how many gradients are under way, and whether some are while the next layer computes
+# check: gradients under way; as the next layer computes, none by the first rule, else two
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1521,10 +1520,10 @@ expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: {most} under way at most, {at_gather} while the next layer computes")
+    print(f"{name}: at most {most}")
 
 # %% [markdown]
-# **With two under way, messages travel while the backward pass computes, and memory stays small.**
+# **With two under way, messages travel while the next layer computes, and memory stays small.**
 #
 # PyTorch's own FSDP is called on each part that is gathered together, then on the whole. The loop
 # needs no new line:
@@ -1667,7 +1666,7 @@ names = list(memory)
 rest, gradients, peak = np.transpose(list(memory.values()))
 fig, ax = figure("On four ranks stage 3 takes a quarter of the memory between steps", "",
                  "times the weights")
-ax.bar(names, rest, color=BLUE, label="between steps")
+ax.bar(names, rest, color=BLUE, label="between steps: weights, Adam's means")
 ax.bar(names, gradients, bottom=rest, color=ORANGE, hatch="//", label="gradients")
 ax.hlines(peak, np.arange(4) - 0.2, np.arange(4) + 0.2, color="black", label="peak of a step")
 ax.legend()
@@ -1689,9 +1688,8 @@ assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher than both parts of a
-# bar: Adam computes in arrays of its own, and layers' whole gradients or weights are there for a
-# moment.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher: Adam computes in
+# arrays of its own, and layers' whole gradients or weights are there for a moment.
 #
 # What does stage 3 send? It gathers a weight twice and reduces once, three halves of an all-reduce
 # in place of two. Not for every weight:

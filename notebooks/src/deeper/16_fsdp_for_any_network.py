@@ -55,9 +55,9 @@ def mean_shard(gradient):
 # ## Notice that a weight is read
 #
 # Nobody should have to write a network anew for us. So its layers stay as they are, and we find out
-# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. A
-# *property* of its class is found before that, and runs a function of ours. The layer exists
-# already, but in Python an object can get another class, and keeps what is in it:
+# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. Python
+# looks there last. A *property* of the class is found first, and runs a function of ours. The layer
+# exists already, but an object can get another class, and keeps what is in it:
 
 # %%
 class Watched(nn.Linear):
@@ -341,7 +341,8 @@ class FirstFSDP(nn.Module):
 # Autograd remembers the second function with each note, so the backward pass needs no `with`. We
 # train a small network on two ranks, and compare with one process.
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# define: five batches, `tanh_net`, and `train_parts`, which trains by a rank's parts of batches
 generator = torch.Generator().manual_seed(16)
 batches = []
 for step in range(5):
@@ -350,7 +351,7 @@ for step in range(5):
     batches.append((x, y))
 
 
-def small_net():
+def tanh_net():
     torch.manual_seed(16)
     return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)).double()
 
@@ -366,14 +367,14 @@ def train_parts(model):
             model.finish_gradient_synchronization()
         optimizer.step()
 
-
+# %% tags=["trains"]
 def train_first():
-    model = FirstFSDP(small_net())
+    model = FirstFSDP(tanh_net())
     train_parts(model)
     return model.net.state_dict()
 
 
-net = small_net()
+net = tanh_net()
 train_parts(net)
 on_rank_0, on_rank_1 = ranks(train_first)
 for name, weight in net.state_dict().items():
@@ -427,7 +428,7 @@ assert not max(differences(NotReduced)) < 1e-3
 #
 # So it shards a convolution, a norm, or a parameter of one's own:
 
-# %% tags=["trains"]
+# %%
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -442,7 +443,10 @@ class Mixed(nn.Module):
         x = self.norm(x) * self.scale
         return self.last(x.flatten(1))
 
+# %% [markdown]
+# On two and on three ranks, where some sizes aren't divisible:
 
+# %% tags=["trains"]
 def train_mixed():
     model = FSDP(Mixed().double())
     train_parts(model)
@@ -513,7 +517,7 @@ assert (is_called(False), is_called(True)) == (False, True)
 
 # %%
 def change_between_passes(kind):
-    model = kind(small_net())
+    model = kind(tanh_net())
     x = batches[0][0].clone().requires_grad_()
     y = model(x)
     with torch.no_grad():
@@ -532,7 +536,7 @@ for kind in [FirstFSDP, FSDP]:
 # %% tags=["fold"]
 # check: `FSDP` raises on both ranks, `FirstFSDP` gives another gradient of x
 def gradient_of_x(factor):
-    model = FirstFSDP(small_net())
+    model = FirstFSDP(tanh_net())
     x = batches[0][0].clone().requires_grad_()
     y = model(x)
     with torch.no_grad():
