@@ -84,6 +84,7 @@ def what_is_printed(layer):
     return text.getvalue(), output
 
 
+layer.__class__ = Watched
 watched = what_is_printed(layer)
 layer.__class__ = nn.Linear
 plain = what_is_printed(layer)
