@@ -32,6 +32,8 @@ REPEATED = {
     "compete": ("04", "deeper/04"),
     "deep": ("14", "deeper/14"),
     "gather": ("13", "deeper/13"),
+    "gather_whole": ("16", "deeper/16"),
+    "mean_shard": ("16", "deeper/16"),
     "multiply": ("03", "deeper/03"),
     "my_batches": ("16", "deeper/16"),
     "my_part": ("16", "deeper/16"),

@@ -28,10 +28,8 @@
 # %% tags=["torch"]
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from ranks import ranks
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 # %% [markdown]
 # Chapter 14's `ranks` runs a function in several processes. Some cells also go into a program to
@@ -79,14 +77,15 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 #
 # What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
 # running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
-# weights, on every device: 7 billion parameters need 112 GB.
+# weights, on every device: 7 billion parameters need 112 GB. Activations, what layers keep for the
+# backward pass, come on top; we leave them out.
 #
 # ## Two halves of an all-reduce
 #
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
-# Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once: a
-# tensor for the result, and a function that waits until the result is in it.
+# Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once, so
+# that one can compute meanwhile: a tensor for the result, and a function that waits for it.
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -134,13 +133,27 @@ def halves_are_right():
 assert ranks(two_halves) == [([0, 11], [0, 11, 22, 33]), ([22, 33], [0, 11, 22, 33])]
 for world in [1, 2, 3, 4]:
     assert all(ranks(halves_are_right, world=world)), world
-print("right on 1, 2, 3 and 4 ranks")
+
+# %% [markdown]
+# For now we wait at once. Gradients are averaged over the ranks:
+
+# %%
+def gather_whole(shard):
+    whole, wait = Collectives().all_gather(shard)
+    wait()
+    return whole
+
+
+def mean_shard(gradient):  # this rank's shard of the mean gradient
+    total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
+    wait()
+    return total / dist.get_world_size()
 
 # %% [markdown]
 # ## Stage 1: the optimizer's state
 #
 # Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means, nothing else. So each rank can update *its shard*, and the shards are gathered. First
+# two means. So each rank can update *its shard*, and the shards are gathered. First
 # one process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
@@ -148,10 +161,10 @@ print("right on 1, 2, 3 and 4 ranks")
 from helpers import load_data
 
 data = load_data("mnist", limit=2560)
-print(data)
 pixels = torch.tensor(data.train_images - data.train_images.mean()).flatten(1)
 labels = torch.tensor(data.train_labels).long()
 batches = list(zip(pixels[:240].double().split(24), labels[:240].split(24)))
+print(f"{len(batches)} batches of {len(batches[0][0])} images ({data.name})")
 
 
 def make_net():
@@ -171,7 +184,6 @@ def train(model, optimizer, batches):
 net = make_net()
 train(net, torch.optim.Adam(net.parameters(), lr=0.01), batches)
 one_process = net.state_dict()
-print("one process has trained", ", ".join(one_process))
 
 # %% [markdown]
 # A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the
@@ -185,7 +197,8 @@ torch.optim.Adam([shard], lr=0.01).step()
 print(weight.data)
 
 # %% [markdown]
-# Now two ranks. Adam gets only shards, so it has state only for them.
+# Now two ranks. Both make the same network, from one seed, and take half of each batch. Adam gets
+# only shards, so it has state only for them. (Stage 2 will call `reduce` earlier.)
 
 # %%
 def my_part(tensor):  # this rank's part of a parameter, or of a batch
@@ -193,8 +206,6 @@ def my_part(tensor):  # this rank's part of a parameter, or of a batch
 
 
 class FirstZeRO:
-    collectives = Collectives()
-
     def __init__(self, params, lr):
         self.params = list(params)
         for p in self.params:
@@ -203,16 +214,13 @@ class FirstZeRO:
         self.adam = torch.optim.Adam([p.shard for p in self.params], lr=lr)
 
     def reduce(self, p):
-        total, wait = self.collectives.reduce_scatter(p.grad.reshape(-1))
-        wait()
-        p.shard.grad = total / dist.get_world_size()  # this rank's part of the mean
+        p.shard.grad = mean_shard(p.grad)
 
     def update_and_gather(self):
         self.adam.step()
         for p in self.params:
-            gathered, wait = self.collectives.all_gather(p.shard)
-            wait()
-            p.data.copy_(gathered.view(p.shape))
+            whole = gather_whole(p.shard)
+            p.data.copy_(whole.view(p.shape))
 
     def step(self):
         for p in self.params:
@@ -220,7 +228,7 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare` trains with it on two ranks, counts what a rank keeps, and compares with one process.
+# `compare` trains on two ranks, counts what each keeps, and compares with one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
@@ -236,14 +244,17 @@ def train_with(kind):
     optimizer = kind(net.parameters(), lr=0.01)
     train(net, optimizer, my_batches())
     means = sum(values["exp_avg"].numel() for values in optimizer.adam.state.values())
-    grads = sum(p.grad.numel() for p in net.parameters() if p.grad is not None)
-    return net.state_dict(), means, grads
+    whole = sum(p.grad.numel() for p in net.parameters() if p.grad is not None)
+    of_shards = sum(p.shard.grad.numel() for p in net.parameters())
+    return net.state_dict(), means, whole, of_shards
 
 
 def compare(kind):
-    for weights, means, grads in ranks(train_with, kind):
-        print(f"kept: {means:,} numbers of Adam's first mean, {grads:,} of whole gradients")
+    for rank, (weights, means, whole, of_shards) in enumerate(ranks(train_with, kind)):
+        print(f"numbers on rank {rank}: {means:,} of Adam's first mean, {whole:,} of whole "
+              f"gradients, {of_shards:,} of shards' gradients")
         assert largest_difference(weights, one_process) < 1e-12, "not as one process"
+        assert means == of_shards == 27_525, "half of 55,050"
     print("both ranks have one process's weights, to 1e-12")
 
 # %% tags=["trains"]
@@ -275,30 +286,22 @@ class SecondZeRO(FirstZeRO):
 compare(SecondZeRO)
 
 # %% [markdown]
-# No whole gradient is left. Does stage 2 send more?
+# No whole gradient is left, only the shards': half of the numbers. Does stage 2 send more?
 
 # %% tags=["fold"]
 # check: numbers that a step reduces and gathers: each of the 55,050 once, in both stages
-class Counting(Collectives):
-    def __init__(self):
-        self.reduced = 0
-        self.gathered = 0
-
-    def reduce_scatter(self, whole):
-        self.reduced += len(whole)
-        return super().reduce_scatter(whole)
-
-    def all_gather(self, shard):
-        self.gathered += len(shard) * dist.get_world_size()
-        return super().all_gather(shard)
+from unittest.mock import patch
 
 
 def count_numbers(kind):
     net = make_net()
     optimizer = kind(net.parameters(), lr=0.01)
-    optimizer.collectives = Counting()
-    train(net, optimizer, my_batches()[:1])
-    return optimizer.collectives.reduced, optimizer.collectives.gathered
+    with patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as reduces:
+        with patch.object(dist, "all_gather_single", wraps=dist.all_gather_single) as gathers:
+            train(net, optimizer, my_batches()[:1])
+    reduced = sum(len(call.args[1]) for call in reduces.call_args_list)
+    gathered = sum(len(call.args[0]) for call in gathers.call_args_list)
+    return reduced, gathered
 
 
 for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
@@ -331,12 +334,12 @@ class Shifted(FirstZeRO):
 for mistake in [NotGathered, Summed, Shifted]:
     found = [result[0] for result in ranks(train_with, mistake)]
     assert not largest_difference(found, one_process) < 1e-5, mistake.__name__
-print("noticed")
 
 # %% [markdown]
 # ## Any size, any network
 #
-# What if a size isn't divisible by the number of ranks? `Cut` pads it with zeros. On four ranks:
+# The program has both stages for any network; its classes needn't be read. Where a size isn't
+# divisible by the number of ranks, shards are padded with zeros:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -378,10 +381,7 @@ def padded_part(n):
 
 
 for n in [10, 2]:
-    print(n, "numbers:", *ranks(padded_part, n, world=4))
-
-# %% [markdown]
-# With it the program has both stages for any network. You needn't read that:
+    print(n, "numbers on four ranks:", *ranks(padded_part, n, world=4))
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
@@ -711,7 +711,7 @@ def call(weak, *given):
         method(*given)
 
 # %% tags=["fold", "trains"]
-# check: stages 1 and 2 equal one process: odd sizes, tied and frozen parameters, 1 to 3 ranks
+# check: stages 1 and 2 equal one process: odd sizes, shared and frozen parameters, 1 to 3 ranks
 class Untidy(nn.Module):
     """Odd sizes, a scalar, tied, frozen and unused parameters, a buffer, values of each rank."""
 
@@ -789,208 +789,178 @@ print("stages 1 and 2 equal one process to 1e-12")
 # backward pass layer 3 is gathered again and freed, then layer 2, and each sends its gradient to be
 # reduced.](src/drawings/gathered_weight.svg)
 #
-# It takes three steps to get there.
+# ### A layer that keeps shards
 #
-# **1. Notice that a weight is read.** A layer keeps its parameters in a dictionary, `_parameters`.
-# A Python *property* runs a function when an attribute is read. The user's network is there
-# already, so we change its layer's class to one with a property:
+# A layer can gather its weight, use it and drop it. But autograd keeps what the backward pass
+# needs, and for `x @ weight.T` that is the whole weight. So we write a linear layer's two passes
+# ourselves, as a `torch.autograd.Function`. `forward` saves in `ctx` what `backward` will need.
+# PyTorch calls `backward` with the output's gradient, and takes one gradient for each argument of
+# `forward`. Ours saves the weight's *shard*, and gathers again:
 
 # %%
-class Watched(nn.Linear):
-    @property
-    def weight(self):
-        print("the weight is read")
-        return self._parameters["weight"]
-
-
-layer = nn.Linear(4, 2)
-layer.__class__ = Watched
-output = layer(torch.ones(1, 4))
-
-# %% [markdown]
-# So `_parameters` can keep the shard, and the layer gets the whole.
-#
-# **2. Gather forward, reduce backward.** An autograd function has a `forward` and a `backward` of
-# our own, and is called by `apply`. `backward` gets the whole weight's gradient, and returns one
-# for each argument of `forward`.
-
-# %%
-class GatherAndWait(torch.autograd.Function):
+class LinearFromShards(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, shard, shape):
-        whole, wait = Collectives().all_gather(shard)
-        wait()
-        return whole.view(shape)
+    def forward(ctx, x, weight_shard, bias_shard):
+        bias = gather_whole(bias_shard)
+        outputs = len(bias)
+        weight = gather_whole(weight_shard).view(outputs, -1)
+        ctx.save_for_backward(x, weight_shard)  # not the whole weight
+        return x @ weight.T + bias
 
     @staticmethod
-    def backward(ctx, gradient):
-        total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
-        wait()
-        mean = total / dist.get_world_size()
-        return mean, None  # the shard's gradient; the shape has none
+    def backward(ctx, gradient):  # [n, outputs], of the output
+        x, weight_shard = ctx.saved_tensors
+        outputs = gradient.shape[1]
+        weight = gather_whole(weight_shard).view(outputs, -1)  # again
+        for_x = gradient @ weight
+        for_weight = mean_shard(gradient.T @ x)
+        for_bias = mean_shard(gradient.sum(0))
+        return for_x, for_weight, for_bias
 
 # %% [markdown]
-# The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank. The input is ones on rank 0,
-# twos on rank 1.
+# The function is called by `apply`. The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each
+# rank, the bias is zero. The input is ones on rank 0, twos on rank 1.
 
 # %%
 def one_layer():
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    weight = torch.arange(8.0)
+    weight_shard = my_part(weight).requires_grad_()
+    bias_shard = torch.zeros(1)
     x = torch.full((1, 4), 1.0 + dist.get_rank())
-    y = F.linear(x, GatherAndWait.apply(shard, (2, 4)))
+    y = LinearFromShards.apply(x, weight_shard, bias_shard)
     y.sum().backward()
-    return y.tolist(), shard.grad.tolist()
+    return y.tolist(), weight_shard.grad.tolist()
 
 
 for rank, (y, gradient) in enumerate(ranks(one_layer)):
-    print(f"rank {rank}: output {y}, its shard's gradient {gradient}")
+    print(f"rank {rank}: output {y}, gradient of its shard {gradient}")
 
 # %% [markdown]
-# Rank 0's output has the sums of both rows, so it had the whole weight. The weight's gradient is
-# the input, so each shard has the mean of 1 and 2.
+# Rank 0's output has the sums of both rows, so it had the whole weight. The gradient of `y.sum()`
+# for each row is the input, so each shard gets the mean of 1 and 2.
 
 # %% tags=["fold"]
-# check: outputs of the whole weight, and each shard's gradient is the mean of 1 and 2
+# check: the outputs, the mean of 1 and 2; all gradients as PyTorch's own layer has them
 assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
-print("right")
+
+
+def as_pytorch():
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn(5, 4, requires_grad=True)
+    torch.manual_seed(16)
+    weight = torch.randn(6, 4, requires_grad=True)
+    bias = torch.randn(6, requires_grad=True)
+    shards = [my_part(p.detach().reshape(-1)).clone().requires_grad_() for p in (weight, bias)]
+    found = []
+    for y in F.linear(x, weight, bias), LinearFromShards.apply(x, *shards):
+        y.square().sum().backward()
+        found.append([y.detach(), x.grad])
+        x.grad = None
+    for p, shard in zip([weight, bias], shards):
+        dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+        found[0].append(my_part(p.grad.reshape(-1)))
+        found[1].append(shard.grad)
+    return largest_difference(*found)
+
+
+assert max(ranks(as_pytorch)) < 1e-4
 
 # %% [markdown]
-# **3. Free it.** Autograd *saves* what the backward pass needs, the whole weight too, so dropping
-# our own variable frees nothing. But it takes two functions of ours: one is called when a tensor
-# is saved, one when it is needed again. What does a linear layer save?
-
-# %%
-def show_shape(tensor):
-    print("saved:", tuple(tensor.shape))
-    return tensor
-
-
-x = torch.ones(3, 4, requires_grad=True)
-with saved_tensors_hooks(show_shape, lambda saved: saved):
-    nn.Linear(4, 2)(x)
-
-# %% [markdown]
-# Its input, and its weight, transposed. In place of a gathered weight we save a *note*: its shard,
-# its shape, and its *stride*, how its numbers lie in memory. How do we recognize it? A transposed
-# weight is another tensor in the same memory, its *storage*. So we put a mark on the storage.
-
-# %%
-def gather_and_mark(shard, shape):
-    whole = GatherAndWait.apply(shard, shape)
-    whole.untyped_storage().shard = shard  # the mark
-    return whole
-
-
-def save_note(tensor):
-    storage = tensor.untyped_storage()
-    if hasattr(storage, "shard"):
-        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride()}
-    return tensor
-
-# %% [markdown]
-# When the backward pass needs the weight, we gather it again, from the note:
-
-# %%
-def gather_again(saved):
-    if isinstance(saved, dict):  # a note
-        whole, wait = Collectives().all_gather(saved["shard"].detach())
-        wait()
-        return whole.as_strided(saved["shape"], saved["stride"])  # transposed, if it was
-    return saved
-
-# %% [markdown]
-# Does anybody hold the whole weight after the layer's call?
+# Is the whole weight still in memory after the layer's call, when only the backward pass is left?
 
 # %% tags=["fold"]
-# define: `is_held`: after a layer's call, is its whole weight still in memory?
+# check: autograd holds a gathered weight in an ordinary linear layer, and not in our function
 import time
-import weakref
 
 
-def is_held(save, load, seconds=10):
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.ones(1, 4, requires_grad=True)
-    with saved_tensors_hooks(save, load):
-        weight = gather_and_mark(shard, (2, 4))
-        y = F.linear(x, weight)
-    memory = weakref.ref(weight.untyped_storage())
-    del weight
+class Gathered(torch.autograd.Function):
+    """A whole tensor from shards: an ordinary layer computes with it."""
+
+    @staticmethod
+    def forward(ctx, shard):
+        return gather_whole(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return mean_shard(gradient)
+
+
+def ordinary(x, weight_shard, bias_shard):
+    return F.linear(x, Gathered.apply(weight_shard).view(2, 4), Gathered.apply(bias_shard))
+
+
+def our_function(x, weight_shard, bias_shard):
+    return LinearFromShards.apply(x, weight_shard, bias_shard)
+
+
+def holds_whole(layer, seconds):
+    weight_shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    x = torch.ones(1, 4, requires_grad=True)  # else no layer saves its weight
+    gather = dist.all_gather_single
+    memories = []
+
+    def noting(whole, shard, **options):
+        if len(whole) == 8:
+            memories.append(weakref.ref(whole.untyped_storage()))
+        return gather(whole, shard, **options)
+
+    with patch.object(dist, "all_gather_single", noting):
+        y = layer(x, weight_shard, torch.zeros(1))
+    (memory,) = memories
     end = time.perf_counter() + seconds
     while memory() is not None and time.perf_counter() < end:
         time.sleep(0.01)  # gloo's threads let go of what they sent a moment later
     held = memory() is not None
     y.sum().backward()
+    assert weight_shard.grad.tolist() == [1] * 4
+    assert x.grad.tolist() == [[4, 6, 8, 10]]
     return held
 
 
-def as_it_is(saved):
-    return saved
-
-# %%
-print("without notes:", ranks(is_held, as_it_is, as_it_is, 0.5))  # looks for half a second
-print("with notes:", ranks(is_held, save_note, gather_again))
-
-# %% tags=["fold"]
-# check: held without notes, not with them; and with notes the gradients are the same
-def both_gradients(save, load):
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    with saved_tensors_hooks(save, load):
-        y = F.linear(x, gather_and_mark(shard, (2, 4)))
-    y.sum().backward()
-    return shard.grad.tolist(), x.grad.tolist()
-
-
-columns = torch.arange(8.0).view(2, 4).sum(0).tolist()  # what x's gradient adds up
-assert ranks(is_held, as_it_is, as_it_is, 0.5) == [True, True]
-assert ranks(is_held, save_note, gather_again) == [False, False]
-for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
-    assert ranks(both_gradients, save, load) == [([1.5] * 4, [columns])] * 2
-print("right")
+assert ranks(holds_whole, ordinary, 0.5) == [True, True]  # looks for half a second
+print("an ordinary layer that gets a gathered weight: still held")
+assert ranks(holds_whole, our_function, 10) == [False, False]
+print("our function: freed")
 
 # %% [markdown]
-# **With notes nobody holds it, so Python frees it.**
+# **Autograd has only our shard, so Python frees the whole weight.**
 #
 # ### A small FSDP
 #
-# Now all parts together. `FirstFSDP` keeps a shard of each parameter, and its linear layers gather.
+# `ShardedLinear` is made from an ordinary layer. `first_fsdp` puts one in the place of each.
 
 # %%
-class GatheredLinear(nn.Linear):
-    @property
-    def weight(self):
-        shape = (self.out_features, self.in_features)
-        return gather_and_mark(self._parameters["weight"], shape)
-
-    @property
-    def bias(self):
-        return gather_and_mark(self._parameters["bias"], (self.out_features,))
+def copy_shard(p):
+    flat = p.detach().reshape(-1)
+    return nn.Parameter(my_part(flat).clone())  # a copy, so that the whole can be freed
 
 
-class FirstFSDP(nn.Module):
-    def __init__(self, net):
+class ShardedLinear(nn.Module):
+    def __init__(self, layer):  # an nn.Linear
         super().__init__()
-        self.net = net
-        for p in net.parameters():
-            p.data = my_part(p.data.reshape(-1)).clone()  # a copy, so that the whole is freed
-        for layer in net:
-            if isinstance(layer, nn.Linear):
-                layer.__class__ = GatheredLinear
+        self.weight = copy_shard(layer.weight)
+        self.bias = copy_shard(layer.bias)
 
     def forward(self, x):
-        with saved_tensors_hooks(save_note, gather_again):
-            return self.net(x)
+        return LinearFromShards.apply(x, self.weight, self.bias)
+
+
+def first_fsdp(net):
+    for number, layer in enumerate(net):
+        if isinstance(layer, nn.Linear):
+            net[number] = ShardedLinear(layer)
+    return net
 
 # %% [markdown]
 # An ordinary Adam updates the shards. After a step nothing is gathered, unlike in stages 1 and 2:
-# the next forward pass gathers each weight when it reads it. We train on two ranks:
+# the next forward pass does that, layer by layer. We train on two ranks:
 
 # %% tags=["fold"]
 # define: `join_and_compare` trains, joins both ranks' shards, and compares with one process
 def train_shards(kind):
     model = kind(make_net())
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), my_batches())
-    return model.net.state_dict()
+    return model.state_dict()
 
 
 def join_and_compare(kind):
@@ -1002,16 +972,19 @@ def join_and_compare(kind):
     print("joined, they are one process's weights, to 1e-12")
 
 # %% tags=["trains"]
-join_and_compare(FirstFSDP)
+join_and_compare(first_fsdp)
 
 # %% [markdown]
 # Half of each parameter is on a rank, with its gradient and Adam's means.
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` does the same for any module, with one difference. In `backward`, `FirstFSDP`
-# waits for the shard's gradient. `FSDP` begins to send, and goes on. What is still under way in the
-# end is received by a new line in the loop:
+# The program's `FSDP` takes any module, and doesn't know its layers' formulas. It notices when a
+# weight is read, gathers it in an autograd function, and lets autograd save a note in the weight's
+# place. Each piece is tried alone in deeper: FSDP for any network.
+#
+# `FSDP` doesn't wait at once, either: while a gradient is sent, the backward pass goes on. A new
+# line in the loop waits for what is still under way at the end:
 #
 # ```python
 # loss_function(model(x), y).backward()
@@ -1465,7 +1438,7 @@ class FSDP(Sharded):
         self.end_of_backward()
 
 # %% tags=["fold", "trains"]
-# check: `FSDP` equals one process, on 1 to 3 ranks; with wrong gradients it does not
+# check: `FSDP` equals one process, on 1 to 3 ranks, and with wrong gradients it doesn't
 def train_fsdp(kind):
     model = kind(make_net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -1498,11 +1471,11 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# Each gradient under way takes memory. So FSDP allows two, a layer's weight and bias. Compare two
-# other rules: always wait at once, and never wait.
+# A gradient under way takes memory. So `FSDP` allows two, a layer's weight and bias: before it
+# sends a third, it waits for the oldest. Compared with two other rules:
 
 # %% tags=["fold"]
-# check: what each pass gathers; how many gradients are under way, by three rules
+# check: gradients under way; as the next layer computes, none by the first rule, else two
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1542,23 +1515,49 @@ def watch(kind):
     return forward, model.gathered, model.at_gather[-1], model.most
 
 
-expected = {"FSDP": (Noting, 2, 2), "waits at once": (WaitsAtOnce, 0, 1),
+expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2),
             "never waits": (NeverWaits, 2, 6)}
-forward, again, _, _ = ranks(watch, Noting)[0]
-assert forward == list(one_process)
-assert again == ["4.weight", "2.weight"], "no biases, and images need no gradient"
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: {at_gather} under way as the next layer begins, never more than {most}")
+    print(f"{name}: at most {most}")
 
 # %% [markdown]
-# Waiting at once hides no message behind computing; never waiting holds all six gradients. **FSDP
-# computes while two gradients are under way, and never has three.**
+# **With two under way, messages travel while the next layer computes, and memory stays small.**
 #
+# PyTorch's own FSDP is called on each part that is gathered together, then on the whole. The loop
+# needs no new line:
+#
+# ```python
+# from torch.distributed.fsdp import fully_shard
+#
+# for layer in net:
+#     fully_shard(layer)
+# fully_shard(net)
+# optimizer = torch.optim.Adam(net.parameters(), lr=0.01)  # after fully_shard
+# ```
+
+# %% tags=["fold", "trains"]
+# check: so called, PyTorch's equals one process, too
+def train_pytorchs():
+    from torch.distributed.fsdp import fully_shard
+
+    net = make_net()
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    train(net, torch.optim.Adam(net.parameters(), lr=0.01), my_batches())
+    return {name: shard.full_tensor() for name, shard in net.state_dict().items()}
+
+
+for weights in ranks(train_pytorchs):
+    assert largest_difference(weights, one_process) < 1e-12, "not as one process"
+
+# %% [markdown]
 # ## What it saves, and what it costs
 #
-# We count tensors' memory on four ranks, in *times the weights*: 16 bytes a parameter are 4.
+# We count tensors' memory on four ranks, in *times the weights*: 16 bytes a parameter are 4. A
+# batch is one image, so activations hardly count.
 
 # %% tags=["fold"]
 # check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
@@ -1595,7 +1594,6 @@ with Bytes() as memory:
     assert memory.now == 8000, "y keeps x's storage"
     del y
     assert (memory.now, memory.peak) == (4000, 8000)
-print("right")
 
 # %% [markdown]
 # **Predict:** how much do weights and Adam's means take between steps, in stage 1 and in stage 3?
@@ -1668,7 +1666,7 @@ names = list(memory)
 rest, gradients, peak = np.transpose(list(memory.values()))
 fig, ax = figure("On four ranks stage 3 takes a quarter of the memory between steps", "",
                  "times the weights")
-ax.bar(names, rest, color=BLUE, label="between steps")
+ax.bar(names, rest, color=BLUE, label="between steps: weights, Adam's means")
 ax.bar(names, gradients, bottom=rest, color=ORANGE, hatch="//", label="gradients")
 ax.hlines(peak, np.arange(4) - 0.2, np.arange(4) + 0.2, color="black", label="peak of a step")
 ax.legend()
@@ -1678,7 +1676,7 @@ for name, (rest, gradients, peak) in memory.items():
     print(f"{name:14} between steps {rest:.2f}, gradients {gradients:.2f}, peak {peak:.2f}")
 
 # %% tags=["fold"]
-# check: the bars are the summary's table divided by 4 bytes, but for padding; the first peak
+# check: bars of 3, 1.5, 1.5 and 3/4 between steps, gradients of 1 or 1/4, and the highest peak
 k = 4
 by_the_table = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2 / k, 1 / k),
            "stage 3": (3 / k, 1 / k)}
@@ -1687,24 +1685,35 @@ for name, expected in by_the_table.items():
 largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
 assert np.isclose(memory["data parallel"][2], 4 + 2 * largest, atol=0.02), "Adam's arrays"
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
-print("they are")
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher than both parts of a
-# bar: Adam computes in arrays of its own, and layers' whole gradients or weights are there for a
-# moment.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher: Adam computes in
+# arrays of its own, and layers' whole gradients or weights are there for a moment.
 #
-# Stage 3 sends up to one and a half times as much as the others: it gathers a weight twice and
-# reduces its gradient once. What that costs in time is in deeper: When sharding pays.
+# What does stage 3 send? It gathers a weight twice and reduces once, three halves of an all-reduce
+# in place of two. Not for every weight:
+
+# %% tags=["fold"]
+# check: what each pass gathers
+forward, again, _, _ = ranks(watch, Noting)[0]
+print("gathered in the forward pass:", ", ".join(forward))
+print("gathered again in the backward pass:", ", ".join(again))
+assert forward == list(one_process)
+assert again == ["4.weight", "2.weight"]
+
+# %% [markdown]
+# A bias isn't needed again, nor is the first weight, since images need no gradient. So stage 3
+# sends **up to one and a half times as much**. What that costs in time is in deeper: When sharding
+# pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
 # *Clipping* scales gradients down where their norm is too large. PyTorch's `clip_grad_norm_` finds
-# the norm of one rank's shards, so each rank would scale by another factor, without an error. Use
-# `model.clip_grad_norm`.
+# the norm of one rank's shards, so each rank would scale by a factor of its own, without an error.
+# Use `model.clip_grad_norm`.
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1727,10 +1736,9 @@ for rank, (of_shards, ours) in enumerate(both):
 # check: the squares of the ranks' norms add up to the right one's
 assert np.isclose(np.hypot(both[0][0], both[1][0]), right, rtol=1e-12)
 assert both[0][0] < 0.99 * right and np.isclose(both[1][1], right, rtol=1e-12)
-print("they do")
 
 # %% [markdown]
-# ### 2. Layers in another order
+# ### 2. Different layers
 #
 # Rank 0 uses layer `a`, rank 1 layer `b` of the same shape: gradients of different weights would be
 # averaged. Our FSDP notices it after the backward pass:
@@ -1766,7 +1774,7 @@ assert "in another order" in ranks(use_either)[1]
 # ## The program
 #
 # `torchrun --standalone --nproc-per-node=2 sharded_train.py` trains a small network on ten patterns
-# with noise, by the stage that you ask for. Here a helper starts it:
+# with noise. It ends with:
 
 # %% tags=["fold", "file:sharded_train.py", "trains"]
 # define: what sharded_train.py does when it is run: it trains, with the stage that you ask for
@@ -1828,10 +1836,11 @@ if __name__ == "__main__" and "__file__" in globals():
     train_stage(**vars(options))
 
 # %% tags=["fold", "measured"]
-# measure: what the program prints, stage 3 on two ranks
+# measure: what the program prints last, stage 3 on two ranks
 from helpers.cluster import torchrun
 
-print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None)[0])
+printed = torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None)[0]
+print(printed.splitlines()[-1])
 
 # %% [markdown]
 # ## Summary
@@ -1847,12 +1856,12 @@ print(torchrun("sharded_train.py", nproc=2, arguments=["--stage", "3"], log=None
 #
 # - Each half of an all-reduce sends $(k-1)/k$ of the weights' bytes. Data parallelism and stages 1
 #   and 2 send both halves, stage 3 at most three.
-# - Stages 1 and 2 update between the two halves.
-# - Stage 3 gathers a weight when it is read, saves a note, and gathers again.
+# - Stage 3 gathers a weight when its layer computes, frees it, and gathers it again.
 # - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers
 #   in the same order.
 #
-# More: deeper: State dicts that reshard and deeper: When sharding pays. Next: [the map](map.md).
+# More: deeper: FSDP for any network, deeper: State dicts that reshard and deeper: When sharding
+# pays. Next: [the map](map.md).
 #
 # **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 # Parallel* (2023), arXiv:2304.11277.
