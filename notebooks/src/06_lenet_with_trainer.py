@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · Training LeNet with Trainer
 #
-# Here is the way of the images, from bytes to a step on two devices:
+# The way of the images, from bytes to a step on two devices:
 #
 # ![Pictures of bytes, 28 by 28 by 1, become images of numbers from 0 to 1, 1 by 28 by 28. The
 # DataLoader makes a batch of 64. It is split: 32 images for each of two devices. After the backward
@@ -9,8 +9,7 @@
 #
 # ## What you'll do
 #
-# Write a training loop, meet three traps that raise no error, keep the whole as a script for k
-# devices, and see what Dropout changes.
+# Write a training loop, keep it as a script for k devices, and see what Dropout changes.
 #
 # ## What you'll learn
 #
@@ -40,19 +39,23 @@ print(data)
 # %% [markdown]
 # ## The input pipeline
 #
-# How does a picture get into a network? Below, a *picture* is what a decoded file holds: bytes
-# from 0 to 255, as height × width × channel. An *image* is what Gluon's layers take: small
-# floating-point numbers, as channel × height × width. `ToTensor` makes one from the other.
-#
-# Our data are images already, so we first turn them back into pictures. A *dataset* then gives one
-# example at a time, and `transform_first` applies a function to its picture, not to its label.
+# How does a file get into a network? Decoded, it is a *picture*: bytes from 0 to 255, as height ×
+# width × channel. Gluon's layers take *images*: numbers from 0 to 1, as channel × height × width.
+# `ToTensor` makes one from the other. (The folded cell turns our images back into pictures, to show
+# the way of your own files.)
 
-# %%
+# %% tags=["fold"]
+# define: pictures and labels, what decoded files would give
 pixels = data.train_images * 255  # [n, 1, 28, 28]
 pixels = pixels.transpose(0, 2, 3, 1)  # [n, 28, 28, 1]: the channel goes last
 pictures = nd.array(pixels.round(), dtype="uint8")
 labels = data.train_labels.astype("int32")
 
+# %% [markdown]
+# A *dataset* gives one example at a time. `transform_first` applies a function to its picture, not
+# to its label.
+
+# %%
 examples = ArrayDataset(pictures, labels)
 dataset = examples.transform_first(transforms.ToTensor())
 image, label = dataset[0]
@@ -90,11 +93,11 @@ def lenet():
     return net
 
 # %% [markdown]
-# Weights start by Xavier's rule: uniform numbers whose spread depends on a layer's numbers of
-# inputs and outputs.
+# Weights start by Xavier's rule: uniform numbers, the closer to 0 the more inputs and outputs a
+# layer has.
 
 # %%
-mx.random.seed(0)  # the same first weights in each run; the order of the batches changes
+mx.random.seed(0)  # fixes the first weights; the order of the batches is NumPy's
 net = lenet()
 net.initialize(mx.init.Xavier(), ctx=two)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
@@ -103,9 +106,8 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # ## Train it
 #
-# A step is chapter 05's: split, forward and loss under `record`, backward, `step`. New is the
-# `metric`. It counts right answers, and takes lists with an entry for each device, labels first.
-# Here are three labels, two on one device and one on the other, and scores for two classes:
+# A step is chapter 05's. New is the `metric`. It counts right answers, and takes lists with an
+# entry for each device, labels first. Here are three labels, and scores for two classes:
 
 # %%
 metric = mx.metric.Accuracy()
@@ -117,8 +119,8 @@ metric.update([first_labels, second_labels], [first_scores, second_scores])
 print(metric.get())
 
 # %% [markdown]
-# Two of three are right. A metric goes on counting, so we make a new one in each epoch. In the
-# loop, `even_split=False` lets shards differ by one image, so that any batch can be cut.
+# Two of three are right. A metric goes on counting, so each epoch gets a new one.
+# `even_split=False` lets shards differ by one image; each device needs at least one.
 
 # %% tags=["trains"]
 def train_one_epoch(net, trainer, batches, devices):
@@ -145,9 +147,9 @@ for epoch in [1, 2]:
     print(f"epoch {epoch}: {right:.3f} of the answers were right")
 
 # %% [markdown]
-# It learns. Does it compute what it should? The check compares its weights on 1, 2, 3 and 4
-# devices, in float64, with each other and with those of a plain loop on one device, without
-# Trainer. Batches have 130 images, the last one 120.
+# It learns. Does it compute what it should? After ten steps, with batches of 130 images and each
+# fifth one of 120, we compare the weights on 1, 2, 3 and 4 devices, in float64, with each other and
+# with those of a plain loop on one device, without Trainer:
 
 # %% tags=["fold", "trains"]
 # check: the weights after ten steps on 1, 2, 3 and 4 devices, and by a plain loop
@@ -207,11 +209,12 @@ on_one = with_trainer(1)
 for k in [1, 2, 3, 4]:
     replicas = by_device(with_trainer(k))
     assert len(replicas) == k
-    # The Trainer passes 1/130 to the update in float32, rounded alike on every device.
+    # The Trainer passes 1/130 in float32, rounded alike on every device. With batches of 128,
+    # whose 1/128 has no rounding, the plain loop's weights were ours to the bit.
     assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
     assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
 print("weights on 1, 2, 3 and 4 devices agree to 1e-12")
-print("weights of our loop and of the plain one agree to 1e-6")
+print("weights of our loop and of the plain one agree to 1e-6 (Trainer rounds 1/130 to float32)")
 
 # %% [markdown]
 # ## Three traps that raise no error
@@ -219,12 +222,13 @@ print("weights of our loop and of the plain one agree to 1e-6")
 # ### 1. A loss averaged twice
 #
 # What if the loss is already a mean? We check by hand. An "image" $x$ is two numbers, and the
-# network has two weights $w$, both 0. Its output $w \cdot x$ serves as the loss, so the gradient
-# of an image's loss is the image itself. At rate 1, `step(divisor)` subtracts the sum of the
-# images, divided by the divisor. There are six images, three on each of two devices.
+# network has two weights $w$, both 0. Its output $w \cdot x$ is the loss, without labels. So the
+# gradient of an image's loss is the image itself. `backward` adds gradients within a device,
+# `step(divisor)` adds them over devices, and at rate 1 subtracts the sum, divided by the divisor.
+# There are six images, three on each of two devices.
 
 # %% tags=["trains"]
-pair = [mx.cpu(0), mx.cpu(1)]
+pair = [mx.cpu(0), mx.cpu(1)]  # CPUs, where there are GPUs too: all get the same numbers
 
 
 def weights_after_step(shards, divisor, mean=False):
@@ -235,7 +239,7 @@ def weights_after_step(shards, divisor, mean=False):
     with autograd.record():
         for shard, device in zip(shards, pair):
             x = nd.array(shard, ctx=device)
-            loss = layer(x)  # w x, a number for each image
+            loss = layer(x)  # w x: a number for each image
             if mean:
                 loss = loss.mean()  # one number for the shard
             losses.append(loss)
@@ -248,41 +252,43 @@ def weights_after_step(shards, divisor, mean=False):
 first_shard = [[2, 0], [4, 0], [6, 0]]
 second_shard = [[0, 6], [0, 12], [0, 18]]
 six_images = [first_shard, second_shard]
-print("step(6):", weights_after_step(six_images, 6))
+print("step(6):", weights_after_step(six_images, divisor=6))
 
 # %% [markdown]
 # Right: minus the sum of the six, $(12, 36)$, divided by 6. **Predict** the weights if each device
 # takes the mean of its three losses, and we still call `step(6)`. Which `step` would be right?
 
 # %% tags=["trains"]
-print("means, step(6):", weights_after_step(six_images, 6, mean=True))
-print("means, step(2):", weights_after_step(six_images, 2, mean=True))
+print("means, step(6):", weights_after_step(six_images, divisor=6, mean=True))
+print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
 
 # %% [markdown]
 # With `step(6)` the weights change by a third of what they should: the sum was divided by 3, the
 # size of a shard, and then by 6 again. With 32 images on each device the step is 32 times too
-# short, and training looks slow. So leave the loss alone, and tell `step` the batch size. (Means
-# need `step(2)`, the number of devices, and are right only while shards are equal: exercise 2.) In
-# PyTorch a loss is a mean by default: the habit doesn't carry over.
+# short. In PyTorch a loss is a mean by default; here, leave it alone, and tell `step` the batch
+# size. (Means need `step(2)`, the number of devices, and equal shards: exercise 2.)
 #
 # ### 2. Two meanings of the last batch's size
 #
-# 60,000 images in batches of 128 leave a last batch of 96. (`DataLoader(last_batch="discard")`
-# would leave it out.) MXNet's tutorial tells `step` the *actual* size, 96. *Dive into Deep
-# Learning*'s "Concise Implementation for Multiple GPUs" tells it the *nominal* size, that of a
-# full batch. The same in small: batches of six, and a last one of two.
+# 60,000 images in batches of 128 leave a last batch of 96. (`last_batch="discard"` would drop it.)
+# MXNet's tutorial tells `step` the *actual* size, 96; *Dive into Deep Learning* (Concise
+# Implementation for Multiple GPUs) the *nominal* size, 128. In small, batches of six and a last one
+# of two:
 
 # %% tags=["trains"]
-last_two = [[[3, 0]], [[0, 12]]]  # one image on each device
-print("actual size: ", weights_after_step(last_two, 2))
-print("nominal size:", weights_after_step(last_two, 6))
+first_device = [[3, 0]]  # a shard of one image
+second_device = [[0, 12]]
+last_two = [first_device, second_device]
+print("actual size: ", weights_after_step(last_two, divisor=2))
+print("nominal size:", weights_after_step(last_two, divisor=6))
 
 # %% [markdown]
-# With the nominal size this step is a third as long. Both can be meant. With the actual size each
-# step is a mean. With the nominal size each image counts a sixth, in full batches and in the last
-# one. But a loop should do what you meant. Suppose that ours should use the actual size, 120 for
-# its last batch, and used the nominal one, 130. The check above compared devices with each other,
-# and our loop with a plain one. **Predict:** which of the two comparisons would notice?
+# With the nominal size an image counts a sixth, as in a full batch; with the actual size each step
+# is a mean. Both can be meant. We take the actual size here; chapter 08 shows a case in which it
+# does harm.
+#
+# Now a mistake: our loop passes 130 also for batches of 120. We repeat both comparisons: devices
+# with each other, and our loop with the plain one. **Predict:** which one notices?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop
@@ -308,15 +314,14 @@ for last_batch, sizes in [("keep", [128] * 7 + [104]), ("discard", [128] * 7)]:
     assert [len(batch) for batch in thousand] == sizes
 
 # %% [markdown]
-# Only the plain loop notices: all devices were divided by the same wrong number. **That devices
-# agree doesn't show that a loop does what you meant.** Compare with something written
-# independently.
+# Only the plain loop notices: on all devices the divisor was wrong alike. **That devices agree
+# doesn't show that a loop does what you meant.** Compare with something written independently.
 #
 # ### 3. Rows counted twice
 #
 # Older code uses MXNet's iterators. `NDArrayIter` fills the last batch up with rows from the
-# beginning; `pad` says how many. It must be `reset` before the next epoch. **Predict** the three
-# batches of ten rows, and how many batches a second loop gets.
+# beginning; `pad` says how many. **Predict** the three batches of four that ten rows give, and how
+# many batches a second loop gets.
 
 # %%
 ten_rows = mx.io.NDArrayIter(np.arange(10), batch_size=4)
@@ -344,10 +349,9 @@ assert len(list(ten_rows)) == 3
 #
 # ## The whole script
 #
-# Everything in one cell, for k devices, to copy; it is also the file
-# [train_lenet.py](train_lenet.py). New is only the part that tests: it has no `record` and no
-# `step`. For your own pictures, replace `data`, and put `transform_first(transforms.ToTensor())`
-# after each `ArrayDataset`, as above.
+# Everything for k devices, to copy; it is also the file [train_lenet.py](train_lenet.py). The data
+# are images, so it needs no `ToTensor`; `lenet` is the same, from `helpers`. New is the part that
+# tests, without `record` and `step`.
 
 # %% tags=["file:train_lenet.py", "measured", "trains"]
 # train_lenet.py
@@ -400,16 +404,15 @@ for epoch in [1, 2]:
     print(f"k = {k}, epoch {epoch}: test accuracy {share_right:.3f}")
 
 # %% [markdown]
-# Test accuracy may well be higher: training accuracy is counted while the weights still change. A
-# batch needs an image for each device, or `split_and_load` raises an error.
+# After the first epoch test accuracy may well be higher: training accuracy is counted while the
+# weights still change.
 #
 # ## fit: the same loop, safe to stop
 #
-# Later chapters train with `helpers.training.fit`. It is this loop with a progress bar, a record
-# of losses and accuracies, and errors that name what was wrong. A device without an image gets
-# gradients of zero. If you press JupyterLab's square button, `fit` ends the step that it is in, so
-# that training can go on from there. `Batches` cuts arrays in memory into batches. We train the
-# script's network further:
+# Later chapters train with `helpers.training.fit`: this loop, with this loss, a progress bar and a
+# record of losses and accuracies. Unlike the script, it allows fewer images than devices.
+# JupyterLab's stop button takes effect between two steps. `Batches` cuts arrays into batches. We
+# train the script's network further:
 
 # %% tags=["measured", "trains"]
 from helpers.training import Batches, fit
@@ -420,7 +423,7 @@ history = fit(net, trainer, batches, devices, epochs=1, test=test_batches)
 print(f"training {history.train_accuracy[0]:.3f}, test {history.test_accuracy[0]:.3f}")
 
 # %% tags=["fold", "trains"]
-# check: fit gives our loop's losses, weights and accuracies; an idle device changes nothing
+# check: fit gives our loop's losses, weights and accuracies; a device may lack images
 def prepared(devices):
     net = start_in_float64(devices)
     return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
@@ -456,7 +459,7 @@ assert largest_difference(by_device(together), by_device(alone)[0]) < 1e-12, "an
 print("fit ends with our loop's weights, losses and accuracies")
 
 # %% tags=["fold", "trains"]
-# check: stopped within step 6, fit ends that step; after four more it has the weights of ten steps
+# check: stopped within step 6, fit ends that step, and can go on from there
 import signal
 
 from helpers.training import assert_same_parameters
@@ -492,14 +495,12 @@ assert_same_parameters(stopped)
 assert largest_difference(by_device(stopped), after_whole_steps(6)) == 0, "not six whole steps"
 fit(stopped, trainer, ten_batches[6:], pair, progress=False)
 assert largest_difference(by_device(stopped), after_whole_steps(10)) == 0, "not ten"
-print("stopped after six whole steps; after four more it has the weights of ten steps")
 
 # %% [markdown]
 # ## Does the pipeline keep up?
 #
-# Images that come too late leave devices idle. So measure three things: training on batches that
-# are ready, the loader alone, and an epoch with both. We do it for three loaders: a `DataLoader`,
-# one that has two processes load (`num_workers=2`), and `Batches`:
+# Images that come too late leave devices idle. So we measure training on batches that are ready,
+# a loader alone, and both together. One of three loaders has two processes (`num_workers=2`):
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 3=>ROUNDS = 1"]
 # measure: loaders alone, and epochs with them; medians of three rounds
@@ -535,20 +536,20 @@ print(f"{n:,} images; training on batches that are ready takes {training:.2f} s"
 for name in loaders:
     alone = spread(times[f"{name} alone"]).median
     together = spread(times[f"{name}, epoch"]).median
-    print(f"{name:23}  alone {alone:.2f} s, training with it {together:.2f} s")
+    print(f"{name:23}  alone {alone:.2f} s, training with it {together:.2f} s "
+          f"({together - training:+.2f})")
 
 # %% [markdown]
-# A loader keeps up if training with it takes no longer than training alone. In our quiet runs only
-# `Batches` did: it has only to cut arrays. The `DataLoader` makes each batch when the loop asks for
-# it, so its time is added. Processes of its own can hide that time, if there are cores besides
-# those that train. Our two cores had none to spare.
+# A loader keeps up if training takes no longer with it (brackets: how much longer). When nothing
+# else ran on our machine, only `Batches` did: it just cuts arrays. A `DataLoader` makes each batch
+# when the loop asks for it. Processes can load meanwhile, if they have cores of their own; our two
+# cores train.
 #
 # ## Dropout: random numbers on k devices
 #
-# So far k devices compute what one does. Does that hold with random numbers, too? In training,
-# `nn.Dropout(0.5)` sets each number to 0 with probability one half, and doubles the rest. Given
-# ones, it returns its *mask*: zeros and twos. (Dropout works only under `record` or, as here, in
-# `train_mode`.) Two devices draw a mask of 64 each; here are the first eight numbers:
+# Do k devices compute what one does with random numbers, too? In training, `nn.Dropout(0.5)` sets
+# each number to 0 with probability one half, and doubles the rest. Given ones, it returns its
+# *mask*. (Dropout works only under `record` or, as here, in `train_mode`.)
 
 # %%
 dropout = nn.Dropout(0.5)
@@ -561,26 +562,33 @@ def draw_mask(n, device):
 
 
 mx.random.seed(7)
-first_mask = draw_mask(64, pair[0])
-second_mask = draw_mask(64, pair[1])
-print("first device: ", first_mask[:8])
-print("second device:", second_mask[:8])
+print("a mask:", draw_mask(8, pair[0]))
 
 # %% [markdown]
-# The devices have different masks, as they should. Now *one* device draws the mask for the whole
-# batch, 128 numbers at once, from the same seed:
+# Where do random numbers come from? MXNet has many *generators*, each with a sequence of its own,
+# and simulated devices share them. (**On GPUs** each device has its own: documentation of
+# `mx.random.seed`.) A call for 64 numbers takes the next 64 of the first generator. A call for 128
+# takes 64 of the first and 64 of the second.
+#
+# Two devices draw 64 each; then one draws 128 at once, from the same seed. **Predict:** are its
+# halves the two devices' masks?
 
 # %%
 mx.random.seed(7)
+first_mask = draw_mask(64, pair[0])
+second_mask = draw_mask(64, pair[1])
+mx.random.seed(7)
 whole_mask = draw_mask(128, pair[0])
-print("its first half: ", whole_mask[:8])
-print("its second half:", whole_mask[64:72])
+
+print("first device: ", first_mask[:8])
+print("first half:   ", whole_mask[:8])
+print("second device:", second_mask[:8])
+print("second half:  ", whole_mask[64:72])
 
 # %% [markdown]
-# The first half is what the first device had. The second half is not what the second device had: it
-# comes from another of MXNet's many random generators.
-# **Predict:** with Dropout before LeNet's last layer, are two devices equal to one after ten
-# steps? And are two runs on two devices equal?
+# Only the first half is. The second device got the *next* 64 numbers of the first generator; the
+# second half is the second generator's. **Predict:** with Dropout before LeNet's last layer, are
+# two devices equal to one after ten steps? Are two runs on two devices, with the same seed?
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -613,8 +621,7 @@ for name, difference in differences.items():
 assert largest_difference(again, two_devices[0]) == 0
 assert largest_difference(two_devices, one_device[0]) > 1e-2
 assert largest_difference(two_without, one_without[0]) < 1e-12
-# MXNet has many random generators, and takes 64 numbers of a draw from each in turn
-# (kMinNumRandomPerThread in include/mxnet/random_generator.h at 1.9.1).
+# Which generator a draw takes (kMinNumRandomPerThread in include/mxnet/random_generator.h, 1.9.1):
 mx.random.seed(7)
 first_again, second_again = draw_mask(64, pair[0]), draw_mask(64, pair[1])
 assert np.array_equal(first_again, first_mask) and np.array_equal(second_again, second_mask)
@@ -630,19 +637,27 @@ for n in [64, 4096]:  # numbers by two calls, and at once: which generator makes
 mx.random.seed(7)
 parts = np.concatenate([draw_mask(32, pair[0]), draw_mask(32, pair[1])])
 assert np.array_equal(parts, first_mask), "up to 64 numbers are the first generator's, in turn"
+mx.random.seed(7)
+draw_mask(128, pair[0])
+assert np.array_equal(draw_mask(64, pair[1]), second_mask), "128 took 64 of the first generator"
+mx.random.seed(7)
+draw_mask(64, pair[0])
+after_64 = draw_mask(128, pair[0])
+assert np.array_equal(after_64[:64], second_mask), "64 took 64 of the first"
+assert np.array_equal(after_64[64:], whole_mask[64:]), "and none of the second"
 
 # %% [markdown]
 # A run on two devices repeats itself, to the bit. Without Dropout two devices equal one up to
 # rounding. **With Dropout they don't, and nothing is wrong.** So what can be compared?
 #
-# | question | compare | in float64, on simulated devices |
+# | question | compare | in float64 here |
 # | --- | --- | --- |
-# | is the loop right? | k devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
-# | does each image get its mask? | k devices and one, with the same masks | equal to $10^{-12}$ |
-# | does the run repeat itself? | two runs, same seed, same k | equal to the bit |
+# | is the loop right? | two devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
+# | with masks, too? | their gradients, with the same masks | equal to $10^{-12}$ |
+# | does a run repeat itself? | two runs, same seed, same k | equal to the bit |
 #
-# For the second row, leave the Dropout layer out, and multiply by masks that were drawn before: two
-# devices get a mask each, and one device gets both, joined.
+# For the second row, multiply by masks drawn before, in place of the Dropout layer: two devices get
+# one each, and one device gets both, joined.
 
 # %% tags=["fold", "trains"]
 # check: gradients of two devices with a mask each, and of one with both masks joined
@@ -680,13 +695,11 @@ with autograd.train_mode():
 assert np.array_equal(dropped.asnumpy(), values.asnumpy() * masks[0]), "Dropout is x times mask"
 
 # %% [markdown]
-# What does a seed fix? `mx.random.seed` fixes the first weights and the masks, as long as k and
-# the order of all calls stay the same. A `DataLoader` takes its order from NumPy:
-# `np.random.seed`. `Batches` takes a `seed` of its own. **On GPUs** each device has a generator of
-# its own; `mx.random.seed(7)` starts them differently (its documentation, MXNet 1.9.1).
+# To repeat a run, also seed the loader: `DataLoader` takes its order from NumPy
+# (`np.random.seed`), `Batches` from an argument, `seed`.
 
 # %% tags=["fold"]
-# check: which seed repeats the loader's order
+# check: which seed repeats the loader's order; that simulated devices share generators
 def first_labels(batches):
     for x, y in batches:
         return y.asnumpy()
@@ -720,13 +733,12 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # ## Summary
 #
 # - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
-#   decide: its own size, or the nominal one.
+#   decide: its own size, or the nominal one (chapter 08).
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
 # - Make or reset metrics and iterators in each epoch, and don't count padding.
 # - With Dropout, k devices are not one. Compare without it, or with the same masks.
 #
-# What a larger batch does to training: deeper: Batch, rate and warm-up. Next, chapter 07: what
-# `step` does between gradients and weights.
+# What a larger batch does: deeper: Batch, rate and warm-up. Next, chapter 07: what `step` does.
 #
 # **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); X. Glorot and
 # Y. Bengio (2010), for Xavier's rule; N. Srivastava et al., *Dropout* (2014).
