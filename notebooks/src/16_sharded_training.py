@@ -85,7 +85,8 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
 # Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once, so
-# that one can compute meanwhile: a tensor for the result, and a function that waits for it.
+# that one can compute meanwhile. It returns two things: a tensor for the result, and a function
+# that waits until the result is in it. (`dist` takes the tensor for the result first.)
 
 # %% tags=["file:sharded_train.py"]
 # sharded_train.py
@@ -792,10 +793,11 @@ print("stages 1 and 2 equal one process to 1e-12")
 # ### A layer that keeps shards
 #
 # A layer can gather its weight, use it and drop it. But autograd keeps what the backward pass
-# needs, and for `x @ weight.T` that is the whole weight. So we write a linear layer's two passes
-# ourselves, as a `torch.autograd.Function`. `forward` saves in `ctx` what `backward` will need.
-# PyTorch calls `backward` with the output's gradient, and takes one gradient for each argument of
-# `forward`. Ours saves the weight's *shard*, and gathers again:
+# needs, and for `x @ weight.T` that is the whole weight: the gradient of `x` is computed with it.
+# So we write a linear layer's two passes ourselves, as a `torch.autograd.Function`. `forward`
+# saves in `ctx` what `backward` will need. PyTorch calls `backward` with the output's gradient,
+# and takes one gradient for each argument of `forward`. Ours saves the weight's *shard*, and
+# gathers again:
 
 # %%
 class LinearFromShards(torch.autograd.Function):
@@ -1472,10 +1474,11 @@ print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
 # A gradient under way takes memory. So `FSDP` allows two, a layer's weight and bias: before it
-# sends a third, it waits for the oldest. Compared with two other rules:
+# sends a third, it waits for the oldest. We compare this with two other rules: wait for each at
+# once, and never wait before the end of the pass.
 
 # %% tags=["fold"]
-# check: gradients under way; as the next layer computes, none by the first rule, else two
+# check: gradients under way while the next layer computes, and at most, by three rules
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1520,7 +1523,7 @@ expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: at most {most}")
+    print(f"{name}: {at_gather} while the next layer computes, {most} at most")
 
 # %% [markdown]
 # **With two under way, messages travel while the next layer computes, and memory stays small.**
@@ -1664,7 +1667,7 @@ from helpers.plotting import BLUE, ORANGE, figure, show
 
 names = list(memory)
 rest, gradients, peak = np.transpose(list(memory.values()))
-fig, ax = figure("On four ranks stage 3 takes a quarter of the memory between steps", "",
+fig, ax = figure("Between steps, stage 3 on four ranks holds a quarter of data parallel's", "",
                  "times the weights")
 ax.bar(names, rest, color=BLUE, label="between steps: weights, Adam's means")
 ax.bar(names, gradients, bottom=rest, color=ORANGE, hatch="//", label="gradients")
@@ -1703,8 +1706,9 @@ assert forward == list(one_process)
 assert again == ["4.weight", "2.weight"]
 
 # %% [markdown]
-# A bias isn't needed again, nor is the first weight, since images need no gradient. So stage 3
-# sends **up to one and a half times as much**. What that costs in time is in deeper: When sharding
+# A bias isn't needed again, nor is the first weight, since images need no gradient: `FSDP` gathers
+# neither a second time (`LinearFromShards` does gather the first weight again). So stage 3 sends
+# **up to one and a half times as much**. What that costs in time is in deeper: When sharding
 # pays.
 #
 # ## Two traps
@@ -1854,11 +1858,10 @@ print(printed.splitlines()[-1])
 # | stage 2 | $4 + 12/k$ |
 # | stage 3 | $16/k$ |
 #
-# - Each half of an all-reduce sends $(k-1)/k$ of the weights' bytes. Data parallelism and stages 1
-#   and 2 send both halves, stage 3 at most three.
+# - Data parallelism and stages 1 and 2 send both halves of an all-reduce, stage 3 at most three.
 # - Stage 3 gathers a weight when its layer computes, frees it, and gathers it again.
-# - All stages compute what one process does. In stages 2 and 3 all ranks must use the same layers
-#   in the same order.
+# - All stages compute what one process does. In stage 3 all ranks must use the same layers in the
+#   same order.
 #
 # More: deeper: FSDP for any network, deeper: State dicts that reshard and deeper: When sharding
 # pays. Next: [the map](map.md).
