@@ -214,8 +214,7 @@ def begin_equal():
     before = net.first.bias[0].item()
     for p in net.parameters():
         dist.broadcast(p.detach(), src=0)  # from rank 0 to all
-    after = net.first.bias[0].item()
-    return before, after
+    return before, net.first.bias[0].item()
 
 
 for before, after in ranks(begin_equal):
@@ -245,8 +244,8 @@ def broadcast_module(module):
 #
 # A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`.
 #
-# Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's rows
-# of `x` and `y`.
+# Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
+# rows of `x` and `y`.
 
 # %% tags=["fold"]
 # define: equal_replica, with rank 0's weights on all ranks; shard_loss; largest_difference
@@ -367,14 +366,14 @@ for found in ranks(gradients_after, flat):
 # **Predict:** in which order?
 
 # %%
-def tell(p):
+def print_name(p):
     print(name_of[p])
 
 
 net = SmallNet()
 name_of = {p: name for name, p in net.named_parameters()}
 for p in net.parameters():
-    p.register_post_accumulate_grad_hook(tell)
+    p.register_post_accumulate_grad_hook(print_name)
 F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
@@ -604,11 +603,11 @@ for world in (2, 3, 4):
 # If a rank's forward pass leaves out a parameter, its gradient stays `None` and its hook isn't
 # called. The other ranks wait for that bucket. So the rank must send zeros.
 #
-# But what *no* rank used should keep `None`: then an optimizer leaves it alone. If its gradient were
-# zero, weight decay would shrink it.
+# But what *no* rank used should keep `None`: then an optimizer leaves it alone. If its gradient
+# were zero, weight decay would shrink it.
 #
-# So a *flag* for each gradient travels with the message: 1 if it is there, 0 if not. **Where the
-# flags' mean is 0, nobody had a gradient. Where it is more, all ranks take the mean.**
+# So a *flag* for each gradient travels with the message: 1 if it is there, 0 if not. **Where a
+# flag's mean is 0, nobody had that gradient. Where it is more, all ranks take the mean.**
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: flatten and write_back, which are pack and unpack with a flag for each gradient
@@ -640,7 +639,7 @@ def write_back(bucket, packed):
             p.grad.copy_(mean.view_as(p))
 
 # %% [markdown]
-# Of three parameters both ranks use the first, rank 0 the second, nobody the third:
+# In a bucket of three, both ranks use the first, rank 0 the second, nobody the third:
 
 # %% tags=["fold"]
 # check: these three in a bucket with flags; SmallDDP, without flags, ends in an error
@@ -702,8 +701,8 @@ assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits fo
 # ## DDP, whole
 #
 # The program's class is folded. It is `SmallDDP` with flags, and at the end sends the buckets that
-# were never complete. Frozen parameters, those with `requires_grad=False`, stay out. A guard refuses
-# what would go wrong in silence, such as an update before the means are there.
+# were never complete. Frozen parameters, those with `requires_grad=False`, stay out. A guard
+# refuses what would go wrong in silence, such as an update before the means are there.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -954,7 +953,7 @@ for world in (2, 3, 4):
 assert ranks(with_a_layer_left_out, DDP) == [None, None], "no error"
 
 # %% [markdown]
-# Three mistakes, refused:
+# Three mistakes, refused (more are in deeper: DDP's cases):
 
 # %% tags=["fold", "trains"]
 # check: two backward passes, a step before the end and clipping before the end are all refused
@@ -1187,15 +1186,15 @@ def same_shard_twice():
     return accumulated([x_shard, x_shard], [y_shard, y_shard])
 
 
-def two_halves():
+def each_half():
     k = dist.get_world_size()
     x_shard = x.tensor_split(k)[dist.get_rank()]
     y_shard = y.tensor_split(k)[dist.get_rank()]
     return accumulated(x_shard.chunk(2), y_shard.chunk(2))
 
 
-for parts in (same_shard_twice, two_halves):
-    found = ranks(parts)
+for of_parts in (same_shard_twice, each_half):
+    found = ranks(of_parts)
     assert largest_difference(found, whole) < 1e-5
 print(found[1]["last.bias"])
 
@@ -1213,8 +1212,8 @@ print(found[1]["last.bias"])
 # on, and ends with the same weights, bit for bit. For PyTorch's own DDP change one line,
 # `model = DDP(net)`.
 #
-# For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** Of 100
-# images 80 are recognised:
+# For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** If
+# 80 of 100 images are recognised:
 
 # %% tags=["fold"]
 # check: one rank's hits divided by everybody's images, and the sum of hits
@@ -1404,8 +1403,7 @@ printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=Non
 print(printed[0])  # by rank 0
 
 # %% [markdown]
-# **On GPUs:** with a GPU for each process it uses those, and NVIDIA's library NCCL. We have run it on
-# one GPU only.
+# **On GPUs:** each process takes one, if there are enough. We have run it on one GPU only.
 #
 # ## Summary
 #
@@ -1421,11 +1419,11 @@ print(printed[0])  # by rank 0
 # %% [markdown]
 # ## Exercises
 #
-# 1. **In the order of arrival.** Note the order in which gradients arrive, and fill the buckets anew
-#    in it. Why must all ranks take the same one?
-# 2. **Two halves of an all-reduce.** Replace it by `reduce_scatter_single`, which leaves each rank a
-#    part of the result, and `all_gather_single`. Show that the gradients are the same. What could a
-#    rank do between the two?
+# 1. **In the order of arrival.** Note in which order gradients arrive, and fill the buckets anew in
+#    it. Why must all ranks take the same one?
+# 2. **Two halves of an all-reduce.** Replace it by `reduce_scatter_single`, which leaves each rank
+#    a part of the result, and `all_gather_single`. Show that the gradients are the same. What could
+#    a rank do between the two?
 # 3. **Uneven shards.** Make `DDP` compute the mean over all examples, whatever the sizes of the
 #    shards, with one pass a step.
 
