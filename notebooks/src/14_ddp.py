@@ -1121,16 +1121,20 @@ print()
 print("faster than alone:", ", ".join(winners) or "none")
 print("slower than alone:", ", ".join(losers) or "none")
 print()
-gained = median["alone"] - median["local"]
-paid = median["DDP"] - median["local"]
+def slower_by(one, other):
+    """How much longer `one` takes, in words."""
+    unclear = ", no winner" if compared(times, one, other) == "no winner" else ""
+    return f"{median[one] - median[other]:.1f} ms a step ({one} - {other}{unclear})"
+
+
 if "DDP" in winners:
     verdict = "it pays"
 elif "DDP" in losers:
     verdict = "it doesn't pay"
 else:
     verdict = "no winner"
-print(f"The second process {'gains' if gained > 0 else 'loses'} {abs(gained):.1f} ms a step "
-      f"(alone - local),\nand DDP's messages cost {paid:.1f} ms (DDP - local): {verdict}.")
+print(f"The second process gains {slower_by('alone', 'local')},\n"
+      f"and DDP's messages cost {slower_by('DDP', 'local')}: {verdict}.")
 
 if winners:
     title = "Some ways that send are faster than one process"
