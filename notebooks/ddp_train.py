@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 
+# define: broadcast_module, which gives every rank the parameters and buffers of rank 0
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:

@@ -34,6 +34,20 @@ def test_a_message_leaves_after_its_gradients_and_one_at_a_time():
     assert ends["buckets"] < ends["flat"] < ends["overlapped"] < ends["naive"]
 
 
+def test_a_line_marks_where_each_way_ends_and_which_ends_first():
+    ends = {}
+    for way in with_class(read("ddp_ways"), "way"):
+        (mark,) = with_class(way, "end")
+        last = max(edges(message)[1] for message in with_class(way, "message"))
+        assert float(mark.get("x1")) == float(mark.get("x2")) == last
+        ends[way.get("data-name")] = last
+    (first,) = with_class(read("ddp_ways"), "first")
+    name = min(ends, key=ends.get)
+    assert first.get("data-name") == name
+    assert first.findtext(SVG + "text") == f"{name} ends first"
+    assert float(first.find(SVG + "line").get("x1")) == ends[name]
+
+
 def test_the_moving_buckets_leave_when_they_are_full():
     root = read("ddp_buckets")
     ready = {layer.get("data-layer"): edges(layer)[1] for layer in with_class(root, "pass")}
@@ -67,6 +81,11 @@ def test_the_dashed_line_says_what_it_is():
     (now,) = with_class(read("ddp_buckets"), "now")
     assert now.findtext(SVG + "text") == "now"
     assert now.find(SVG + "line").get("stroke-dasharray")
+    assert now.get("opacity") == "0", "hidden where nothing moves"
+    style = read("ddp_buckets").findtext(SVG + "style")
+    (frames,) = re.findall(r"@keyframes now \{ (.*) \}", style)
+    seen = [int(opacity) for opacity in re.findall(r"opacity: (\d)", frames)]
+    assert seen == [0, 0, 1, 1, 1], "it appears when it begins to move"
 
 
 def test_the_film_begins_complete_and_stops_for_those_who_ask():

@@ -2,17 +2,16 @@
 # # 14 · DDP from scratch
 #
 # PyTorch trains on several devices with `DistributedDataParallel`, DDP for short: a process for
-# each device, and gradients averaged while the backward pass still runs. Here you write it.
+# each device, and gradients averaged while the backward pass still runs. Here we build it.
 #
 # ## What you'll do
 #
-# Average gradients in four ways, make a class of the last, compare it with PyTorch's, time it, and
-# run a program to keep.
+# Average gradients in four ways, make a class of the last, compare it with PyTorch's, and time it.
 #
 # ## What you'll learn
 #
 # - what DDP sends, when, and in which order;
-# - why it sends *buckets*;
+# - when a second process pays;
 # - how all replicas can be equal, and wrong.
 #
 # ## What you need
@@ -21,9 +20,8 @@
 # {reading time}, running about a minute on two cores.
 
 # %% [markdown]
-# `broadcast_module`, and folded cells with imports, buckets, `DDP` and the training, also go into a
-# program that you keep, [ddp_train.py](ddp_train.py). `dist` is `torch.distributed`, `F` is
-# `torch.nn.functional`.
+# Some folded cells make a program that you keep, [ddp_train.py](ddp_train.py). `dist` is
+# `torch.distributed`, `F` is `torch.nn.functional`.
 
 # %% tags=["torch", "fold", "file:ddp_train.py"]
 # define: the program's imports; start it by torchrun --standalone --nproc-per-node=2 ddp_train.py
@@ -47,12 +45,13 @@ from torch.optim.optimizer import (
 # %% [markdown]
 # ## A process for each device
 #
-# Each process has its own replica and its own share of the batch, its *shard*. Its number is its
-# *rank*. Together they call collectives (chapter 03), here by gloo, PyTorch's library for CPUs.
+# Each process has its own copy of the network, a *replica*, and its own share of the batch, a
+# *shard*. Its number is its *rank*. They call collectives (chapter 03), here PyTorch's for CPUs,
+# gloo.
 #
-# A notebook is one process. So `ranks(function, world=3)` runs a function in three others, and
-# returns a list of what they returned; without `world`, in two. They get copies of this notebook's
-# variables. `ranks(function, 5)` calls `function(5)` on each.
+# A notebook is one process. So `ranks(function, world=3)` runs `function()` in three others, with
+# this notebook's variables, and lists what they returned. Without `world` it takes two.
+# `ranks(function, 5)` calls `function(5)`.
 
 # %% tags=["fold", "file:ranks.py"]
 # define: `ranks` starts processes, and ends them all when one fails or takes too long
@@ -130,7 +129,7 @@ def hello():
 print(ranks(hello, world=3))
 
 # %% tags=["fold"]
-# check: on 2 and 4 ranks all get the sum; if one waits for ever, all end with this error
+# check: on 2 and 4 ranks all get the sum; if one waits for ever, all are ended by the error below
 import os
 import signal
 
@@ -163,12 +162,11 @@ print(hung)
 # %% [markdown]
 # ## What must come out
 #
-# What gradients must all ranks have in the end? Those that one process finds from the whole batch.
-# Our `SmallNet` has three dense layers, `first`, `second` and `last`. The last has 8-byte numbers,
-# the others 4-byte ones; it will be seen why.
+# All ranks must end with the gradients that one process finds from the whole batch. Our `SmallNet`
+# has three dense layers, `first`, `second` and `last`. Numbers of `last` have 8 bytes, others 4.
 
 # %% tags=["fold"]
-# define: SmallNet, three dense layers with tanh between them; the last is float64
+# define: SmallNet, whose last layer is float64; `gradients`, a network's gradients by name
 class SmallNet(nn.Module):
     def __init__(self):
         super().__init__()
@@ -181,14 +179,14 @@ class SmallNet(nn.Module):
         x = torch.tanh(self.second(x))
         return self.last(x.double())
 
+
+def gradients(net):
+    return {name: p.grad for name, p in net.named_parameters()}
+
 # %% [markdown]
 # The whole batch of 12:
 
 # %%
-def gradients(net):
-    return {name: p.grad for name, p in net.named_parameters()}
-
-
 torch.manual_seed(0)
 net = SmallNet()
 x = torch.randn(12, 4)
@@ -200,12 +198,34 @@ print(whole["last.bias"])
 # %% [markdown]
 # ## Replicas that begin equal
 #
-# Each process makes its own network, with its own random weights. So before the first step rank 0
-# sends its parameters to all, and its *buffers* too, such as BatchNorm's running statistics.
-# `detach()` keeps autograd out of it.
+# Each process makes its own network. `own_replica()` takes the rank as its seed: rank 0 gets the
+# weights of `net` above, rank 1 gets others. So rank 0 first sends its own to all. `p.detach()`
+# shares the numbers of `p`, without autograd.
 
-# %% tags=["file:ddp_train.py"]
-# ddp_train.py
+# %% tags=["fold"]
+# define: own_replica, a SmallNet from the rank's own seed
+def own_replica():
+    torch.manual_seed(dist.get_rank())
+    return SmallNet()
+
+# %%
+def begin_equal():
+    net = own_replica()
+    before = net.first.bias[0].item()
+    for p in net.parameters():
+        dist.broadcast(p.detach(), src=0)  # from rank 0 to all
+    return before, net.first.bias[0].item()
+
+
+for before, after in ranks(begin_equal):
+    print(f"{before:.4f} -> {after:.4f}")
+
+# %% [markdown]
+# `broadcast_module` does so, and sends *buffers* too, such as BatchNorm's running statistics. Later
+# each rank keeps its own.
+
+# %% tags=["fold", "file:ddp_train.py"]
+# define: broadcast_module, which gives every rank the parameters and buffers of rank 0
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -216,7 +236,7 @@ def broadcast_module(module):
 # %% [markdown]
 # ## Four ways to send
 #
-# When should gradients be sent, and in how many messages?
+# When should gradients be sent, and in how many messages? Here is a network of four layers:
 #
 # ![Timelines of a backward pass of four layers. Naive: four messages after the pass. Flat: one
 # message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
@@ -224,14 +244,12 @@ def broadcast_module(module):
 #
 # A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`.
 #
-# Below, `equal_replica()` makes a `SmallNet` with rank 0's weights. `shard_loss(net)` is its loss
-# on the rank's shard: each rank has all of `x` and `y`, and cuts out its rows.
+# Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
+# rows of `x` and `y`.
 
 # %% tags=["fold"]
-# define: own_replica with the rank's own weights, equal_replica with rank 0's, and shard_loss
-def own_replica():
-    torch.manual_seed(dist.get_rank())  # each rank makes other weights
-    return SmallNet()
+# define: equal_replica, with rank 0's weights on all ranks; shard_loss; largest_difference
+from helpers.compare import largest_difference
 
 
 def equal_replica():
@@ -257,12 +275,9 @@ def naive(net):
         p.grad /= dist.get_world_size()
 
 # %% [markdown]
-# We run it on two ranks. `largest_difference` looks at all of their gradients:
+# On two ranks, all of whose gradients `largest_difference` compares:
 
 # %%
-from helpers.compare import largest_difference
-
-
 def gradients_after(average):
     net = equal_replica()
     shard_loss(net).backward()
@@ -270,14 +285,13 @@ def gradients_after(average):
     return gradients(net)
 
 
-found = ranks(gradients_after, naive)
-print(found[0]["last.bias"])
-print(found[1]["last.bias"])
-assert largest_difference(found, whole) < 1e-5
+for found in ranks(gradients_after, naive):
+    print(found["last.bias"])
+    assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# Both ranks have what one process found: their shards are equally large, so the mean of their means
-# is the batch's mean. **Predict:** what if we forget to divide? Do the ranks disagree?
+# Both have what one process found: their shards are equally large, so the mean of their means is
+# the batch's mean. **Predict:** if we forget to divide, do the ranks disagree?
 
 # %%
 def without_division(net):
@@ -285,17 +299,17 @@ def without_division(net):
         dist.all_reduce(p.grad)
 
 
-found = ranks(gradients_after, without_division)
-print(found[0]["last.bias"])
-print(found[1]["last.bias"])
-assert largest_difference(found[0], found[1]) == 0
+on_rank_0, on_rank_1 = ranks(gradients_after, without_division)
+print(on_rank_0["last.bias"])
+print(on_rank_1["last.bias"])
+assert largest_difference(on_rank_0, on_rank_1) == 0
 
 # %% [markdown]
 # They agree, on twice the right gradient. **Replicas can be equal and wrong.** So we compare with
 # one process.
 
 # %% tags=["fold"]
-# check: three ranks agree too; other weights, a layer left out and sums for means are noticed
+# check: right on three ranks too; we notice other weights, a missing layer, a missing division
 def gradients_from_other_weights(average):
     net = own_replica()
     shard_loss(net).backward()
@@ -317,7 +331,7 @@ for wrong in (without_first_layer, without_division):
 # %% [markdown]
 # ### Flat: one message
 #
-# Naive sends six messages, and each costs a latency. All gradients can be packed into one array:
+# Naive sends six messages, two a layer, and each costs a latency. One array can hold all gradients:
 
 # %%
 def pack(parameters):
@@ -339,9 +353,9 @@ def flat(net):
     unpack(packed, parameters)
 
 
-found = ranks(gradients_after, flat)
-print(found[1]["last.bias"])
-assert largest_difference(found, whole) < 1e-5
+for found in ranks(gradients_after, flat):
+    print(found["last.bias"])
+    assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
 # An array has one type. So `torch.cat` made 8-byte numbers of all, although most have 4.
@@ -349,19 +363,23 @@ assert largest_difference(found, whole) < 1e-5
 # ### Overlapped: during the backward pass
 #
 # A *hook* is a function that PyTorch calls, here when a parameter's gradient is complete.
-# **Predict:** in which order do these names appear?
+# **Predict:** in which order?
 
 # %%
+def print_name(p):
+    print(name_of[p])
+
+
 net = SmallNet()
 name_of = {p: name for name, p in net.named_parameters()}
 for p in net.parameters():
-    p.register_post_accumulate_grad_hook(lambda complete: print(name_of[complete]))
+    p.register_post_accumulate_grad_hook(print_name)
 F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
-# From the last layer to the first. The last layer's gradients are there long before the pass ends
-# (chapter 10). So now the hook sends. With `async_op=True` `all_reduce` returns at once, and what
-# it returns can be waited for later:
+# From the last layer to the first, each bias before its weight. The last layer's are there long
+# before the pass ends (chapter 10). So now the hook sends. With `async_op=True` `all_reduce`
+# returns at once; what it returns can be waited for:
 
 # %%
 def overlapped():
@@ -381,9 +399,9 @@ def overlapped():
     return gradients(net)
 
 
-found = ranks(overlapped)
-print(found[1]["last.bias"])
-assert largest_difference(found, whole) < 1e-5
+for found in ranks(overlapped):
+    print(found["last.bias"])
+    assert largest_difference(found, whole) < 1e-5
 
 # %% tags=["fold"]
 # check: overlapped sends a gradient before the pass comes to the next layer, naive after all
@@ -399,7 +417,7 @@ def what_happens(overlap):
     def noted(gradient, **options):
         for name, p in net.named_parameters():
             if p.grad is gradient:
-                log.append(f"{name} sent")
+                log.append(f"    {name} sent")
         return all_reduce(gradient, **options)
 
     for name, layer in net.named_children():
@@ -421,14 +439,15 @@ def what_happens(overlap):
 early = ranks(what_happens, True)
 late = ranks(what_happens, False)
 assert early[0] == early[1] and sorted(early[0]) == sorted(late[0])
-assert early[0].index("last.weight sent") < early[0].index("into second")
+assert early[0].index("    last.weight sent") < early[0].index("into second")
 assert late[0][:3] == ["into last", "into second", "into first"]
 assert largest_difference(ranks(overlapped, world=3), whole) < 1e-5
 assert largest_difference(ranks(gradients_after, flat, world=3), whole) < 1e-5
-print(", ".join(early[0]))
+for line in early[0]:
+    print(line)
 
 # %% [markdown]
-# In this log of one pass `last` is sent before the pass comes to `second`.
+# In this log `last` is sent before the pass goes into `second`.
 #
 # ## Buckets
 #
@@ -439,10 +458,9 @@ print(", ".join(early[0]))
 # fill bucket 1, which is sent while layers 2 and 1 are computed; theirs fill bucket
 # 2.](src/drawings/ddp_buckets.svg)
 #
-# `fill_buckets` takes parameters in the order in which their gradients come. A bucket holds at
-# most so many bytes and one type of numbers; a larger parameter has one of its own. In each layer
-# of `SmallNet` the bias has 16 bytes and the weight 64. **Predict:** which parameters share a
-# bucket of 100 bytes?
+# `fill_buckets` takes parameters as their gradients come. A bucket has one type of numbers and at
+# most so many bytes. In each layer of `SmallNet` the bias has 16 bytes, the weight 64.
+# **Predict:** which share a bucket of 100 bytes?
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: fill_buckets, lists of parameters of one type with at most so many bytes
@@ -462,23 +480,33 @@ def fill_buckets(parameters, most):
 # %%
 backwards = list(net.parameters())
 backwards.reverse()
-for most in [1, 100, 1000]:
-    print("at most", most, "bytes:")
-    for bucket in fill_buckets(backwards, most):
-        names = [name_of[p] for p in bucket]
-        print("   ", names)
+for bucket in fill_buckets(backwards, 100):
+    print([name_of[p] for p in bucket])
 
 # %% [markdown]
-# With 100 bytes, `second` and `first.bias` have 16 + 64 + 16. `last` is apart for its type, and
-# `first.weight` would be too much.
+# `second` and `first.bias` have 16 + 64 + 16 bytes; `first.weight` would be too much. `last` is
+# apart for its type.
 #
 # ## A small DDP
 #
-# Now the parts make a class, which wraps a network and is called like it. Its hook, `mark_ready`,
-# sends the next bucket once all of its gradients have come.
+# When does a bucket leave? Once all of its gradients have come, and all buckets before it have
+# left. We play a pass, and send nothing:
+
+# %%
+waiting = fill_buckets(backwards, 100)
+ready = set()
+for p in backwards:  # as their gradients come
+    print(name_of[p])
+    ready.add(p)
+    while waiting and ready.issuperset(waiting[0]):  # the next bucket is complete
+        bucket = waiting.pop(0)
+        print("    a bucket of", len(bucket), "leaves")
+
+# %% [markdown]
+# Why wait for those before it? *All ranks must send in the same order.* If rank 0 sent bucket 1
+# first and rank 1 bucket 2, these two would be added up.
 #
-# *All ranks must send in the same order.* If rank 0 sent bucket 1 first and rank 1 bucket 2, those
-# two would be added up. So a bucket that is complete early waits for those before it.
+# Now the class. It wraps a network and is called like it; its hook is `mark_ready`:
 
 # %%
 class SmallDDP(nn.Module):
@@ -488,48 +516,45 @@ class SmallDDP(nn.Module):
         self.module = module
         parameters = list(module.parameters())
         self.buckets = fill_buckets(reversed(parameters), most)
-        self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
         for p in parameters:
             p.register_post_accumulate_grad_hook(self.mark_ready)
+        self.begin_step()
+
+    def begin_step(self):
+        self.ready = set()  # parameters whose gradients have come
+        self.waiting = list(self.buckets)  # those that haven't left
+        self.sent = []  # buckets that have left, each packed, and what to wait for
 
     def forward(self, x):
         return self.module(x)
 
-    def mark_ready(self, p):
+    def mark_ready(self, p):  # called when the gradient of p is complete
         self.ready.add(p)
-        while len(self.sent) < len(self.buckets):
-            next_bucket = self.buckets[len(self.sent)]  # the first that hasn't left
-            if not self.ready.issuperset(next_bucket):
-                break  # a gradient of it is missing
-            self.send(next_bucket)
+        while self.waiting and self.ready.issuperset(self.waiting[0]):
+            bucket = self.waiting.pop(0)
+            self.send(bucket)
 
     def send(self, bucket):
-        packed = pack(bucket) / dist.get_world_size()  # first: a sum could overflow
+        packed = pack(bucket) / dist.get_world_size()  # first: a sum could overflow in float16
         work = dist.all_reduce(packed, async_op=True)
-        self.sent.append((packed, work))
+        self.sent.append((bucket, packed, work))
 
     def finish_gradient_synchronization(self):
-        for bucket, (packed, work) in zip(self.buckets, self.sent):
+        for bucket, packed, work in self.sent:
             work.wait()
             unpack(packed, bucket)
-        self.sent.clear()
-        self.ready.clear()
-
-# %% [markdown]
-# With buckets of at most 100 bytes:
+        self.begin_step()
 
 # %%
 def with_small_ddp(most):
     model = SmallDDP(own_replica(), most)
     shard_loss(model).backward()
-    sent_early = len(model.sent)
     model.finish_gradient_synchronization()
-    return sent_early, gradients(model.module)
+    return gradients(model.module)
 
 
-for sent_early, found in ranks(with_small_ddp, 100):
-    print(sent_early, "of 3 buckets sent within backward():", found["last.bias"])
+for found in ranks(with_small_ddp, 100):
+    print(found["last.bias"])
     assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
@@ -537,11 +562,10 @@ for sent_early, found in ranks(with_small_ddp, 100):
 # goes on.**
 #
 # *Somebody must wait at the end of the pass*, so you call `finish_gradient_synchronization`.
-# PyTorch's DDP needs no such call: the autograd engine calls it back when the pass ends
-# (`queue_callback` in `reducer.cpp`).
+# PyTorch's DDP lets the autograd engine do so (`queue_callback` in its `reducer.cpp`).
 
 # %% tags=["fold"]
-# check: messages in another order are added up; SmallDDP sends early, right on 2 to 4 ranks
+# check: buckets leave during the pass, right on 2 to 4 ranks; what another order would add up
 def sent_in_another_order():
     rank = dist.get_rank()
     ones = torch.ones(1)
@@ -551,35 +575,39 @@ def sent_in_another_order():
     return ones.item(), tens.item()
 
 
-def sent_before_the_second_layer():
-    model = SmallDDP(own_replica(), 100)
+def how_many_leave(most):
+    model = SmallDDP(own_replica(), most)
     found = []
     second = model.module.second
     second.register_full_backward_pre_hook(lambda *_: found.append(len(model.sent)))
     shard_loss(model).backward()
+    found.append(len(model.sent))
     model.finish_gradient_synchronization()
     return found
 
 
+early, by_the_end = ranks(how_many_leave, 100)[0]
+print("when the pass goes into `second`,", early, "of 3 buckets has left; at its end", by_the_end)
 found = ranks(sent_in_another_order)
-print("in another order, the sums of ones and of tens:", found[0])
+of_ones, of_tens = found[0]
+print(f"ones and tens, sent by rank 1 in another order: {of_ones:g} and {of_tens:g}, not 2 and 20")
 assert found == [(11, 11), (11, 11)], "not 2 and 20"
-assert ranks(sent_before_the_second_layer) == [[1], [1]], "one bucket leaves before that"
 for world in (2, 3, 4):
-    for most, of_how_many in ((1, 6), (100, 3), (1000, 2)):
-        for sent_early, found in ranks(with_small_ddp, most, world=world):
-            assert largest_difference(found, whole) < 1e-5
-            assert sent_early == of_how_many, "each bucket leaves when it is complete"
+    for most, early, of_how_many in ((1, 2, 6), (100, 1, 3), (1000, 1, 2)):
+        assert ranks(how_many_leave, most, world=world) == [[early, of_how_many]] * world
+        assert largest_difference(ranks(with_small_ddp, most, world=world), whole) < 1e-5
 
 # %% [markdown]
 # ## Parameters that nobody used
 #
 # If a rank's forward pass leaves out a parameter, its gradient stays `None` and its hook isn't
-# called. That bucket is never complete, and the other ranks wait for it.
+# called. The other ranks wait for that bucket. So the rank must send zeros.
 #
-# So the rank must send zeros. But what *no* rank used should keep `None`: an optimizer passes over
-# `None`, while with a gradient of zero weight decay would shrink it. So a *flag* for each gradient
-# travels at the end of the message: 1 if it is there, 0 if not. Flags are averaged too.
+# But what *no* rank used should keep `None`: then an optimizer leaves it alone. If its gradient
+# were zero, weight decay would shrink it.
+#
+# So a *flag* for each gradient travels with the message: 1 if it is there, 0 if not. **Where a
+# flag's mean is 0, nobody had that gradient. Where it is more, all ranks take the mean.**
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: flatten and write_back, which are pack and unpack with a flag for each gradient
@@ -611,11 +639,10 @@ def write_back(bucket, packed):
             p.grad.copy_(mean.view_as(p))
 
 # %% [markdown]
-# A bucket of three parameters. Both ranks use the first, with a gradient of 3. Rank 0 uses the
-# second, with 4, and nobody the third.
+# In a bucket of three, both ranks use the first, rank 0 the second, nobody the third:
 
 # %% tags=["fold"]
-# define: partly_used, which sends such a bucket by flatten, all_reduce and write_back
+# check: these three in a bucket with flags; SmallDDP, without flags, ends in an error
 def partly_used():
     by_both = nn.Parameter(torch.zeros(1))
     by_rank_0 = nn.Parameter(torch.zeros(1))
@@ -625,24 +652,29 @@ def partly_used():
         loss = loss + 4 * by_rank_0
     loss.backward()
     bucket = [by_both, by_rank_0, by_nobody]
-    sent = flatten(bucket)
-    mean = sent / dist.get_world_size()
+    packed = flatten(bucket)
+    mean = packed / dist.get_world_size()
     dist.all_reduce(mean)
     write_back(bucket, mean)
-    return sent, mean, [p.grad for p in bucket]
+    return packed.tolist(), mean.tolist(), [p.grad for p in bucket]
 
-# %%
-for rank, (sent, mean, grads) in enumerate(ranks(partly_used)):
-    print("rank", rank, "sends", sent.tolist())
-    print("       the mean", mean.tolist())
-    print("       gradients", grads)
 
-# %% [markdown]
-# Three gradients, then three flags. The second flag's mean is 0.5: one rank of two had a gradient,
-# so both get its mean, 2. The third is 0, so the gradient stays `None`.
+def print_row(name, values):
+    texts = []
+    for value in values:
+        texts.append("None" if value is None else f"{float(value):g}")
+    print(f"{name:20}" + "".join(f"{text:>8}" for text in texts))
 
-# %% tags=["fold"]
-# check: these numbers; and with a layer that rank 1 leaves out, SmallDDP ends in an error
+
+on_ranks = ranks(partly_used)
+print("                          gradients            their flags")
+for rank, (packed, mean, grads) in enumerate(on_ranks):
+    print_row(f"rank {rank} packs", packed)
+print_row("the mean", on_ranks[0][1])
+for rank, (packed, mean, grads) in enumerate(on_ranks):
+    print_row(f"rank {rank} then has", grads)
+
+
 class LeftOut(SmallNet):
     def forward(self, x):
         x = torch.tanh(self.first(x))
@@ -658,9 +690,9 @@ def with_a_layer_left_out(wrap):
 
 
 expected = [[3, 4, 0, 1, 1, 0], [3, 0, 0, 1, 0, 0]]
-for rank, (sent, mean, grads) in enumerate(ranks(partly_used)):
-    assert sent.tolist() == expected[rank]
-    assert mean.tolist() == [3, 2, 0, 1, 0.5, 0]
+for rank, (packed, mean, grads) in enumerate(on_ranks):
+    assert packed == expected[rank]
+    assert mean == [3, 2, 0, 1, 0.5, 0]
     assert grads == [torch.tensor([3.0]), torch.tensor([2.0]), None]
 error = outcome(ranks, with_a_layer_left_out, SmallDDP, seconds=10)
 assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits for rank 1"
@@ -668,15 +700,9 @@ assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits fo
 # %% [markdown]
 # ## DDP, whole
 #
-# The program's class is folded. It is `SmallDDP` and four things more:
-#
-# - **Unused parameters:** it packs with flags, and `finish_gradient_synchronization` first sends
-#   the buckets that were never complete. Frozen parameters stay out.
-# - **`no_sync()`** switches the sending off, for accumulation.
-# - **Its guard refuses** what would go wrong in silence, such as an update before the means are
-#   there.
-# - **It can be freed:** a method that is a hook would keep its object alive; `set_hooks` avoids
-#   that.
+# The program's class is folded. It is `SmallDDP` with flags, and at the end sends the buckets that
+# were never complete. Frozen parameters, those with `requires_grad=False`, stay out. A guard
+# refuses what would go wrong in silence, such as an update before the means are there.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -838,8 +864,8 @@ class DDP(nn.Module):
         raise TypeError(COPIED)
 
 # %% [markdown]
-# Does it equal PyTorch's? We train a network with what is hard: two types, a weight used twice, a
-# frozen layer, an unused one, and BatchNorm.
+# Does it equal PyTorch's, for two types, a weight used twice, a frozen layer, an unused one, and
+# BatchNorm?
 
 # %% tags=["fold", "trains"]
 # check: 20 steps on 2 and 3 ranks, with three sizes of buckets, end with PyTorch's own weights
@@ -927,7 +953,7 @@ for world in (2, 3, 4):
 assert ranks(with_a_layer_left_out, DDP) == [None, None], "no error"
 
 # %% [markdown]
-# Three mistakes, refused:
+# Three mistakes, refused (more are in deeper: DDP's cases):
 
 # %% tags=["fold", "trains"]
 # check: two backward passes, a step before the end and clipping before the end are all refused
@@ -961,11 +987,11 @@ for mistake in (forgotten, stepped_too_early, clipped_too_early):
 # ## Does it pay?
 #
 # **Predict:** is any way faster than one process with the whole batch? We take 22 dense layers with
-# 22 MB of gradients, which is much to send for little compute. `alone` is one process with 64
-# images. `local` is two with 32 each that send nothing. `DDP` has buckets of 5 MB.
+# 44 gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64
+# images. `local` is two with 32 each that send nothing.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 4"]
-# measure: messages and ms a step in each way, in turns, and which comparisons have a winner
+# measure: messages and ms a step in each way, in turns; what a second process gains and pays
 from time import perf_counter
 
 import numpy as np
@@ -1061,33 +1087,54 @@ def compared(times, one, other):
         return f"{one} takes less time"
     if faster(times, other, one):
         return f"{other} takes less time"
-    return "no winner, the middle halves overlap"
+    return "no winner"
 
 
 made_up = {"low": [1, 2, 3], "high": [7, 8, 9], "wide": [1, 8, 9]}
 assert compared(made_up, "low", "high") == "low takes less time"
 assert compared(made_up, "high", "low") == "low takes less time"
-assert compared(made_up, "wide", "high").startswith("no winner")
+assert compared(made_up, "wide", "high") == "no winner"
 
 times, sent = ranks(ms_a_step, seconds=120)[0]
 assert (sent["local"], sent["naive"], sent["flat"], sent["overlapped"]) == (0, 44, 1, 44)
 assert 1 < sent["DDP"] < 10
-sent["PyTorch's"] = "?"  # sent by C++, where nobody counts here
+sent["PyTorch's"] = "-"
 print("way         messages  ms a step  middle half of the rounds")
+median = {}
 for name, row in times.items():
-    low, median, high = spread(row)
-    print(f"{name:11} {sent[name]:>8}  {median:9.1f}  {low:.1f} to {high:.1f}")
+    low, median[name], high = spread(row)
+    print(f"{name:11} {sent[name]:>8}  {median[name]:9.1f}  {low:.1f} to {high:.1f}")
+print("(DDP: buckets of 5 MB. -: sent by C++, not counted.")
+print(" A winner's middle half lies wholly below the other's.)")
 print()
-for change, one, other in [
-        ("one message, not 44", "flat", "naive"), ("during the pass", "overlapped", "naive"),
-        ("buckets, not one message", "DDP", "flat"), ("buckets, not 44", "DDP", "overlapped"),
-        ("ours or theirs", "DDP", "PyTorch's"), ("two that send nothing", "local", "alone")]:
-    print(f"{change} ({one}, {other}): {compared(times, one, other)}")
+for question, one, other in [
+        ("1 message (flat) or 44 (naive)?", "flat", "naive"),
+        ("during the pass (overlapped) or after it (naive)?", "overlapped", "naive"),
+        (f"{sent['DDP']} buckets (DDP) or 1 message (flat)?", "DDP", "flat"),
+        (f"{sent['DDP']} buckets (DDP) or 44 messages (overlapped)?", "DDP", "overlapped"),
+        ("our DDP or PyTorch's?", "DDP", "PyTorch's")]:
+    print(question, compared(times, one, other))
 ways = list(times)[2:]
 winners = [name for name in ways if faster(times, name, "alone")]
 losers = [name for name in ways if faster(times, "alone", name)]
+print()
 print("faster than alone:", ", ".join(winners) or "none")
 print("slower than alone:", ", ".join(losers) or "none")
+print()
+def slower_by(one, other):
+    """How much longer `one` takes, in words."""
+    unclear = ", no winner" if compared(times, one, other) == "no winner" else ""
+    return f"{median[one] - median[other]:.1f} ms a step ({one} - {other}{unclear})"
+
+
+if "DDP" in winners:
+    verdict = "it pays"
+elif "DDP" in losers:
+    verdict = "it doesn't pay"
+else:
+    verdict = "no winner"
+print(f"The second process gains {slower_by('alone', 'local')},\n"
+      f"and DDP's messages cost {slower_by('DDP', 'local')}: {verdict}.")
 
 if winners:
     title = "Some ways that send are faster than one process"
@@ -1096,97 +1143,70 @@ elif len(losers) == len(ways):
 else:
     title = "No way that sends is clearly faster than one process"
 fig, ax = figure(title, ylabel="ms a step (lines: medians)", size=(8.0, 3.4))
+labels = {"alone": "sends nothing", "naive": "sends gradients"}  # the first of each colour
 for column, (name, row) in enumerate(times.items()):
     color = BLUE if name in ways else GREY
     places = column + np.linspace(-0.15, 0.15, len(row))
     ax.plot(places, row, "o", color=color, alpha=0.6)
-    ax.hlines(np.median(row), column - 0.25, column + 0.25, color=color, lw=3)
+    ax.hlines(np.median(row), column - 0.25, column + 0.25, color=color, lw=3,
+              label=labels.get(name))
 ax.set_xticks(range(len(times)), list(times))
 ax.set_ylim(bottom=0)
+ax.legend()
 show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. Grey: the two "
               "baselines. Blue: ways that send.")
 
 # %% [markdown]
-# The last lines answer. (The middle half is without the fastest and the slowest quarter of the
-# rounds; a winner's lies wholly below the other's.) What a way takes beyond `local` is the price of
-# sending. The second process pays only if `local` is faster than `alone` by more than that.
+# **A second process pays if it gains more than its messages cost:** the last line.
 #
-# **The number of messages is the same on every machine; the time isn't.** Here the cores that
-# compute also carry the messages. On your laptop others may win: run the cell twice while nothing
-# else runs, and believe what comes out both times. For a link that isn't the CPU see deeper:
-# Overlap on a link that matters.
+# **The number of messages is the same on every machine; the time isn't.** In the drawing a link
+# works beside the cores, and buckets win. Here the cores that compute also carry the messages, so
+# buckets needn't win. Run the cell twice, and believe what comes out both times. A link that isn't
+# the CPU is in deeper: Overlap on a link that matters.
 #
 # ## Gradient accumulation
 #
 # A batch that doesn't fit into memory is computed in parts: several backward passes add up in
-# `.grad`, then comes one update. Only the last pass must send. Here are two parts, the same shard
-# twice, so each loss is divided by two:
-
-# %%
-def accumulated():
-    model = DDP(own_replica())
-    with model.no_sync():
-        (shard_loss(model) / 2).backward()
-    (shard_loss(model) / 2).backward()
-    model.finish_gradient_synchronization()
-    return gradients(model.module)
-
-
-found = ranks(accumulated)
-print(found[1]["last.bias"])
-assert largest_difference(found, whole) < 1e-5
+# `.grad`, then comes one update. Only the last pass must send. So the others run in a block
+# `with model.no_sync():`, which switches sending off.
 
 # %% tags=["fold"]
-# check: two halves of a shard give the whole batch's gradient too; only the second pass sends
-def accumulated_halves():
+# check: two parts of a shard give the whole batch's gradient; only the second pass sends
+def accumulated(x_parts, y_parts):
     model = DDP(own_replica())
-    k = dist.get_world_size()
-    x_halves = x.tensor_split(k)[dist.get_rank()].chunk(2)
-    y_halves = y.tensor_split(k)[dist.get_rank()].chunk(2)
     with model.no_sync():
-        (F.cross_entropy(model(x_halves[0]), y_halves[0]) / 2).backward()
+        (F.cross_entropy(model(x_parts[0]), y_parts[0]) / 2).backward()
     assert not model.sent
-    (F.cross_entropy(model(x_halves[1]), y_halves[1]) / 2).backward()
+    (F.cross_entropy(model(x_parts[1]), y_parts[1]) / 2).backward()
     assert len(model.sent) == len(model.buckets) == 2
     model.finish_gradient_synchronization()
     return gradients(model.module)
 
 
-assert largest_difference(ranks(accumulated_halves), whole) < 1e-5
-
-# %% [markdown]
-# ## A trap: one rank's hits, everybody's images
-#
-# Of 100 test images rank 0 takes the even ones, rank 1 the odd ones. The network recognises the
-# first 80. **Predict:** which accuracies do they report, before and after the counts are added up?
-
-# %%
-recognised = torch.arange(100) < 80
+def same_shard_twice():
+    k = dist.get_world_size()
+    x_shard = x.tensor_split(k)[dist.get_rank()]
+    y_shard = y.tensor_split(k)[dist.get_rank()]
+    return accumulated([x_shard, x_shard], [y_shard, y_shard])
 
 
-def accuracies():
-    hits = recognised[dist.get_rank()::2].sum()
-    before = hits / 100  # the trap: one rank's hits, everybody's images
-    dist.all_reduce(hits)
-    return before, hits / 100
+def each_half():
+    k = dist.get_world_size()
+    x_shard = x.tensor_split(k)[dist.get_rank()]
+    y_shard = y.tensor_split(k)[dist.get_rank()]
+    return accumulated(x_shard.chunk(2), y_shard.chunk(2))
 
 
-print(ranks(accuracies))
-
-# %% [markdown]
-# Alone each rank reports 40 % in place of 80. **Add up counts, then divide.** More traps are in
-# deeper: DDP's cases.
-
-# %% tags=["fold"]
-# check: these accuracies are those that the text names
-for before, after in ranks(accuracies):
-    assert abs(before - 0.4) < 1e-6 and abs(after - 0.8) < 1e-6
+for of_parts in (same_shard_twice, each_half):
+    found = ranks(of_parts)
+    assert largest_difference(found, whole) < 1e-5
+print(found[1]["last.bias"])
 
 # %% [markdown]
 # ## The program
 #
 # [ddp_train.py](ddp_train.py) trains LeNet, with `--data FOLDER` on MNIST, else on ten patterns
-# under noise, which are easy. In a terminal, `torchrun` starts a process for each device:
+# under noise, which are easy. `torchrun` starts a process for each device:
 #
 # ```
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
@@ -1194,7 +1214,26 @@ for before, after in ranks(accuracies):
 #
 # After each epoch it writes a snapshot. If the run is killed, the same command with `--resume` goes
 # on, and ends with the same weights, bit for bit. For PyTorch's own DDP change one line,
-# `model = DDP(net)`, as the comment beside it says.
+# `model = DDP(net)`.
+#
+# For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** If
+# 80 of 100 images are recognised:
+
+# %% tags=["fold"]
+# check: one rank's hits divided by everybody's images, and the sum of hits
+recognised = torch.arange(100) < 80
+
+
+def accuracies():
+    hits = recognised[dist.get_rank()::2].sum()
+    alone = hits / 100  # the trap: one rank's hits, everybody's images
+    dist.all_reduce(hits)
+    return alone, hits / 100
+
+
+for rank, (alone, together) in enumerate(ranks(accuracies)):
+    print(f"rank {rank}: alone {alone:.0%}, after all_reduce {together:.0%}")
+    assert abs(alone - 0.4) < 1e-6 and abs(together - 0.8) < 1e-6
 
 # %% tags=["fold", "file:ddp_train.py", "trains"]
 # define: the program, with LeNet, data, training, test, snapshots and options
@@ -1368,14 +1407,12 @@ printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=Non
 print(printed[0])  # by rank 0
 
 # %% [markdown]
-# **On GPUs:** with a GPU for each process it uses those, and NCCL, NVIDIA's library, to send. We
-# have run it on one GPU only.
+# **On GPUs:** each process takes one, if there are enough. We have run it on one GPU only.
 #
 # ## Summary
 #
-# - Replicas begin equal by a broadcast, and stay equal because all apply the same mean gradient.
-# - Buckets are few messages, sent during the pass and in the same order by all ranks. What that
-#   saves depends on the machine.
+# - Replicas begin equal by a broadcast, and stay equal by the same mean gradients.
+# - Buckets are few messages, sent during the pass, in the same order by all ranks.
 # - Replicas can agree and be wrong. Compare with one process.
 #
 # Next, chapter 15: the same across machines, and what happens when one of them dies.
@@ -1386,11 +1423,11 @@ print(printed[0])  # by rank 0
 # %% [markdown]
 # ## Exercises
 #
-# 1. **In the order of arrival.** Note the order in which gradients arrive in a step, and fill the
-#    buckets anew in that order. Why must all ranks take the same one?
-# 2. **Two halves of an all-reduce.** Replace it by `reduce_scatter_single`, after which each rank
-#    has a part of the result, and `all_gather_single`. Show that the gradients are the same. What
-#    could a rank do between the two?
+# 1. **In the order of arrival.** Note in which order gradients arrive, and fill the buckets anew in
+#    it. Why must all ranks take the same one?
+# 2. **Two halves of an all-reduce.** Replace it by `reduce_scatter_single`, which leaves each rank
+#    a part of the result, and `all_gather_single`. Show that the gradients are the same. What could
+#    a rank do between the two?
 # 3. **Uneven shards.** Make `DDP` compute the mean over all examples, whatever the sizes of the
 #    shards, with one pass a step.
 

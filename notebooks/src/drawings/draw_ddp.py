@@ -77,7 +77,10 @@ def keyframes(name, frames):
 
 
 def film_style():
-    """What appears when. Its first frame, and without animation each, is the whole drawing."""
+    """What appears when. Its first frame, and without animation each, is the whole drawing.
+
+    There the line "now" is hidden: it has a meaning only while it moves.
+    """
     rules = [f".moves {{ animation-duration: {WHOLE:g}s; animation-iteration-count: infinite; "
              f"animation-timing-function: linear; }}"]
     begins = {}
@@ -92,10 +95,12 @@ def film_style():
             (moment(begin) + 0.01, "opacity: 0.12"), (moment(end), "opacity: 1"),
             (WHOLE, "opacity: 1")]))
         rules.append(f".{name} {{ animation-name: {name}; }}")
+    begin = "transform: translate(0px, 0px)"
+    end = f"transform: translate({640 - LEFT}px, 0px)"
     rules.append(keyframes("now", [
-        (0, "transform: translate(0px, 0px)"), (REST, "transform: translate(0px, 0px)"),
-        (WHOLE - REST, f"transform: translate({640 - LEFT}px, 0px)"),
-        (WHOLE, f"transform: translate({640 - LEFT}px, 0px)")]))
+        (0, f"{begin}; opacity: 0"), (REST - 0.1, f"{begin}; opacity: 0"),
+        (REST, f"{begin}; opacity: 1"), (WHOLE - REST, f"{end}; opacity: 1"),
+        (WHOLE, f"{end}; opacity: 1")]))
     rules.append(".now { animation-name: now; }")
     rules.append("@media (prefers-reduced-motion: reduce) { .moves { animation: none; } }")
     return element("style", "\n" + "\n".join(rules) + "\n")
@@ -110,7 +115,7 @@ def span(x, top, width, fill, text, ink="white", **attributes):
 def draw_buckets():
     """Chapter 14: buckets fill during the backward pass, and a full one leaves."""
     drawn = [film_style(),
-             words(320, 26, "A full bucket leaves while the pass goes on", 22, bold=True)]
+             words(320, 26, "A bucket leaves as soon as it is full", 22, bold=True)]
     drawn.append(words(8, 96, "backward", anchor="start"))
     drawn.append(words(8, 214, "buckets", anchor="start"))
     drawn.append(words(8, 338, "link", anchor="start"))
@@ -141,7 +146,7 @@ def draw_buckets():
     drawn.append(group([
         line(LEFT, 62, LEFT, 380, "black", 3, stroke_dasharray="5 4"),
         words(LEFT, 54, "now"),
-    ], class_="moves now"))
+    ], class_="moves now", opacity=0))
     drawn.append(arrow(LEFT, 380, 632, 380, "black", 2))
     drawn.append(words(600, 406, "time"))
     drawn.append(words(LEFT, 406, "g4: the gradients of layer 4", anchor="start"))
@@ -163,7 +168,8 @@ WAYS = {
 
 def draw_ways():
     """Chapter 14: the same gradients, sent in four ways."""
-    drawn = [words(320, 32, "Four ways to send the same gradients", 22, bold=True)]
+    drawn = [words(320, 32, "Four ways to send the gradients of four layers", 22, bold=True)]
+    ends = {}
     for row, (name, (parts, overlapped)) in enumerate(WAYS.items()):
         top = 56 + 112 * row
         rows = [words(8, top + 48, name, 20, anchor="start", bold=True)]
@@ -179,14 +185,22 @@ def draw_ways():
                 box(begin, top + 44, end - begin, 42, ORANGE, "white", stroke_width=2),
                 words((begin + end) / 2, top + 71, text if len(layers) < 4 else "all", 17),
             ], class_="message", data_layers=text))
+            ends[name] = end
+        rows.append(line(ends[name], top - 4, ends[name], top + 92, "black", 4, class_="end"))
         drawn.append(group(rows, class_="way", data_name=name))
+    first = min(ends, key=ends.get)
+    drawn.insert(0, group([  # behind the messages
+        line(ends[first], 56, ends[first], 510, "black", 2, stroke_dasharray="5 4"),
+        words(ends[first] + 10, 56 + 112 * list(ends).index(first) + 28, f"{first} ends first",
+              anchor="start", bold=True),
+    ], class_="first", data_name=first))
     drawn.append(arrow(LEFT, 510, 632, 510, "black", 2))
     drawn.append(words(610, 536, "time"))
     drawn.append(words(LEFT, 536, "above: backward pass; below: messages", anchor="start"))
     return page(640, 550, "A backward pass of four layers, and four ways to send its gradients", (
         "Naive sends four messages after the pass. Flat sends one large message after the pass. "
         "Overlapped sends four messages, each as soon as its layer's gradients are there. "
-        "Buckets sends two, the first of them while the pass goes on."), drawn)
+        "Buckets sends two, the first of them while the pass goes on, and ends first."), drawn)
 
 
 # ---- Messages in another order ----
