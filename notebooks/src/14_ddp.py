@@ -163,7 +163,8 @@ print(hung)
 # ## What must come out
 #
 # All ranks must end with the gradients that one process finds from the whole batch. Our `SmallNet`
-# has three dense layers, `first`, `second` and `last`. Numbers of `last` have 8 bytes, others 4.
+# has three dense layers, `first`, `second` and `last`. Numbers of `last` have 8 bytes, others 4,
+# so that types are mixed.
 
 # %% tags=["fold"]
 # define: SmallNet, whose last layer is float64; `gradients`, a network's gradients by name
@@ -242,7 +243,8 @@ def broadcast_module(module):
 # message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
 # messages, the first during the pass; it ends first.](src/drawings/ddp_ways.svg)
 #
-# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`.
+# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`, and four
+# messages end after one, though they begin earlier.
 #
 # Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
 # rows of `x` and `y`.
@@ -451,8 +453,8 @@ for line in early[0]:
 #
 # ## Buckets
 #
-# Overlapped sends six messages again. DDP goes between: several gradients share a *bucket*, which
-# leaves when its last gradient has come.
+# Overlapped sends six messages again, flat one. DDP goes between: several gradients share a
+# *bucket*, which leaves when its last gradient has come.
 #
 # ![Moving picture: a backward pass goes from layer 4 to layer 1. The gradients of layers 4 and 3
 # fill bucket 1, which is sent while layers 2 and 1 are computed; theirs fill bucket
@@ -504,7 +506,8 @@ for p in backwards:  # as their gradients come
 
 # %% [markdown]
 # Why wait for those before it? *All ranks must send in the same order.* If rank 0 sent bucket 1
-# first and rank 1 bucket 2, these two would be added up.
+# first and rank 1 bucket 2, these two would be added up. (Gradients may come in other orders where
+# the ranks' data take other ways through a network.)
 #
 # Now the class. It wraps a network and is called like it; its hook is `mark_ready`:
 
@@ -1084,15 +1087,15 @@ def faster(times, one, other):
 
 def compared(times, one, other):
     if faster(times, one, other):
-        return f"{one} takes less time"
+        return f"{one} is faster"
     if faster(times, other, one):
-        return f"{other} takes less time"
+        return f"{other} is faster"
     return "no winner"
 
 
 made_up = {"low": [1, 2, 3], "high": [7, 8, 9], "wide": [1, 8, 9]}
-assert compared(made_up, "low", "high") == "low takes less time"
-assert compared(made_up, "high", "low") == "low takes less time"
+assert compared(made_up, "low", "high") == "low is faster"
+assert compared(made_up, "high", "low") == "low is faster"
 assert compared(made_up, "wide", "high") == "no winner"
 
 times, sent = ranks(ms_a_step, seconds=120)[0]
@@ -1104,44 +1107,31 @@ median = {}
 for name, row in times.items():
     low, median[name], high = spread(row)
     print(f"{name:11} {sent[name]:>8}  {median[name]:9.1f}  {low:.1f} to {high:.1f}")
-print("(DDP: buckets of 5 MB. -: sent by C++, not counted.")
-print(" A winner's middle half lies wholly below the other's.)")
+print("(DDP: buckets of 5 MB. -: sent by C++, not counted. Of two ways one is faster if the middle")
+print(" half of its rounds lies wholly below the other's.)")
 print()
-for question, one, other in [
-        ("1 message (flat) or 44 (naive)?", "flat", "naive"),
-        ("during the pass (overlapped) or after it (naive)?", "overlapped", "naive"),
-        (f"{sent['DDP']} buckets (DDP) or 1 message (flat)?", "DDP", "flat"),
-        (f"{sent['DDP']} buckets (DDP) or 44 messages (overlapped)?", "DDP", "overlapped"),
-        ("our DDP or PyTorch's?", "DDP", "PyTorch's")]:
-    print(question, compared(times, one, other))
+pairs = [("flat", "naive"), ("overlapped", "naive"), ("DDP", "flat"), ("DDP", "overlapped"),
+         ("DDP", "PyTorch's")]
+for one, other in pairs:
+    print(f"{one} or {other}? {compared(times, one, other)}")
 ways = list(times)[2:]
 winners = [name for name in ways if faster(times, name, "alone")]
 losers = [name for name in ways if faster(times, "alone", name)]
+gain = f"gains {median['alone'] - median['local']:.1f} ms"
+if not faster(times, "local", "alone"):
+    gain = "gains nothing that is clear"
 print()
+print(f"The second process {gain} a step (alone - local),")
+print(f"and DDP's messages cost {median['DDP'] - median['local']:.1f} ms (DDP - local).")
 print("faster than alone:", ", ".join(winners) or "none")
 print("slower than alone:", ", ".join(losers) or "none")
-print()
-def slower_by(one, other):
-    """How much longer `one` takes, in words."""
-    unclear = ", no winner" if compared(times, one, other) == "no winner" else ""
-    return f"{median[one] - median[other]:.1f} ms a step ({one} - {other}{unclear})"
-
-
-if "DDP" in winners:
-    verdict = "it pays"
-elif "DDP" in losers:
-    verdict = "it doesn't pay"
-else:
-    verdict = "no winner"
-print(f"The second process gains {slower_by('alone', 'local')},\n"
-      f"and DDP's messages cost {slower_by('DDP', 'local')}: {verdict}.")
 
 if winners:
     title = "Some ways that send are faster than one process"
 elif len(losers) == len(ways):
     title = "Each way that sends is slower than one process"
 else:
-    title = "No way that sends is clearly faster than one process"
+    title = "None of the ways that send is clearly faster than one process"
 fig, ax = figure(title, ylabel="ms a step (lines: medians)", size=(8.0, 3.4))
 labels = {"alone": "sends nothing", "naive": "sends gradients"}  # the first of each colour
 for column, (name, row) in enumerate(times.items()):
@@ -1157,18 +1147,18 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
               "baselines. Blue: ways that send.")
 
 # %% [markdown]
-# **A second process pays if it gains more than its messages cost:** the last line.
-#
-# **The number of messages is the same on every machine; the time isn't.** In the drawing a link
-# works beside the cores, and buckets win. Here the cores that compute also carry the messages, so
-# buckets needn't win. Run the cell twice, and believe what comes out both times. A link that isn't
-# the CPU is in deeper: Overlap on a link that matters.
+# **A second process pays if it gains more than its messages cost.** Its gain needs a core that is
+# free, and grows with the compute; the messages' cost grows with the bytes. This network has few
+# operations for its bytes. In the drawing a link works beside the cores, and buckets win. Here the
+# cores that compute also carry the messages, so buckets needn't win. Run the cell twice, and
+# believe what comes out both times. A link that isn't the CPU is in deeper: Overlap on a link that
+# matters.
 #
 # ## Gradient accumulation
 #
-# A batch that doesn't fit into memory is computed in parts: several backward passes add up in
-# `.grad`, then comes one update. Only the last pass must send. So the others run in a block
-# `with model.no_sync():`, which switches sending off.
+# A batch that doesn't fit into memory is computed in parts: each part's loss is divided by their
+# number, the backward passes add up in `.grad`, then comes one update. Only the last pass must
+# send. So the others run in a block `with model.no_sync():`, which switches sending off.
 
 # %% tags=["fold"]
 # check: two parts of a shard give the whole batch's gradient; only the second pass sends
