@@ -102,9 +102,9 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 #
 # ## How to test an all-reduce
 #
-# How do we test an all-reduce? Give it arrays, keep hold of them, and compare each with NumPy's sum.
-# The all-reduce gets a list of its own with the same arrays: in ours, `rebinding` would replace
-# what we look at. We return the ranks that are wrong.
+# How do we test an all-reduce? Give it arrays, keep hold of them, and compare each with NumPy's
+# sum. The all-reduce gets a list of its own with the same arrays: in ours, `rebinding` would
+# replace what we look at. We return the ranks that are wrong.
 
 # %%
 def wrong_ranks(candidate, arrays):
