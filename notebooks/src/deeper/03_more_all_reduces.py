@@ -317,7 +317,7 @@ halves = halving_doubling(4)
 arrays = [nd.ones(4, ctx=eight[rank]) * 10**rank for rank in range(4)]
 run(halves[:2], arrays, num_chunks=4)
 assert all(arrays[rank][rank].asscalar() == 1111 for rank in range(4)), "the diagonal"
-print("halving: right on 1, 2, 4 and 8, refused on all that are no power of two")
+print("halving: right on 1, 2, 4 and 8, all that are no power of two up to 70 are refused")
 
 # %% [markdown]
 # `exchange` was wrong on 3, 5, 6 and 7 devices and didn't say so. Halving has the same limit, but
@@ -639,7 +639,7 @@ print("run sends what the schedules say")
 
 # %%
 def one_switch(sender, receiver, k):
-    return [("up", sender), ("down", receiver)]
+    return [("up", sender), ("down", receiver)]  # up to the switch, and down from it
 
 
 def two_switches(sender, receiver, k):
@@ -766,8 +766,8 @@ for network in [one_switch, two_switches, all_to_all]:
 #   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for
 #   each other. On 16 devices halving is slowed down less: only its two middle rounds, with its
 #   smallest messages, go through the middle. (Begun with the far partners, it would take more than
-#   ten times as long for 16 MB on 64 devices.) For 16 MB the ring leads on 4 to 32 devices; on 64 the few rounds of
-#   halving weigh more.
+#   ten times as long for 16 MB on 64 devices.) For 16 MB the ring leads on 4 to 32 devices; on 64
+#   the few rounds of halving weigh more.
 # - *All-to-all.* A ring uses one of a device's links, *direct* all of them, in two rounds.
 #
 # And the double tree? Here are 48 devices on one switch, which halving refuses, and 2 MB:
