@@ -6,12 +6,11 @@
 #
 # ## What you'll do
 #
-# Meet an all-reduce that a textbook printed for eleven months, and repair it. Find out how to test
-# one. Then write a ring, and compare what a star, a tree and a ring send.
+# Repair an all-reduce that a textbook printed for eleven months. Then write a ring.
 #
 # ## What you'll learn
 #
-# - how to test an all-reduce so that the usual mistakes are caught;
+# - how to test an all-reduce;
 # - how a ring all-reduce works, and what *reduce-scatter* and *all-gather* are;
 # - how many rounds and bytes a star, a tree and a ring take.
 #
@@ -31,10 +30,10 @@ eight = [mx.cpu(number) for number in range(8)]  # simulated: we test results, n
 # %% [markdown]
 # ## A bug that was printed for eleven months
 #
-# In January 2021 the PyTorch edition of *Dive into Deep Learning* gained an all-reduce that adds
-# up all arrays on the first device and puts the sum into a list. It stayed until December
-# (d2l-ai/d2l-en, pull requests #1596 and #1978). Here it is with MXNet's arrays. A *rank* is an
-# array's place in the list:
+# In January 2021 the PyTorch edition of *Dive into Deep Learning* gained this all-reduce, here with
+# MXNet's arrays. It adds up all arrays on the first device and puts the sum into a list. It stayed
+# until December (d2l-ai/d2l-en, pull requests #1596 and #1978). A *rank* is an array's place in the
+# list:
 
 # %%
 def rebinding(arrays):
@@ -45,8 +44,8 @@ def rebinding(arrays):
         arrays[rank] = total.copyto(arrays[rank].context)  # a copy of the sum, for all others
 
 # %% [markdown]
-# We try it on three devices. In training each gradient is held by a parameter; here a variable
-# holds it. The book printed the list before and after:
+# We try it on three devices. In training a parameter holds each gradient; here a variable does. The
+# book printed the list before and after:
 
 # %%
 first = nd.array([1], ctx=eight[0])
@@ -59,8 +58,8 @@ rebinding(grads)
 print("after: ", [grad.asscalar() for grad in grads])
 
 # %% [markdown]
-# 1 + 2 + 3 = 6 on each device. It looks right. But the update of the weights doesn't read this
-# list. It reads the gradients that the parameters hold. **Predict:** what are they?
+# It looks right. But the update of the weights reads the gradients that the
+# parameters hold, not this list. **Predict:** what are they?
 
 # %%
 print(first.asscalar(), second.asscalar(), third.asscalar())
@@ -73,13 +72,13 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 # slots 1 and 2 point to new arrays that hold 6, while the parameters still hold 2 and 3; only the
 # first array, now 6, is shared.](src/drawings/rebinding.svg)
 #
-# So a test that looks at the list sees nothing wrong. An all-reduce that returns nothing must
-# work **in place**: it must write into the existing arrays.
+# So the list shows nothing wrong. An all-reduce that returns nothing must work **in place**: it
+# must write into the existing arrays.
 #
 # ## A star: the plainest all-reduce
 #
-# How is it done right? `copyto` can do two things. Given a device, it makes a new array there.
-# Given an array, it writes into that one. One line changes:
+# Given a device, `copyto` makes a new array there. Given an array, it writes into that one. So one
+# line changes:
 
 # %%
 def allreduce(arrays):
@@ -97,15 +96,15 @@ allreduce([first, second, third])
 print(first.asscalar(), second.asscalar(), third.asscalar())
 
 # %% [markdown]
-# All messages go to device 0 or come from it, like the rays of a star. The first half has a name:
-# *reduce* leaves the sum on one device. So has the second: *broadcast* sends one device's array to
-# all. `helpers.allreduce` is this function, with its arguments checked.
+# All messages go to device 0 or come from it, like the rays of a star. The first half is called
+# *reduce*: it leaves the sum on one device. The second is *broadcast*: one device's array goes to
+# all. `helpers.allreduce` is this function.
 #
 # ## How to test an all-reduce
 #
-# How do we find out that an all-reduce is right? Give it arrays, keep hold of them, and compare
-# each with the sum that NumPy finds. The all-reduce gets a second list with the same arrays, since
-# `rebinding` would put its new arrays into ours. We return the ranks that are wrong.
+# How do we test an all-reduce? Give it arrays, keep hold of them, and compare each with NumPy's
+# sum. The all-reduce gets a list of its own with the same arrays: in ours, `rebinding` would
+# replace what we look at. We return the ranks that are wrong.
 
 # %%
 def wrong_ranks(candidate, arrays):
@@ -122,7 +121,6 @@ def wrong_ranks(candidate, arrays):
     return wrong
 
 # %% [markdown]
-# (We compare exactly, which is fair for whole numbers.) What remains is to choose the arrays.
 # **Step 1: ones.** Each of four devices holds a 1.
 
 # %%
@@ -151,7 +149,7 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
 # It isn't. Four ones make 4, and so does four times a one.
 #
 # **Step 2: values that tell devices and entries apart.** Device 0 holds 1 and 2, device 1 ten times
-# as much, device 2 a hundred times, and so on. So each device has a decimal place of its own:
+# as much, and so on. So each device has a decimal place of its own:
 
 # %%
 def digits(k):
@@ -169,11 +167,11 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, digits(4)))
 
 # %% [markdown]
 # Now a sum shows what is in it. Without device 1 the first entry would be 1101, and with device 2
-# counted twice 1211. And an entry in the wrong place is seen, since no two are alike.
+# counted twice 1211. An entry in the wrong place is seen, too.
 #
-# **Step 3: more cases.** An all-reduce may be right for 2, 4 and 8 devices and wrong for 3, or
-# right only the first time, or only for float32. So `judge`, a helper, calls `wrong_ranks` with
-# many arrays, on 1 to 8 devices. Where a rank is wrong, it raises an error:
+# **Step 3: more cases.** An all-reduce may be wrong on 3 devices only, or the second time, or for
+# float64. So `judge`, a helper, calls `wrong_ranks` with many arrays on 1 to 8 devices, and raises
+# an error where a rank is wrong:
 
 # %%
 from helpers.schedules import judge
@@ -186,57 +184,53 @@ except AssertionError as error:
     print("multiply:", error)
 
 # %% [markdown]
-# One mistake it *can't* see, since simulated devices share memory: an all-reduce that adds arrays
-# of two devices without a copy, which on GPUs may crash (chapter 01). Its code, and eighteen wrong
-# all-reduces that it rejects, are in deeper: A judge for all-reduces.
+# Eighteen wrong all-reduces that it rejects, and one that it can't see, are in deeper: A judge for
+# all-reduces.
 
 # %% [markdown]
 # ## Three ways on four devices
 #
 # In a star, device 0 does all the adding and half of the sending. How can the work be shared?
 #
-# To compare, we say what can happen at the same time. Messages go in *rounds*: in a round a device
-# sends one message at most and receives one at most, and it doesn't pass on what it receives in
-# that round. So a star on four devices takes three rounds there and three back. An arrow is
-# a message, a thin one a quarter of an array. (The ring, at the right, comes in the next section.)
+# Messages go in *rounds*. In a round a device sends one message at most and receives one at most,
+# and what it receives it can pass on only in a later round. So a star on four devices takes three
+# rounds there and three back. An arrow is a message, a thin one a quarter of an array.
 #
 # ![Messages on four devices, round by round. A star takes 6 rounds of one whole array, a tree 4
 # rounds of whole arrays, a ring 6 rounds in which every device sends a quarter; receivers add in
 # the first half and overwrite in the second.](src/drawings/star_tree_ring.svg)
 #
 # In a *tree*, pairs add up at the same time, then pairs of pairs, and the sum goes back in the same
-# way. That takes fewer rounds, but device 0 still sends the whole array in each round on the way
-# back. Can every device do the same work, all the time?
+# way. (A device without a partner waits.) That takes fewer rounds, but
+# device 0 still sends the whole array in each round on the way back.
 #
 # ## A ring
 #
-# It can, if each device sums a different piece of the array. In a *ring* arrays are cut into $k$
-# chunks. In every round each device sends one chunk to the next device, and the last device sends
-# to the first. After half of the rounds device 0 should have the whole sum of chunk 0, device 1
-# that of chunk 1, and so on.
+# Can every device do the same work, all the time? It can, if each sums a different piece of the
+# array. In a *ring* of $k$ devices arrays are cut into $k$ chunks. In every round each device sends
+# one chunk to the next, the last one to the first. After half of the rounds device
+# 0 should have the whole sum of chunk 0, device 1 that of chunk 1, and so on.
 #
-# To see what goes where, let each of device 0's four chunks hold 1. Those of device 1 hold 10, of
-# device 2 100, and of device 3 1000:
+# Let each of device 0's four chunks hold 1, device 1's 10, device 2's 100, and device 3's 1000:
 #
 # ![Four devices with four chunks each. In each of rounds 1 to 3 one number of each device grows by
 # the number above it, until the diagonal holds 1111.](src/drawings/ring_rounds.svg)
 #
-# Follow chunk 0, the first column. What travels is a sum that grows. It should end at device 0, so
-# it starts at device 1, as 10. In round 1 device 1 sends it to device 2, where it becomes 110. In
-# round 2 device 2 sends it on, and it becomes 1110. In round 3 device 3 sends it to device 0, where
-# it becomes 1111. Chunk 1 does the same one device further. Which device sends which chunk:
+# Follow chunk 0, the first column. Its sum should end at device 0, so it starts at device 1, as 10.
+# It goes to device 2, where it becomes 110, to device 3 (1110), and to device 0 (1111). Chunk 1
+# does the same one device further. Which device sends each chunk:
 #
-# | | round 1 | round 2 | round 3 |
+# | | in round 1 | in round 2 | in round 3 |
 # | --- | --- | --- | --- |
-# | chunk 0 | device 1 | device 2 | device 3 |
-# | chunk 1 | device 2 | device 3 | device 0 |
-# | chunk 2 | device 3 | device 0 | device 1 |
-# | chunk 3 | device 0 | device 1 | device 2 |
+# | chunk 0 | 1 | 2 | 3 |
+# | chunk 1 | 2 | 3 | 0 |
+# | chunk 2 | 3 | 0 | 1 |
+# | chunk 3 | 0 | 1 | 2 |
 #
 # Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
-# Now to the code. `window` is a helper that finds a chunk in an array:
+# `window`, a helper, finds a chunk in an array:
 
 # %%
 from helpers.schedules import window
@@ -254,13 +248,13 @@ first_chunk[:] = 99
 print(numbers.asnumpy())
 
 # %% [markdown]
-# This function does one round, chunk by chunk. Sending all chunks at the same time would give the
-# same result, since no two messages are about the same chunk:
+# This function does one round, chunk by chunk. (At the same time the result would be the same: each
+# message has its own chunk.)
 
 # %%
 def reduce_scatter_round(arrays, round_number):  # in rounds 1 to k - 1
     k = len(arrays)
-    for chunk in range(k):
+    for chunk in range(k):  # as in the table: in round 1 chunk 0 goes from device 1
         sender = (chunk + round_number) % k
         receiver = (sender + 1) % k
         source = window(arrays[sender], chunk, k)
@@ -280,12 +274,11 @@ for round_number in [1, 2, 3]:
 
 # %% [markdown]
 # After $k - 1$ rounds the sum is there, but scattered: device $r$ has chunk $r$ of it, the 1111 on
-# the diagonal. This is half of the way, and it has a name, *reduce-scatter*.
+# the diagonal. This half is called *reduce-scatter*.
 #
-# For $k - 1$ more rounds the finished chunks go on round the ring, and a chunk that arrives
-# *overwrites* what is there. That is an *all-gather*. The rule goes on: in round 4 device 0 sends
-# chunk 0. The function is the last one but for one line. We go on with the arrays as round 3 left
-# them:
+# For $k - 1$ more rounds the finished chunks go on round the ring, and *overwrite* what is there.
+# That is an *all-gather*. The rule goes on: in round 4 device 0 sends chunk 0. The function differs
+# in one line. We go on with the arrays as round 3 left them:
 
 # %%
 def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
@@ -304,8 +297,7 @@ for round_number in [4, 5, 6]:
     print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# Here are all six rounds in motion. A chunk is a square with four corners, one for each device's
-# part; it is full when all four parts are in it:
+# All six rounds in motion. A chunk is a square with four corners, one for each device's part:
 #
 # ![Moving picture: four devices on a ring, each sending one chunk to the next in every round. For
 # three rounds the receiver adds and the chunks fill; for three more it overwrites its own with the
@@ -328,8 +320,7 @@ def ring_allreduce(arrays):
 judge(ring_allreduce)
 
 # %% [markdown]
-# Operations in which all devices take part are called *collectives*. You have now met five, and two
-# ways to put an all-reduce together:
+# Operations in which all devices take part are called *collectives*. You have now met five:
 #
 # ![Five collectives on four devices, before and after. Reduce and then broadcast leave all sums on
 # all devices, as all-reduce does; so do reduce-scatter and then
@@ -340,9 +331,8 @@ judge(ring_allreduce)
 #
 # ## Rounds and bytes
 #
-# **Predict:** each of 8 devices has an array of $S$ bytes. How many bytes does each device send in
-# a star, and how many in a ring? We run both, and a tree, and count what is copied to another
-# device:
+# **Predict:** each of 8 devices has an array of $S$ bytes. How many bytes does each send in a star,
+# and how many in a ring? We run both, and count what is copied to another device:
 
 # %% tags=["fold"]
 # measure: what each of 8 devices sends, in units of the whole array
@@ -381,23 +371,22 @@ def shares_sent(all_reduce, k):
     return shares
 
 
-for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring", ring_allreduce)]:
+for name, all_reduce in [("star", allreduce), ("ring", ring_allreduce)]:
     print(f"{name}: sent by devices 0 to 7:", *shares_sent(all_reduce, 8))
 
 # %% [markdown]
-# All three ways send $14S$ in all. But in a star device 0 sends half of that, and in a ring every
-# device sends the same, $1.75S$.
+# Both send $14S$ in all. In a star device 0 sends half of that, in a ring every device the same,
+# $1.75S$.
 #
-# How long does that take? Rounds come one after the other, so we count them, and how large a
-# message is. For $k$ devices:
+# How long does that take? Rounds come one after the other. For $k$ devices:
 #
-# | | rounds | size of a message | rounds × size |
+# | | rounds | message size | rounds × size |
 # | --- | --- | --- | --- |
 # | star | $2(k-1)$ | $S$ | $2(k-1)\,S$ |
 # | tree | $2\lceil\log_2 k\rceil$ | $S$ | $2\lceil\log_2 k\rceil\,S$ |
 # | ring, equal chunks | $2(k-1)$ | $S/k$ | $2\frac{k-1}{k}\,S$ |
 #
-# In the usual model a message takes a *latency*, however small it is, and then its bytes divided by
+# In the usual model a message takes a *latency*, however small it is, and then its size divided by
 # the link's *bandwidth*:
 #
 # $$\text{time} = \text{rounds} \times (\text{latency} + \text{size} / \text{bandwidth})$$
@@ -411,8 +400,7 @@ for name, all_reduce in [("star", allreduce), ("tree", tree_allreduce), ("ring",
 # | ring | 14 × (10 + 0.05) = 141 µs | 14 × (10 + 1,250) = 17,640 µs |
 #
 # **For small arrays the number of rounds decides, for large arrays rounds × size.** In a ring this
-# product stays below $2S$, however many devices there are. No all-reduce among the devices alone
-# lets the busiest one send less (Patarasuk and Yuan, 2009).
+# product stays below $2S$, however many devices there are.
 
 # %% tags=["fold"]
 # check: rounds, sizes and times in these tables, and which device sends which chunk
@@ -480,22 +468,21 @@ for k in range(1, 9):
 print("all tables hold")
 
 # %% [markdown]
-# Is there a way with few rounds *and* few bytes? See deeper: More all-reduces, where the tree is
-# written out, too. Which is the fastest on this machine? See deeper: All-reduce against the clock.
+# Is there a way with few rounds *and* few bytes? See deeper: More all-reduces. (The tree's code is
+# there, too.) Which is the fastest on this machine? See deeper: All-reduce against the clock.
 
 # %% [markdown]
 # ## Summary
 #
 # - All-reduce leaves the sum on every device, in the existing arrays. A test keeps hold of them,
-#   looks at every one, uses values that tell devices and entries apart, and tries many $k$, types,
-#   shapes and orders, more than once.
+#   and uses values that tell devices and entries apart.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
-# - A tree takes $2\lceil\log_2 k\rceil$ rounds of whole arrays, a star and a ring $2(k-1)$. But the
-#   ring's messages are a $k$-th of the array: each device sends $2\frac{k-1}{k}S$.
-# - In each of the three all devices get the same bits, so equal replicas stay equal.
+# - For small arrays the number of rounds decides, and a tree has few. For large ones rounds × size
+#   decides, which in a ring stays below $2S$.
 #
 # **Further reading.** P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
-# clusters of workstations", *JPDC* 69 (2009).
+# clusters of workstations", *JPDC* 69 (2009): if only devices add, the busiest can't send less than
+# in a ring.
 
 # %% [markdown]
 # ## Exercises
