@@ -296,8 +296,8 @@ for k in [1, 2, 3, 4]:
     assert difference_from(net, weights_by_hand) < 1e-12
 
 # %% [markdown]
-# No: all are within $10^{-12}$, which is rounding. Uneven shards do no harm, since sums are added,
-# and divided once, by 32.
+# No: all are within $10^{-12}$, which is rounding. Uneven shards do no harm, since gradients
+# are added, and divided once, by 32.
 #
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 
