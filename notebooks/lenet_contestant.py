@@ -1,4 +1,4 @@
-# measure: the program of a contestant, lenet_contestant.py
+# measure: lenet_contestant.py, the program that each contestant runs
 """Trains LeNet on random images, for as many steps as each line that it reads says.
 
     echo 6 | python lenet_contestant.py --devices 0 1

@@ -87,11 +87,11 @@ for loss in losses:
 print_replicas(net.weight)
 
 # %% [markdown]
-# The values are equal. Each gradient is that of the device's own shard.
+# The values are equal; each gradient is that of the device's own shard.
 #
 # The sum and the update are left to a `Trainer`. It gets the parameters, the name of an optimizer
-# and its settings. `step(n)` adds the gradients of all devices, divides the sum by `n`, and all
-# replicas get the new value. **Predict** it, at rate 1.
+# and its settings. `step(n)` adds the gradients of all devices, and subtracts rate / `n` times the
+# sum from each value. **Predict** the values, at rate 1.
 
 # %%
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -106,17 +106,17 @@ print_replicas(net.weight)
 # 100 and 100, list_data(); its gradients 2 and 20, list_grad(). Below, step(2) makes both values
 # 100 minus 22 / 2 = 89.](src/drawings/gluon_parameter.svg)
 #
-# The gradients are as they were. By default a *store* makes the sum *and* the update, and copies
-# the new value to each device (chapter 07).
+# The gradients are as they were. By default the Trainer gives them to a *store* (`kvstore`, chapter
+# 07). It adds them, updates the weight, and copies it to each device.
 #
-# **Keep this:** after `backward`, values are equal on all devices, and each gradient is that of the
-# device's shard. `step` divides their sum by the number that you tell it.
+# **Keep this:** values are equal on all devices, gradients aren't. `step` divides their sum by the
+# number that you tell it.
 #
-# We need these lines again, as two functions:
+# The same lines as two functions:
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors then call it "weight"
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # its weight is named "weight"
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -143,7 +143,7 @@ assert [grad.asnumpy().item() for grad in net.weight.list_grad()] == [2, 20], "g
 # ## LeNet in Gluon
 #
 # Is this the training of chapter 04? Here is its network as a list of layers. No layer is told how
-# many inputs it has.
+# many inputs it has. We print the first:
 
 # %%
 def layers_of_lenet():
@@ -157,15 +157,14 @@ def layers_of_lenet():
     return net
 
 
-print(layers_of_lenet())
+print(layers_of_lenet()[0])
 
 # %% [markdown]
 # Inputs are `None` as yet. Gluon finds them out from the first images, on *any* device, and then
-# makes the replicas on *all* of them, with the same random values (*deferred initialization*; more
-# of it in deeper: Listings you will meet).
+# makes the replicas on *all*, with the same random values (*deferred initialization*).
 
 # %% tags=["fold"]
-# check: no array before the first image; then all eight on both devices, equal and random
+# check: no array before the first image; then eight parameters on both devices, equal and random
 for device in pair:
     net = layers_of_lenet()
     net.initialize(ctx=pair)
@@ -185,10 +184,9 @@ for device in pair:
 # %% [markdown]
 # ### From the same weights
 #
-# Chapter 04's loop by hand, on *one* device, says what should come out. This cell runs it, on 640
-# images in twenty `batches` of 32. It keeps the weights and biases before training, `start`, and
-# after it, `weights_by_hand`. Both are in Gluon's shapes: a dense layer's weight is
-# [outputs, inputs], by hand it was [inputs, outputs].
+# Chapter 04's loop on *one* device says what should come out. This cell runs it on twenty `batches`
+# of 32 images. It keeps the parameters before training, `start`, and after it, `weights_by_hand`,
+# in Gluon's shapes: a dense layer's weight is [outputs, inputs].
 
 # %% tags=["fold", "measured", "trains"]
 # measure: the training by hand (chapter 04): `batches`, `start`, `weights_by_hand`
@@ -223,25 +221,22 @@ print(f"mean loss of the first five steps {np.mean(losses_by_hand[:5]):.2f}, "
       f"of the last five {np.mean(losses_by_hand[-5:]):.2f}")
 
 # %% [markdown]
-# Gluon has the same eight parameters in the same order. `set_data` writes a value into all replicas
-# of one. `cast` makes them float64, so that rounding stays small.
+# Now a network in Gluon that begins there. It first gets an image of zeros, so that Gluon finds the
+# shapes. Then `set_data` writes each value into all replicas.
 
 # %%
-def lenet_on(devices, start):
+def lenet_on(devices, values):
     net = layers_of_lenet()
-    net.cast("float64")
+    net.cast("float64")  # so that rounding stays small
     net.initialize(ctx=devices)
     net(nd.zeros((1, 1, 28, 28), ctx=devices[0], dtype="float64"))  # now all shapes are known
 
-    for param, value in zip(net.collect_params().values(), start):
+    for param, value in zip(net.collect_params().values(), values):
         param.set_data(value)
     return net
 
-# %% [markdown]
-# How far is a network from such weights? We ask for each parameter, on all devices.
-# `largest_difference` is a share of the parameter's largest entry.
-
-# %%
+# %% tags=["fold"]
+# measure: difference_from(): the largest difference of all, as a share of the largest entry
 def difference_from(net, expected):
     differences = []
     for param, value in zip(net.collect_params().values(), expected):
@@ -250,26 +245,25 @@ def difference_from(net, expected):
     return max(differences)
 
 
-net = lenet_on(pair, start)
-print("from start:", difference_from(net, start))
-print(f"from weights_by_hand: {difference_from(net, weights_by_hand):.1f}")
+print("before training, from start:", difference_from(lenet_on(pair, start), start))
 
 # %% [markdown]
 # ### The same training
 #
-# The network begins at `start`, and is far from `weights_by_hand`. Does Gluon's training lead
-# there? Its loss function gives one number for each image:
+# Does Gluon's training lead to `weights_by_hand`? `difference_from` (folded) will say how far it is
+# from there. The loss function gives one number for each image:
 
 # %%
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
+net = lenet_on(pair, start)
 x, y = batches[0]
 loss = cross_entropy(net(x), y)  # the whole batch on cpu(0)
 print(loss.shape)
 
 # %% [markdown]
-# `backward` takes the gradient of their *sum*, and only `step(len(x))` divides. Here is the whole
-# step:
+# `backward` takes the gradient of the *sum* of these numbers, and only `step(len(x))` divides. Here
+# is the whole step:
 
 # %% tags=["trains"]
 def lenet_step(net, trainer, x, y, devices):
@@ -287,8 +281,8 @@ def lenet_step(net, trainer, x, y, devices):
     return losses
 
 # %% [markdown]
-# Now twenty steps, on 1 to 4 devices. Three devices get 11, 11 and 10 images. **Predict:** are they
-# further off than two?
+# Now twenty steps, on 1 to 4 devices. Three devices get 11, 11 and 10 images. **Predict:** do their
+# weights differ from `weights_by_hand`?
 
 # %% tags=["measured", "trains"]
 for k in [1, 2, 3, 4]:
@@ -302,14 +296,16 @@ for k in [1, 2, 3, 4]:
     assert difference_from(net, weights_by_hand) < 1e-12
 
 # %% [markdown]
-# No: all are within $10^{-12}$. What is left is rounding, since several devices add in another
-# order than one.
+# No: all are within $10^{-12}$, which is rounding. Uneven shards do no harm, since gradients
+# are added, and divided once, by 32.
 #
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 
 # %% tags=["fold", "trains"]
-# check: losses agree too, and fall; so does a batch of 16; gradients are those of the shards
+# check: losses agree too, and fall; batches of 16 agree; gradients are those of the shards
 assert np.mean(losses_by_hand[-5:]) < 0.9 * np.mean(losses_by_hand[:5]), "the loss should fall"
+for begun, ended in zip(start, weights_by_hand):
+    assert largest_difference(ended, begun) > 0.01, "training by hand should move each parameter"
 for k in [1, 2, 3, 4]:
     net = lenet_on(four[:k], start)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
@@ -363,14 +359,14 @@ assert largest_difference(in_parts, together) < 1e-12, "scores depend on the dev
 # ## A device without images
 #
 # What if a device gets no image in a step? A `Trainer` sees gradients, not images. We take the one
-# weight again, and forget to cut the batch. If `step` notices, it raises a `UserWarning`, which
-# stops a program like any error. **Predict:** does it, and before or after the update to 89?
+# weight again and forget to cut the batch, so that both images are on `cpu(0)`. **Predict:** what
+# is the weight after `step(2)`? Does `step` notice?
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
-backward_on_each(net, [two_images])  # both images on cpu(0), none on cpu(1)
+backward_on_each(net, [two_images])  # one shard, on cpu(0); none on cpu(1)
 try:
     trainer.step(2)
 except UserWarning as error:
@@ -378,8 +374,8 @@ except UserWarning as error:
 print_replicas(net.weight)
 
 # %% [markdown]
-# It does, but *after* the update. (*Stale* means old: not written by `backward` since the last
-# `step`.) The weight is right by luck: the gradient on `cpu(1)` was still the 0 of the beginning.
+# `step` raises the warning, so a program stops as at any error; but *after* the update. The weight
+# is right by luck: `cpu(0)` had 2 + 20, and `cpu(1)` still the 0 of the beginning.
 #
 # Now both devices get an image in the first step, and `cpu(1)` none in the second. **Predict** the
 # weight. (Right would be 89 − 22 / 2 = 78.)
@@ -402,15 +398,16 @@ print_replicas(net.weight)
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
-# Why no error this time? `backward` marks a gradient as fresh. By default, on several devices, two
-# things happen in `step`:
+# Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error if a
+# mark is missing. But by default, on several devices, nobody takes the marks away. So whatever the
+# message says of the "last `step`", only a gradient that was *never* written is found. There is
+# another way:
 #
-# 1. The store adds the gradients and updates the weights.
-# 2. The error is raised if a mark is missing.
-#
-# Nobody takes the marks away, so only a gradient that was *never* written is found. With
-# `update_on_kvstore=False` (the kvstore is the store) the store only adds, and the update comes
-# third: each device updates its own replica, and takes the mark away.
+# | `step` by default | `step` with `update_on_kvstore=False` |
+# | --- | --- |
+# | 1. The store adds and updates. | 1. The store adds. |
+# | 2. Is a mark missing? An error. | 2. Is a mark missing? An error. |
+# | | 3. Each device updates, and takes its mark away. |
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -424,19 +421,18 @@ try:
     trainer.step(2)
 except UserWarning:
     print("the same error in step 2")
-for value in net.weight.list_data():
+for value in net.weight.list_data():  # only values: sums are written over gradients (chapter 07)
     print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
-# An error, *before* a weight has changed: 89 is the result of step 1. (We print only values: this
-# way the sum is written over the gradients, chapter 07.) So set `update_on_kvstore=False` if you
-# suspect a device without images.
+# An error, *before* a weight has changed: 89 is the result of step 1. So set
+# `update_on_kvstore=False` if you suspect a device without images.
 #
 # **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
 # that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
 
 # %% tags=["fold", "trains"]
-# check: step 2 without images on `cpu(1)`: one weight ends at 68, or stays at 89; LeNet likewise
+# check: step 2 without images on `cpu(1)`: the weight is 68, or stays at 89; LeNet does the same
 def after_two_steps(second_step, update_on_kvstore):
     """One weight's values and gradients after a step on both devices and one with these shards."""
     net = one_weight_net(pair)
@@ -521,15 +517,15 @@ backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
 print_replicas(net.weight)
 
 # %% [markdown]
-# Gluon notes for each device the place of its replica. The second note for `cpu(0)` replaced the
-# first. So both shards used the second replica, and its gradient 20 overwrote the 2:
+# As in a dict with the device as key, the second replica on `cpu(0)` has replaced the first. So
+# both shards used the second, and its gradient 20 overwrote the 2:
 #
 # ![Both shards, image 2 and image 20, are on cpu(0), and both use the second replica: its gradient
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
 #
-# `step(2)` would raise the error that you know, since the first replica never had a gradient. The
-# tutorial's `step` has `ignore_stale_grad=True`, as the error's own text proposes; that turns it
-# off. **Predict** the weight. (Right would be 89.)
+# `step(2)` would raise the error, since the first replica never had a gradient. The tutorial's
+# `step` has `ignore_stale_grad=True`, as the error's own text proposes. That turns the error off,
+# but the store still updates both. **Predict** the weight. (Right would be 89.)
 
 # %% tags=["trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -561,11 +557,12 @@ assert np.mean(losses[-5:]) < np.mean(losses[:5]), "the loss should fall"
 assert difference_from(net, weights_by_hand) > 0.01, "these should not be one device's weights"
 
 # %% [markdown]
-# The loss falls. Without the second line, nothing would look wrong. But half of each batch isn't
-# used. (`helpers.split_and_load` refuses such a list.)
+# The loss falls. Without the second line of the output, nothing would look wrong. But half of each
+# batch is lost, while the divisor still counts it.
 
 # %% tags=["fold", "trains"]
 # check: named twice: gradients 0 and 20; an error without `ignore_stale_grad`, 90 with it
+# (and `helpers.split_and_load` refuses such a list)
 net = one_weight_net(twice)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 backward_on_each(net, gluon.utils.split_and_load(two_images, twice))
@@ -594,14 +591,12 @@ else:
 #
 # ## Summary
 #
-# - Gluon trains as the loop by hand does: twenty steps on 1 to 4 devices agree with one device to
-#   $10^{-12}$ in float64.
-# - A `Parameter` has a value and a gradient on each device. Values are equal; each gradient is that
-#   of the device's shard.
-# - You cut the batch. `step(n)` adds the gradients, divides by `n` and updates all replicas.
+# - Gluon trains as the loop by hand does, on 1 to 4 devices, to $10^{-12}$ in float64.
+# - A `Parameter` has a value and a gradient on each device. Each gradient is that of the device's
+#   shard. `step(n)` adds them, divides by `n` and updates all replicas.
 # - A device that had images before, and has none now, adds its old gradient again, without an
 #   error.
-# - Of a device named twice, with a `backward` for each loss, only the last shard counts.
+# - Of a device named twice, only the last shard counted: its `backward` overwrote the gradient.
 #   `ignore_stale_grad=True` hides it.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
