@@ -103,8 +103,8 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 # ## How to test an all-reduce
 #
 # How do we test an all-reduce? Give it arrays, keep hold of them, and compare each with NumPy's
-# sum. The all-reduce gets a list of its own with the same arrays: in ours, `rebinding` would
-# replace what we look at. We return the ranks that are wrong.
+# sum. The all-reduce gets a list of its own with the same arrays. If it got our list, `rebinding`
+# would put its new arrays into it, and we would compare those. We return the ranks that are wrong.
 
 # %%
 def wrong_ranks(candidate, arrays):

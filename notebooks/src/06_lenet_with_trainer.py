@@ -276,19 +276,18 @@ print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
 # of two:
 
 # %% tags=["trains"]
-first_device = [[3, 0]]  # a shard of one image
-second_device = [[0, 12]]
-last_two = [first_device, second_device]
+one_image = [[3, 0]]  # the first device's shard
+another_image = [[0, 12]]  # the second's
+last_two = [one_image, another_image]
 print("actual size: ", weights_after_step(last_two, divisor=2))
 print("nominal size:", weights_after_step(last_two, divisor=6))
 
 # %% [markdown]
 # With the nominal size an image counts a sixth, as in a full batch; with the actual size each step
-# is a mean. Both can be meant. We take the actual size here; chapter 08 shows a case in which it
-# does harm.
+# is a mean. We take the actual size here; chapter 08 shows a case in which it does harm.
 #
-# Now a mistake: our loop passes 130 also for batches of 120. We repeat both comparisons: devices
-# with each other, and our loop with the plain one. **Predict:** which one notices?
+# Suppose that our loop passed 130 for its last batch of 120, too. We repeat both comparisons:
+# devices with each other, and our loop with the plain one. **Predict:** which one notices?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop

@@ -357,9 +357,10 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # %% [markdown]
 # ### Do both devices give the same scores?
 #
-# Outside `record` a network uses its device's running statistics. We train the thin ResNet-18 for
-# two steps. (In its first step Trainer gives all devices what device 0 has, running statistics
-# included. So one isn't enough.) Both replicas have equal weights. Their scores:
+# Outside `record` and `train_mode` a network uses its device's running statistics. We train the
+# thin ResNet-18 for two steps. (After the first they would still be equal: in it Trainer gives all
+# devices what device 0 has, running statistics included.) Both replicas have equal weights. Their
+# scores:
 
 # %% tags=["measured", "trains"]
 trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
@@ -521,12 +522,14 @@ def statistics_of_all(x_shards):
         shard_sums.append(x.sum(axis=(0, 2, 3), keepdims=True))
         shard_squares.append((x * x).sum(axis=(0, 2, 3), keepdims=True))
 
+    sums = all_sum(shard_sums)  # here the devices exchange numbers
+    squares = all_sum(shard_squares)
     means = []  # one on each device, all equal
     variances = []
-    for total, total_of_squares in zip(all_sum(shard_sums), all_sum(shard_squares)):
-        mean = total / n
+    for rank in range(len(x_shards)):
+        mean = sums[rank] / n
         means.append(mean)
-        variances.append(total_of_squares / n - mean * mean)
+        variances.append(squares[rank] / n - mean * mean)
     return means, variances
 
 # %% [markdown]
