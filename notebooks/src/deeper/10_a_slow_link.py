@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Deeper · A slow link
 #
-# In chapter 10 overlap shortened a step over a slow link. What if there is no link, and the cores do
-# the copying? Where there is one, which gradient should go first? And how many steps may be on
+# In chapter 10 overlap shortened a step over a slow link. What if there is no link, and the cores
+# do the copying? Where there is one, which gradient should go first? And how many steps may be on
 # their way at the same time?
 #
 # ## What you'll do
@@ -129,8 +129,8 @@ print(verdict([0.90, 0.94, 0.96]))
 print(verdict([0.90, 0.94, 1.30]))
 
 # %% [markdown]
-# Apart, the engine finds the overlap by itself. Joined is chapter 10's control: no gradient can leave
-# before its device's pass has ended. **Predict:** is the step apart shorter, and by how much?
+# Apart, the engine finds the overlap by itself. Joined is chapter 10's control: no gradient can
+# leave before its device's pass has ended. **Predict:** is the step apart shorter, and by how much?
 
 # %% tags=["fold", "measured", "trains", "few:COUNT = 7=>COUNT = 3", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: the wide network's step, joined and apart; how busy the devices are

@@ -312,10 +312,10 @@ for name in quiet:
 
 # %% [markdown]
 # On a quiet machine five of the six budgets close, unless their rounds differ too much to say. The
-# sixth is *ResNet-18 on two devices*: in most of our runs, the quietest one included, its unrecorded
-# steps took a fifth to a third longer than its recorded ones. The line above has this run's ratio.
-# **The sum can fall short of the clock, and we don't know why:** no cause is tested. This budget's
-# parts are those of recorded steps.
+# sixth is *ResNet-18 on two devices*: in most of our runs, the quietest one included, its
+# unrecorded steps took a fifth to a third longer than its recorded ones. The line above has this
+# run's ratio. **The sum can fall short of the clock, and we don't know why:** no cause is tested.
+# This budget's parts are those of recorded steps.
 #
 # ### Where the time is lost
 #
@@ -375,8 +375,9 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # In our quiet runs:
 #
 # - *LeNet* loses a few ms, to compute, waiting and Python.
-# - *ResNet-18*'s recorded steps lose to compute, communication and waiting. Each is small beside its
-#   compute, which is nearly halved. Where the clock's speed-up is smaller, no part holds the rest.
+# - *ResNet-18*'s recorded steps lose to compute, communication and waiting. Each is small beside
+#   its compute, which is nearly halved. Where the clock's speed-up is smaller, no part holds the
+#   rest.
 # - *The wide network* loses so much that two devices are about as slow as one. Much of it is
 #   communication and waiting. Its compute isn't halved. Update is not a loss, but a gain.
 #
@@ -461,8 +462,8 @@ for which in ["first", "second", "third"]:
 print("in the store / one by one:", verdict(updating["two devices, in the store"] / single))
 
 # %% [markdown]
-# One by one was faster in all our runs. So one device could gain as much: the last line compares it
-# with the store. By how much is another matter. The same four at once took about 40 ms in most of
+# One by one was faster in all our quiet runs. So one device could gain as much: the last line
+# compares it with the store. By how much is another matter. The same four at once took about 40 ms in most of
 # our runs, and 75 ms in one, in which the table above has 41. We don't know on what it depends, nor
 # why four at once is slower, so we build on the direction only.
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Deeper · Mistakes with unequal shards
 #
-# In chapter 12 every device had an image in each step. What if one has none? Which mistakes do equal
-# shards hide? And how bad is one of them, the unweighted mean of the devices' means?
+# In chapter 12 every device had an image in each step. What if one has none? Which mistakes do
+# equal shards hide? And how bad is one of them, the unweighted mean of the devices' means?
 #
 # ## What you'll do
 #
@@ -259,7 +259,8 @@ except UserWarning as error:
     message = str(error)
     assert "has not been updated by backward" in message, message
     begin = message.index("on context")
-    print(f"each device updates: Trainer refuses: \"... {message[begin:message.index('.', begin)]}\"")
+    end = message.index(".", begin)
+    print(f'each device updates: Trainer refuses: "... {message[begin:end]}"')
 else:
     raise AssertionError("where each device updates, Trainer should refuse an old gradient")
 try:
@@ -307,9 +308,9 @@ assert largest_difference(found, expected) < 1e-12, "not the old gradient of its
 # ## A sum in new arrays
 #
 # May `combine` put its result into new arrays? `average` changed the arrays, by `gradient *= ...`.
-# Here `gradients[0] = total` puts *another array* into the list. The list is the parameter's own, so
-# Trainer reads that array. But `backward` writes into the arrays that it has always written into.
-# **Predict:** is the first step right? And the second?
+# Here `gradients[0] = total` puts *another array* into the list. The list is the parameter's own,
+# so Trainer reads that array. But `backward` writes into the arrays that it has always written
+# into. **Predict:** is the first step right? And the second?
 
 # %% tags=["trains"]
 def into_new_arrays(gradients, sizes):
@@ -424,8 +425,8 @@ assert distance_to_one(weighted_means, EQUAL, on_store=False) < 1e-12, "the righ
 assert distance_to_one(step_of_sums_or_zero, UNEQUAL, on_store=False) < 1e-12, "and here"
 
 # %% [markdown]
-# Where both shards are equal, so are both weights, and twice the larger shard is the batch. **Test on
-# unequal shards.**
+# Where both shards are equal, so are both weights, and twice the larger shard is the batch. **Test
+# on unequal shards.**
 #
 # ## What a mean of means does
 #
@@ -458,9 +459,9 @@ print(f"mean of both means:      worth {kinds.var() / mean_of_means.var():.1f} i
 
 # %% [markdown]
 # Why 3? The two means have $\frac13$ and $\frac11$ of one image's variance. Half of their sum has
-# $(\frac13 + 1) / 2^2 = \frac13$ of it, as a mean of 3 images has. In general, device $i$'s mean has
-# $\frac{1}{n_i}$, the mean of $k$ such means the sum of these, divided by $k^2$. So it is worth $k^2 /
-# \sum_i \frac{1}{n_i}$ images:
+# $(\frac13 + 1) / 2^2 = \frac13$ of it, as a mean of 3 images has. In general, device $i$'s mean
+# has $\frac{1}{n_i}$, the mean of $k$ such means the sum of these, divided by $k^2$. So it is worth
+# $k^2 / \sum_i \frac{1}{n_i}$ images:
 
 # %%
 def worth(sizes):
@@ -500,17 +501,17 @@ of_means = (last_is_5[:, :3].mean(axis=1) + last_is_5[:, 3]) / 2
 assert np.isclose(last_is_5.mean(), 2.75) and np.isclose(of_means.mean(), 3.5)
 
 # %% [markdown]
-# A batch of 256 that is cut 240 to 16 is worth 60 images, by its variance. It is worse if a device's
-# images depend on *which device it is*, say because the data are sorted. If the small shard's image
-# always has the gradient 5, the right mean, of all four, is 2.75 on average, and the mean of both
-# means 3.5. **Weight each mean by its images.**
+# A batch of 256 that is cut 240 to 16 is worth 60 images, by its variance. It is worse if a
+# device's images depend on *which device it is*, say because the data are sorted. If the small
+# shard's image always has the gradient 5, the right mean, of all four, is 2.75 on average, and the
+# mean of both means 3.5. **Weight each mean by its images.**
 #
 # ## Summary
 #
 # - A device without images takes part in the backward pass with a loss whose gradient is zero.
 # - If it is left out of the backward pass after its first step, its old gradient is added again
-#   where the store updates, and nothing raises. If it is left out of the all-reduce, its own replica
-#   goes wrong, and from the next step on all do.
+#   where the store updates, and nothing raises. If it is left out of the all-reduce, its own
+#   replica goes wrong, and from the next step on all do.
 # - A mistake can be right for one step, on equal shards or on the first device. So a test takes
 #   several steps, on unequal shards, and looks at all replicas.
 # - A mean of means on shards $n_i$, dealt at random, is right on average, and as noisy as a batch
