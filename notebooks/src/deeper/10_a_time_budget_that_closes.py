@@ -463,9 +463,9 @@ print("in the store / one by one:", verdict(updating["two devices, in the store"
 
 # %% [markdown]
 # One by one was faster in all our quiet runs. So one device could gain as much: the last line
-# compares it with the store. By how much is another matter. The same four at once took about 40 ms in most of
-# our runs, and 75 ms in one, in which the table above has 41. We don't know on what it depends, nor
-# why four at once is slower, so we build on the direction only.
+# compares it with the store. By how much is another matter. Four at once took about 40 ms in most
+# networks that we made, and 75 ms in one that was made alike, in the same run. We don't know on what
+# it depends, nor why four at once is slower, so we build on the direction only.
 #
 # With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
 # **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
@@ -629,8 +629,7 @@ print(f"on one device, 16 and 48 are {faster:.1f} times as fast as 20 and 50")
 print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed_ups[20, 50]))
 
 # %% [markdown]
-# With `DNNL_VERBOSE=1`, oneDNN (formerly DNNL) prints what it runs. Two convolutions are run five
-# times: two forward; backward, for the gradients of two weights and of the second one's input. On
+# With `DNNL_VERBOSE=1`, oneDNN prints what it runs: five convolutions, forward and backward. On
 # machines with AVX-512, 16 and 48 channels run in `jit:avx512_common`, a direct convolution, and 20
 # and 50 in `x64:gemm:jit`, a general matrix product. (Why, isn't tested. A guess: a vector there
 # holds 16 numbers, and 20 and 50 aren't multiples of 16.)

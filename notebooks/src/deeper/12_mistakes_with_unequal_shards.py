@@ -168,7 +168,6 @@ def distance_to_one(step, cuts, on_store):
 
 # %% [markdown]
 # Now the last step leaves the third device without images. **Predict:** how far off are both ways?
-# (Means can't be had with the store's update: `trainer.update` needs devices that update.)
 
 # %% tags=["measured"]
 ONE_IDLE = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]
@@ -339,7 +338,7 @@ for steps in [1, 2]:
 # Must a test have unequal shards? Here are seven more mistakes, on two devices. Three are in how
 # means are combined:
 #
-# - `mean_of_means`: they are averaged without weights;
+# - `unweighted_means`: the mean of means, without weights;
 # - `weights_swapped`: each device's mean gets the other's weight;
 # - `averaged_twice`: weighted means are divided by the number of devices once more.
 #
@@ -369,7 +368,7 @@ def one_left_out(gradients, sizes):
     gradients[0] *= sizes[0] / sum(sizes)
 
 
-def mean_of_means(gradients, sizes):
+def unweighted_means(gradients, sizes):
     allreduce(gradients)
     for gradient in gradients:
         gradient /= len(gradients)
@@ -402,7 +401,7 @@ def labels_elsewhere(net, trainer, x, y, sizes):
 
 mistakes = {
     "into_new_arrays": in_new_arrays,
-    "mean_of_means": partial(step_of_means_or_zero, combine=mean_of_means),
+    "unweighted_means": partial(step_of_means_or_zero, combine=unweighted_means),
     "weights_swapped": partial(step_of_means_or_zero, combine=weights_swapped),
     "one_left_out": partial(step_of_means_or_zero, combine=one_left_out),
     "averaged_twice": partial(step_of_means_or_zero, combine=averaged_twice),
@@ -419,7 +418,7 @@ for name, step in mistakes.items():
         assert far > 1e-3 or far < 1e-12, f"{name}: neither clearly wrong nor right"
         words.append("show it" if far > 1e-3 else "hide it")
     print(f"{name:19} {words[0]:>14} {words[1]:>13}")
-    hidden = name in ["mean_of_means", "weights_swapped", "by_twice_the_larger"]
+    hidden = name in ["unweighted_means", "weights_swapped", "by_twice_the_larger"]
     assert words == ["show it", "hide it" if hidden else "show it"], name
 assert distance_to_one(weighted_means, EQUAL, on_store=False) < 1e-12, "the right way passes"
 assert distance_to_one(step_of_sums_or_zero, UNEQUAL, on_store=False) < 1e-12, "and here"

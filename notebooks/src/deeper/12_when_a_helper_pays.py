@@ -175,7 +175,7 @@ for n in SIZES:
         steps[n, h] = partial(slowed_step, net_both, trainer_both, passes, n)
 
 # %% [markdown]
-# `Others` measures which share of the machine other programs took meanwhile.
+# `Others` measures what other programs take of the machine meanwhile.
 
 # %% tags=["few:ROUNDS = 16=>ROUNDS = 4"]
 ROUNDS = 16
@@ -366,9 +366,7 @@ assert max(253, 100 * 3) > 256 > max(254, 100 * 2), "3 images are too many, 2 ar
 # are another matter: with $h$ between 1.5 and 3, up to 67 or 33 % more, if $c$ is small.
 #
 # If you try it, list the CPU first. By our reading, `cpu(0)` and `gpu(0)` count as one place to the
-# store, since their number is the same, and sums and updates are made on the one listed last
-# (`InitMergeBuffer` in `comm.h`, `PushImpl` in `kvstore_local.h`). Another way is not to wait for
-# the slower device (deeper: The parameter server); then the result is no longer that of one device.
+# store, and sums are made on the one listed last (`InitMergeBuffer` in `comm.h`).
 #
 # ## Summary
 #
