@@ -464,8 +464,8 @@ print("in the store / one by one:", verdict(updating["two devices, in the store"
 # %% [markdown]
 # One by one was faster in all our quiet runs. So one device could gain as much: the last line
 # compares it with the store. By how much is another matter. Four at once took about 40 ms in most
-# networks that we made, and 75 ms in one that was made alike, in the same run. We don't know on what
-# it depends, nor why four at once is slower, so we build on the direction only.
+# networks that we made, and 75 ms in one that was made alike, in the same run. We don't know on
+# what it depends, nor why four at once is slower, so we build on the direction only.
 #
 # With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
 # **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
