@@ -617,7 +617,7 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 #
 # - Calls hand out work. A clock that doesn't wait measures Python.
 # - A lane is compute, communication, update, or idle: because of Python, or waiting (deeper: A
-#   time budget that closes adds them up).
+#   step's time budget adds them up).
 # - `waitall` changed no weight. After it, devices are idle until the next step's first operators
 #   come.
 # - A gradient can be sent when its bulk has ended. By default LeNet's backward pass is one bulk.

@@ -437,7 +437,7 @@ assert lenet_python > 2 * whole_python / whole_done * lenet_done, "a larger part
 # In the whole network Python is done long before the engine, either way, so on one device the graph
 # saves hardly anything. In the thin network the step ends when Python does, and one graph makes
 # both much shorter. **Hybridise where operators are many and short.** (LeNet on two devices lies
-# between. Which part of its waiting is for Python? See deeper: A time budget that closes.)
+# between. Which part of its waiting is for Python? See deeper: A step's time budget.)
 #
 # Does that hold on two devices? We compare four ways to run the whole network. `CPU time` is what
 # all threads together have computed; while a device waits, it stands still. **Predict:** Python

@@ -1,9 +1,8 @@
 # %% [markdown]
-# # Deeper · A time budget that closes
+# # Deeper · A step's time budget
 #
 # Chapter 10 draws what two devices do during a step. Here we add it up: how many milliseconds are
-# compute, communication, update, Python and waiting? And do the five parts add up to what a clock
-# says?
+# compute, communication, update, Python and waiting? And do the five add up to what a clock says?
 #
 # ## What you'll do
 #
@@ -51,8 +50,8 @@ pair = [mx.cpu(0), mx.cpu(1)]
 # A lane does one thing at a time (chapter 10 checks it). So we go from event to event. An event's
 # time goes to its `kind`: `dot` is compute, a copy or a sum is communication. The time between two
 # events is idle. As long as Python was still handing out work, we count it as *Python*, whatever
-# the lane was waiting for, and the rest as *waiting*. Here is an idle time from 1 to 3 ms, during
-# which Python gets done, at 1.75 ms:
+# the lane was waiting for, and the rest as *waiting*. Here is an idle time from 1 to 3 ms, in which
+# Python finishes at 1.75 ms:
 
 # %%
 def add_idle(spent, begin, end, handed_out):
@@ -174,13 +173,14 @@ assert round(sum(sizes) / 1e6) == 14
 
 # %% [markdown]
 # `training_step` prepares a network on some devices and returns a function that trains one step.
-# The images are random, and are split once. (Two of its parameters are for later.)
+# The images are random, and are split once. (`update_on_kvstore` and `group`, how many weights one
+# operator updates, are for later.)
 
 # %% tags=["trains"]
 def training_step(net, devices, n, update_on_kvstore=None, group=4):
     net.initialize(mx.init.Xavier(), ctx=devices)
     optimizer = mx.optimizer.SGD(learning_rate=0.01)
-    optimizer.aggregate_num = group  # 4 is MXNet's default
+    optimizer.aggregate_num = group  # weights in one update; 4 is MXNet's default
     trainer = gluon.Trainer(net.collect_params(), optimizer, update_on_kvstore=update_on_kvstore)
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
     x_shards = split_and_load(nd.random.uniform(shape=(n, 1, 28, 28)), devices)
@@ -201,23 +201,35 @@ def training_step(net, devices, n, update_on_kvstore=None, group=4):
 # %% [markdown]
 # Within a recording the parts fill the step by construction. Do they also add up to a step that
 # isn't recorded? Three steps go one after the other: one that nobody measures, since the devices
-# did something else before it; one with a clock only; and one that is recorded.
+# did something else before it; one with a clock only; and one that is recorded. In every second
+# round the recorded one comes before the other.
 
 # %% tags=["trains"]
-def clock_and_budget(step):
-    step()
+def clock(step):
     nd.waitall()
     begin = perf_counter()
     step()
     nd.waitall()
-    milliseconds = 1e3 * (perf_counter() - begin)
-    return milliseconds, budget(record(step))
+    return 1e3 * (perf_counter() - begin)  # ms
+
+
+def clock_and_budget(step, recorded_first):
+    step()  # nobody measures it
+    if recorded_first:
+        parts = budget(record(step))
+        milliseconds = clock(step)
+    else:
+        milliseconds = clock(step)
+        parts = budget(record(step))
+    return milliseconds, parts
 
 # %% [markdown]
-# We do this in several rounds, and take medians. A line of the table has the five parts in ms,
-# their sum, the clock of the unrecorded steps, and by how much the clock differs from the sum. Up
-# to 5 % we say that the budget *closes*. **Predict:** which part of LeNet's step on two devices is
-# the largest after compute? And of the wide network's?
+# We take medians over several rounds. A line of the table has the five parts in ms, their sum, and
+# the clock of the unrecorded steps. Below it the clock is divided by the sum, round by round: a
+# budget *closes* if the whole middle half of these ratios is within 5 % of 1, and *doesn't close*
+# if none of it is. A network is *disturbed* if other programs used over 5 % of the machine in one
+# of its rounds. **Predict:** which part of LeNet's step on two devices is the largest after
+# compute? And of the wide network's?
 
 # %% tags=["fold", "measured", "trains", "few:LENET = 9=>LENET = 3", "few:REST = 7=>REST = 2"]
 # measure: clock and budget of three networks on one device and on two, in turns
@@ -235,73 +247,82 @@ class Round(NamedTuple):
     parts: dict  # devices: ms of each of PARTS
 
 
-def clocked_round(steps):
+def clocked_round(steps, recorded_first):
     clocks = {}
     parts = {}
     with Others() as others:
         for k, step in steps.items():
-            clocks[k], spent = clock_and_budget(step)
+            clocks[k], spent = clock_and_budget(step, recorded_first)
             parts[k] = [spent[part] for part in PARTS]
     return Round(others.share, clocks, parts)
 
 
-def width(milliseconds):
-    """Of the middle half, as a share of the median."""
-    low, median, high = spread(milliseconds)
-    return (high - low) / median
+def closing(ratios):
+    low, _, high = spread(ratios)
+    if 0.95 <= low and high <= 1.05:
+        return "closes"
+    if low > 1.05 or high < 0.95:
+        return "doesn't close"
+    return "too uneven to say"
 
 
-rounds_of, clocks, budgets, quiet = {}, {}, {}, {}
-print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS)
-      + "     sum   clock  differ")
+rounds_of, clocks, budgets, quiet, ratios = {}, {}, {}, {}, {}
+print(f"{'ms':20}" + "".join(f"{part:>{len(part) + 2}}" for part in PARTS) + "     sum   clock")
 for name, (make, n, count) in NETWORKS.items():
     steps = {1: training_step(make(), pair[:1], n), 2: training_step(make(), pair, n)}
-    rounds = [clocked_round(steps) for _ in range(count)]
+    rounds = []
     while sum(each.share <= 0.05 for each in rounds) < count and len(rounds) < 2 * count:
-        rounds.append(clocked_round(steps))  # in place of a disturbed one
+        rounds.append(clocked_round(steps, recorded_first=len(rounds) % 2 == 1))
     rounds.sort(key=lambda each: each.share)
     rounds = rounds_of[name] = rounds[:count]  # those that others disturbed least
     quiet[name] = rounds[-1].share <= 0.05
     for k in steps:
-        of_clock = [each.clocks[k] for each in rounds]
-        of_parts = [each.parts[k] for each in rounds]
-        if width(of_clock) > 0.04 or width(np.sum(of_parts, axis=1)) > 0.04:
-            quiet[name] = False
+        of_clock = np.array([each.clocks[k] for each in rounds])
+        of_parts = np.array([each.parts[k] for each in rounds])
         clocks[name, k] = np.median(of_clock)
         budgets[name, k] = np.median(of_parts, axis=0)
-    for k in steps:
-        total = budgets[name, k].sum()
-        differ = clocks[name, k] / total - 1
-        word = "closes" if abs(differ) <= 0.05 else "doesn't close"
-        if not quiet[name]:
-            word += " (disturbed)"
+        ratios[name, k] = of_clock / of_parts.sum(axis=1)
         print(f"{name:10} {k} {'devices' if k > 1 else 'device ':8}"
               + "".join(f"{ms:{len(part) + 2}.1f}" for part, ms in zip(PARTS, budgets[name, k]))
-              + f" {total:7.1f} {clocks[name, k]:7.1f} {differ:+7.1%}  {word}")
+              + f" {budgets[name, k].sum():7.1f} {clocks[name, k]:7.1f}")
+print("\nclock / sum, round by round (middle half):")
+for (name, k), of_line in ratios.items():
+    low, median, high = spread(of_line)
+    print(f"{name:10} {k} {'devices' if k > 1 else 'device ':8} {median:.2f} ({low:.2f} to "
+          f"{high:.2f}): {closing(of_line)}{'' if quiet[name] else ' (disturbed)'}")
 print()
 for name in NETWORKS:
     place = 1 + np.argmax(budgets[name, 2][1:])
     print(f"{name} on two devices: the largest part after compute is {PARTS[place]}")
 
 # %% tags=["fold"]
-# check: where nothing disturbed the run, each budget closes; one device has no communication
-for (name, k), parts in budgets.items():
-    if quiet[name]:
-        assert abs(1 - clocks[name, k] / parts.sum()) <= 0.05, "recorded steps differ"
+# check: all budgets but ResNet-18's on two devices close, or are too uneven to say
+for (name, k), of_line in ratios.items():
+    if quiet[name] and len(of_line) >= 7:  # enough rounds, and nobody else at work
+        if (name, k) == ("ResNet-18", 2):
+            assert spread(of_line).high >= 0.95, "the recorded steps took longer"
+        else:
+            assert closing(of_line) != "doesn't close", f"{name}, {k}: recorded steps differ"
+assert closing([0.9, 1, 1.01, 1.02, 1.2]) == "closes"
+assert closing([1, 1.2, 1.3, 1.3]) == closing([0.8, 0.9, 0.9]) == "doesn't close"
+assert closing([0.99, 1, 1.1, 1.2]) == "too uneven to say"
 for name in quiet:
     assert budgets[name, 1][PARTS.index("communication")] < 0.02 * clocks[name, 1], "no store"
     assert budgets[name, 2][PARTS.index("communication")] > 0
 
 # %% [markdown]
-# Where nothing disturbed the run, each budget closes. In lines marked as *disturbed* the clock may
-# have caught something that the recorded steps didn't, or the other way round. Such a network's
-# lines aren't checked, and its losses may not be the text's.
+# On a quiet machine five of the six budgets close, unless their rounds differ too much to say. The
+# sixth is *ResNet-18 on two devices*: in most of our runs, the quietest one included, its
+# unrecorded steps took a fifth to a third longer than its recorded ones. The line above has this
+# run's ratio. **The sum can fall short of the clock, and we don't know why:** no cause is tested.
+# This budget's parts are those of recorded steps.
 #
 # ### Where the time is lost
 #
 # Twice as fast would be half of one device's time. So what a part *loses* is its time on two
-# devices, minus half of its time on one, as you can work out from the table. (In brackets the
-# middle half of the rounds on two devices, less the same.)
+# devices, minus half of its time on one, as you can work out from the table. (In brackets: the
+# same subtraction for the middle half of the rounds on two devices. One device's spread isn't in
+# it.) The speed-up is printed twice: by the clock, and by the sums.
 
 # %% tags=["fold", "measured"]
 # measure: what two devices lose, part by part
@@ -313,10 +334,12 @@ for place, part in enumerate(PARTS):
         low, median, high = spread([each.parts[2][place] - half for each in rounds])
         line += f"{f'{median:.1f} ({low:.1f} to {high:.1f})':>26}"
     print(line)
-line = "speed-up     "
+of_clocks = "by the clock "
+of_sums = "by the sums  "
 for name in NETWORKS:
-    line += f"{budgets[name, 1].sum() / budgets[name, 2].sum():26.2f}"
-print(line)
+    of_clocks += f"{clocks[name, 1] / clocks[name, 2]:26.2f}"
+    of_sums += f"{budgets[name, 1].sum() / budgets[name, 2].sum():26.2f}"
+print(f"speed-up\n{of_clocks}\n{of_sums}")
 
 # %% tags=["fold"]
 # draw: half of one device's step, and two devices' step, in five parts
@@ -326,7 +349,7 @@ from helpers.plotting import BLUE, GREEN, GREY, ORANGE, figure, show
 LOOKS = {"compute": (BLUE, ""), "communication": (ORANGE, "//"), "update": (GREEN, "xx"),
          "Python": (GREY, ""), "waiting": ("white", "..")}
 fig, ax = figure("Two devices take longer than half of one device's time",
-                 "step time / half of one device's", size=(7.0, 3.6))
+                 "sum / half of one device's", size=(7.0, 3.6))
 labels = {}
 for row, name in enumerate(NETWORKS):
     half = budgets[name, 1].sum() / 2
@@ -351,9 +374,10 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # %% [markdown]
 # In our quiet runs:
 #
-# - *LeNet* loses a few ms, most of them to waiting and Python.
-# - *ResNet-18* loses to compute, communication and waiting. Each is small beside its compute, which
-#   is nearly halved.
+# - *LeNet* loses a few ms, to compute, waiting and Python.
+# - *ResNet-18*'s recorded steps lose to compute, communication and waiting. Each is small beside
+#   its compute, which is nearly halved. Where the clock's speed-up is smaller, no part holds the
+#   rest.
 # - *The wide network* loses so much that two devices are about as slow as one. Much of it is
 #   communication and waiting. Its compute isn't halved. Update is not a loss, but a gain.
 #
@@ -361,11 +385,11 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 #
 # ## Half of the batch, half of the compute?
 #
-# Its compute on two devices is more than half of one device's. Two things are different. The shard
-# is smaller, and both devices compute at once. Which one is it? In turns we record one device with
-# all 32 images, one device with 16, and both devices. `verdict` says on which side of 1 the whole
-# middle half of the rounds' ratios lies, if on one. **Predict:** if 16 images took half as long as
-# 32, the first ratio would be 1. What is it?
+# Its compute on two devices is more than half of one device's. The shard is smaller, and a second
+# device is at work beside it, with copies and sums. Which one is it? In turns we record one device
+# with all 32 images, one device with 16, and both devices. `verdict` says on which side of 1 the
+# whole middle half of the rounds' ratios lies, if on one. **Predict:** if 16 images took half as
+# long as 32, the first ratio would be 1. What is it?
 
 # %% tags=["fold"]
 # define: `verdict`
@@ -384,56 +408,64 @@ ROUNDS = 9
 whole_batch = training_step(wide(), pair[:1], 32)
 shard_alone = training_step(wide(), pair[:1], 16)
 both_devices = training_step(wide(), pair, 32)
-alone = []
-beside = []
+of_32 = []
+of_16 = []
+of_both = []
 for _ in range(ROUNDS):
-    half = budget(record(whole_batch))["compute"] / 2
-    alone.append(budget(record(shard_alone))["compute"] / half)
-    beside.append(budget(record(both_devices))["compute"] / half)
-
-print("compute of 16 images / half of 32 images':", verdict(alone))
-print("compute of 16 beside 16 / of 16 alone:    ", verdict(np.array(beside) / alone))
+    of_32.append(budget(record(whole_batch))["compute"])  # ms
+    of_16.append(budget(record(shard_alone))["compute"])
+    of_both.append(budget(record(both_devices))["compute"])  # the mean over both lanes
+half = np.array(of_32) / 2
+alone = np.array(of_16)
+beside = np.array(of_both)
+print("compute of 16 images / half of 32 images':", verdict(alone / half))
+print("compute of 16 beside 16 / of 16 alone:    ", verdict(beside / alone))
 
 # %% [markdown]
 # The first ratio was above 1 in all our runs: 16 images take clearly more than half the time of 32.
-# So the smaller shard costs something by itself. (A guess at the cause: however few the images, all
-# 14 million weights must be read.) If the second ratio is above 1, computing at the same time costs
-# something on top. **Keep:** half of a batch need not be half of the compute.
+# (A guess at the cause: however few the images, all 14 million weights must be read.) If the second
+# ratio is above 1, the second device costs something on top. **Keep:** half of a batch need not be
+# half of the compute.
 #
 # ## Where are the updates?
 #
 # Two devices have all weights to update, as one has. Why isn't update a loss? The store updates
-# every weight on `cpu(0)` (chapter 10), and `cpu(1)` waits meanwhile. So the mean over both lanes
-# has only half of the updates: that alone would make the loss 0. The other half is in *waiting*.
+# every weight on `cpu(0)` (chapter 10). Say that takes 30 ms there, and 0 on `cpu(1)`: the mean is
+# 15 ms, half of one device's 30, and the loss is 0. But `cpu(1)` waits meanwhile, so most of the
+# other half is in *waiting*.
 #
 # And why is it even a gain, in our runs? Trainer, where it updates by itself, does up to four
 # weights in one operator. The store gets one weight at a time. Is four at once the slower way? We
-# try both on one device (`group` is how many at once), and take all updates of a step together.
+# try both on one device, four at once with three networks that are made alike, and take all updates
+# of a step together.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: the updates of a step, on one device in two ways, and in the store of two devices
 ROUNDS = 9
 in_store = training_step(wide(), pair, 32)
-update_ways = {
-    "one device, four at once": training_step(wide(), pair[:1], 32),
-    "one device, one by one": training_step(wide(), pair[:1], 32, group=1),
-    "two devices, in the store": in_store,
-}
+update_ways = {}
+for which in ["first", "second", "third"]:
+    update_ways[f"one device, four at once, {which}"] = training_step(wide(), pair[:1], 32)
+update_ways["one device, one by one"] = training_step(wide(), pair[:1], 32, group=1)
+update_ways["two devices, in the store"] = in_store
 updating = {name: [] for name in update_ways}
 for _ in range(ROUNDS):
     for name, step in update_ways.items():
         updates = [event for event in record(step).events if event.kind == "update"]
         updating[name].append(sum(event.duration for event in updates) / 1e3)
-print_times({name: np.array(seconds) for name, seconds in updating.items()})
-four, single, stored = [np.array(seconds) for seconds in updating.values()]
-print("one by one / four at once:", verdict(single / four))
-print("in the store / one by one:", verdict(stored / single))
+updating = {name: np.array(seconds) for name, seconds in updating.items()}
+print_times(updating)
+single = updating["one device, one by one"]
+for which in ["first", "second", "third"]:
+    print(f"one by one / four at once, {which}:",
+          verdict(single / updating[f"one device, four at once, {which}"]))
+print("in the store / one by one:", verdict(updating["two devices, in the store"] / single))
 
 # %% [markdown]
-# One by one was faster than four at once in all our runs. So one device could have such a gain,
-# too. How near the store comes to it, the last line says. (Why four at once is slower
-# isn't tested. A guess: the operator goes through them number by number, `MultiSGDKernel` in
-# `src/operator/optimizer_op-inl.h` at 1.9.1.)
+# One by one was faster in all our quiet runs. So one device could gain as much: the last line
+# compares it with the store. By how much is another matter. Four at once took about 40 ms in most
+# networks that we made, and 75 ms in one that was made alike, in the same run. We don't know on
+# what it depends, nor why four at once is slower, so we build on the direction only.
 #
 # With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
 # **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
@@ -442,6 +474,7 @@ print("in the store / one by one:", verdict(stored / single))
 ROUNDS = 9
 on_each = training_step(wide(), pair, 32, update_on_kvstore=False)
 
+# in_store, from the folded cell, is the same without update_on_kvstore
 for name, step in [("in the store", in_store), ("on each device", on_each)]:
     print(f"updates {name}, median of {ROUNDS} recordings:")
     recordings = [record(step) for _ in range(ROUNDS)]
@@ -458,15 +491,14 @@ print("on each device / in the store:", verdict(times["on each device"] / times[
 # %% tags=["fold", "trains"]
 # check: on which lane the updates are, and in how many operators, for wide's 10 parameters
 for step, expected in [(in_store, (10, 0)), (on_each, (3, 3)),
-                       (update_ways["one device, four at once"], (3, 0)),
+                       (update_ways["one device, four at once, first"], (3, 0)),
                        (update_ways["one device, one by one"], (10, 0))]:
     lanes = [event.lane for event in record(step).events if event.kind == "update"]
     assert (lanes.count("cpu(0)"), lanes.count("cpu(1)")) == expected
 
 # %% [markdown]
-# On each device, both lanes update every weight, as one device does alone, and wait less. The work
-# is done twice, at the same time. So the step needn't get shorter, and the last line says whether
-# it did in this run: in our quiet runs it was from a seventh shorter to a tenth longer.
+# On each device, both lanes update every weight, four at once, and wait less. The work is done
+# twice, at the same time. So the step needn't get shorter; the last line has this run's verdict.
 # **Keep:** two devices don't divide updates.
 #
 # ## Sizes that fit
@@ -512,6 +544,20 @@ for channels in [(20, 50), (16, 48)]:
     steps[channels, 2] = training_step(lenet_of(*channels), pair, IMAGES)
 
 # %% tags=["fold"]
+# check: the count of multiplications, from each layer's weights and the shape of its output
+for first, second in [(20, 50), (16, 48)]:
+    net = lenet_of(first, second)
+    net.initialize()
+    output = nd.zeros((1, 1, 28, 28))
+    counted = 0
+    for layer in net:
+        output = layer(output)
+        if isinstance(layer, (nn.Conv2D, nn.Dense)):
+            places = output.size // output.shape[1]  # each weight is used once at each
+            counted += layer.weight.data().size * places
+    assert counted == multiplications(first, second)
+
+# %% tags=["fold"]
 # define: `implementations`, which counts what oneDNN says that it runs, in a process of its own
 import os
 import subprocess
@@ -523,10 +569,10 @@ from mxnet import autograd, nd
 from mxnet.gluon import nn
 net = nn.HybridSequential()
 net.add(nn.Conv2D(int(sys.argv[1]), 3, activation="relu"), nn.MaxPool2D(2, 2),
-        nn.Conv2D(int(sys.argv[2]), 5))
+        nn.Conv2D(int(sys.argv[2]), 5, activation="relu"))
 net.initialize()
 with autograd.record():
-    out = net(nd.ones((64, 1, 28, 28)))
+    out = net(nd.ones((256, 1, 28, 28)))
 out.backward()
 nd.waitall()
 """
@@ -546,6 +592,8 @@ def implementations(first, second):
     if directions:  # MXNet has oneDNN
         assert sorted(directions) == ["backward_data", "backward_weights", "backward_weights",
                                       "forward_training", "forward_training"]
+    else:
+        print("    this MXNet's oneDNN says nothing")
     return found
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 6=>ROUNDS = 2"]
@@ -581,22 +629,23 @@ print(f"on one device, 16 and 48 are {faster:.1f} times as fast as 20 and 50")
 print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed_ups[20, 50]))
 
 # %% [markdown]
-# With `DNNL_VERBOSE=1`, oneDNN (formerly DNNL) prints what it runs. Two convolutions are run five
-# times: two forward; backward, for the gradients of two weights and of the second one's input. On
+# With `DNNL_VERBOSE=1`, oneDNN prints what it runs: five convolutions, forward and backward. On
 # machines with AVX-512, 16 and 48 channels run in `jit:avx512_common`, a direct convolution, and 20
 # and 50 in `x64:gemm:jit`, a general matrix product. (Why, isn't tested. A guess: a vector there
 # holds 16 numbers, and 20 and 50 aren't multiples of 16.)
 #
 # There, in our runs, 16 and 48 were more than twice as fast on one device, far more than by the
-# work alone. One device with 16 and 48 was even faster than two with 20 and 50. In most runs their
-# speed-up was the smaller one. The budget gives a reason: they have much less compute, so that all
-# else is a larger share of their step on two devices. **Keep:** a better speed-up doesn't mean
-# faster training. Look at images per second too.
+# work alone. One device with 16 and 48 was even faster than two with 20 and 50. Was their speed-up
+# smaller? The budget would give a reason: they have much less compute, so that all else is a larger
+# share of their step on two devices. The last line says whether this run shows it. **Keep:** a
+# better speed-up needn't mean faster training. Look at images per second too.
 #
 # ## Summary
 #
 # - A lane's time is compute, communication, update, Python and waiting. On a quiet machine the five
-#   add up, within 5 %, to what the clock says of a step that isn't recorded.
+#   add up, within 5 %, to what the clock says of a step that isn't recorded, for LeNet and the wide
+#   network, and for ResNet-18 on one device. For ResNet-18 on two devices they often didn't: the
+#   clock said more.
 # - A recording made by hand tests how the parts are counted.
 # - Two devices lose to communication, to waiting (also for updates, which aren't divided), and to
 #   compute that isn't halved. Which is largest depends on the network.

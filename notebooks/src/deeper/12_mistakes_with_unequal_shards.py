@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Deeper · Mistakes with unequal shards
 #
-# In chapter 12 every device had an image in each step. What if one has none? Which other mistakes
-# are there? And how bad is a mean of means, the mistake that equal shards hide?
+# In chapter 12 every device had an image in each step. What if one has none? Which mistakes do
+# equal shards hide? And how bad is one of them, the unweighted mean of the devices' means?
 #
 # ## What you'll do
 #
 # Train on three devices, one of which gets no image in the last step. Run two mistakes that only
-# such a step shows, and six of other kinds. Then count out on paper what a mean of means does to a
+# such a step shows, and eight of other kinds. Then count out what a mean of means does to a
 # gradient.
 #
 # ## What you'll learn
@@ -61,9 +61,10 @@ first, second, third = split_or_none(nd.arange(3), [1, 0, 2])
 print(first.asnumpy(), second, third.asnumpy())
 
 # %% [markdown]
-# An idle device still holds the gradient of an earlier step, and the all-reduce would add it again
-# (chapters 02 and 05). So we give it a loss whose gradient is zero: all its weights, times 0. The
-# backward pass then writes fresh zeros.
+# An idle device still holds the gradient of an earlier step, and a sum would add it again (chapters
+# 02 and 05). So we give it a loss whose gradient is zero: all its weights, times 0. The backward
+# pass then writes fresh zeros. (A weighted mean multiplies the old gradient by 0 anyway. There the
+# zero loss is for Trainer, which refuses old gradients, as we'll see.)
 
 # %%
 def zero_loss(net, device):
@@ -87,9 +88,10 @@ def backward_or_zero(net, x, y, sizes, sum_or_mean):
     autograd.backward(losses)
 
 # %% [markdown]
-# With it, here are chapter 12's two ways. After sums, `trainer.step` adds up and divides. After
-# means, a function `combine` makes the gradients right in place, here `average`; `trainer.update`
-# only updates.
+# With it, here are chapter 12's two ways. After sums, `trainer.step` adds up and divides by the
+# images. After means, a function `combine` changes the gradients of one parameter, a list with one
+# for each device: `average` multiplies each by its share of the images, in place, and `allreduce`
+# puts their sum into all. Then `trainer.update(1)` only updates, and divides by 1.
 
 # %%
 def step_of_sums_or_zero(net, trainer, x, y, sizes):
@@ -107,7 +109,7 @@ def average(gradients, sizes):
 def step_of_means_or_zero(net, trainer, x, y, sizes, combine):
     backward_or_zero(net, x, y, sizes, nd.mean)
     for parameter in net.collect_params().values():
-        combine(parameter.list_grad(), sizes)
+        combine(parameter.list_grad(), sizes)  # returns nothing: it changes the gradients
     trainer.update(1)
 
 
@@ -156,14 +158,16 @@ def replicas_after(step, cuts, on_store):
 
 # %% tags=["trains"]
 ALONE = [[64], [64], [32]]
-whole = replicas_after(step_alone, ALONE, on_store=False)[0]  # of its only device
+replicas = replicas_after(step_alone, ALONE, on_store=False)
+whole = replicas[0]  # the weights of the only device
 
 
 def distance_to_one(step, cuts, on_store):
-    return largest_difference(replicas_after(step, cuts, on_store), whole)
+    replicas = replicas_after(step, cuts, on_store)
+    return largest_difference(replicas, whole)  # each replica against whole
 
 # %% [markdown]
-# Now the last step leaves the third device without images. **Predict:** how far off are the ways?
+# Now the last step leaves the third device without images. **Predict:** how far off are both ways?
 
 # %% tags=["measured"]
 ONE_IDLE = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]
@@ -190,7 +194,7 @@ for cuts in cases:
     assert distance_to_one(weighted_means, cuts, False) < 1e-12, f"means, cut {cuts}"
 
 # %% [markdown]
-# Only by rounding. **An idle device takes part with a gradient of zero.**
+# All are off only by rounding. **An idle device takes part with a gradient of zero.**
 #
 # ## Two mistakes
 #
@@ -205,7 +209,8 @@ def without_backward(net, trainer, x, y, sizes):
     with autograd.record():
         for x_shard, y_shard in zip(x_shards, y_shards):
             if x_shard is not None:
-                losses.append(cross_entropy(net(x_shard), y_shard))
+                losses.append(nd.sum(cross_entropy(net(x_shard), y_shard)))
+            # no else: an idle device has no loss
     autograd.backward(losses)
     trainer.step(sum(sizes))
 
@@ -216,7 +221,7 @@ def average_of_busy(gradients, sizes):
         if size > 0:
             gradient *= size / sum(sizes)
             busy.append(gradient)
-    allreduce(busy)
+    allreduce(busy)  # without the idle device
 
 
 without_allreduce = partial(step_of_means_or_zero, combine=average_of_busy)
@@ -242,14 +247,27 @@ found = replicas_after(without_allreduce, ONE_IDLE, on_store=False)
 for replica in found[:2]:
     assert largest_difference(replica, whole) < 1e-12, "busy devices are right"
 assert largest_difference(found[2], whole) > 1e-3, "only the idle one is wrong"
+IDLE_BEFORE = [[40, 16, 8], [40, 24, 0], [16, 8, 8]]  # in the step before the last
+for replica in replicas_after(without_allreduce, IDLE_BEFORE, on_store=False):
+    assert largest_difference(replica, whole) > 1e-3, "one step later all are wrong"
 for replica in replicas_after(without_backward, ONE_IDLE, on_store=True):
     assert largest_difference(replica, whole) > 1e-3, "all are wrong"
 try:
     replicas_after(without_backward, ONE_IDLE, on_store=False)
 except UserWarning as error:
-    assert "has not been updated by backward" in str(error), error
+    message = str(error)
+    assert "has not been updated by backward" in message, message
+    begin = message.index("on context")
+    end = message.index(".", begin)
+    print(f'each device updates: Trainer refuses: "... {message[begin:end]}"')
 else:
     raise AssertionError("where each device updates, Trainer should refuse an old gradient")
+try:
+    replicas_after(without_backward, [[40, 24, 0], [8, 40, 16], [20, 8, 4]], on_store=True)
+except UserWarning as error:
+    assert "has not been updated by backward" in str(error), error
+else:
+    raise AssertionError("a device that is idle in its first step has no old gradient")
 
 last_shard = []  # the gradient of the third device's 16 images, one step ago
 
@@ -277,24 +295,28 @@ found = replicas_after(without_backward, ONE_IDLE, on_store=True)
 assert largest_difference(found, expected) < 1e-12, "not the old gradient of its own shard"
 
 # %% [markdown]
-# `without_backward` adds the old gradient of the idle device's last shard, and all replicas are
-# wrong. No error was raised. Trainer does refuse old gradients, but where the store updates it
-# never marks one as used (`_update` in `gluon/trainer.py`, 1.9.1); with `update_on_kvstore=False`
-# it raises. `without_allreduce` is wrong on the idle device only, which gets no sum. A test that
-# looks at the first device passes it. **Test with an idle device, and look at all replicas.**
+# `without_backward` adds the idle device's gradient of the step before, and all replicas are wrong.
+# No error was raised. Trainer does refuse old gradients where each device updates: that is the
+# message above. But where the store updates, Trainer never marks a gradient as used (`_update` in
+# `gluon/trainer.py`, 1.9.1), so after a device's first step it takes any.
+#
+# In `without_allreduce` only the idle device, which gets no sum, goes wrong in this step. So a test
+# that ends here and looks at the first device passes it. One step later its wrong weights are in
+# everybody's gradient. **Test with an idle device, go on for a step, and look at all replicas.**
 #
 # ## A sum in new arrays
 #
-# May `combine` put its result into new arrays? `parameter.list_grad()` returns the parameter's own
-# list. So what we put into `gradients` is what Trainer reads. **Predict:** is the first step right?
-# And the second?
+# May `combine` put its result into new arrays? `average` changed the arrays, by `gradient *= ...`.
+# Here `gradients[0] = total` puts *another array* into the list. The list is the parameter's own,
+# so Trainer reads that array. But `backward` writes into the arrays that it has always written
+# into. **Predict:** is the first step right? And the second?
 
 # %% tags=["trains"]
 def into_new_arrays(gradients, sizes):
     n = sum(sizes)
     second = gradients[1].as_in_context(four[0])
     total = gradients[0] * (sizes[0] / n) + second * (sizes[1] / n)
-    gradients[0] = total
+    gradients[0] = total  # another array, not `gradients[0][:] = total`
     gradients[1] = total.as_in_context(four[1])
 
 
@@ -306,25 +328,31 @@ for steps in [1, 2]:
     print(f"after {steps} step(s), right:", largest_difference(found, expected) < 1e-12)
 
 # %% [markdown]
-# Only the first. In it Trainer reads the new arrays, and all is well. In the second, `backward`
-# writes into the old arrays, which are no longer in the list. `combine` gets the first step's
-# result, on both devices, and a weighted mean of two equal arrays changes nothing. So each later
-# step repeats the first gradient. **A test should take several steps, on different batches.**
+# Only the first. In the second, `backward` writes into the old arrays, which are no longer in the
+# list. `combine` gets the first step's result, on both devices, and a weighted mean of two equal
+# arrays changes nothing. So each later step repeats the first gradient. (Trainer doesn't refuse:
+# `backward` did run.) **A test should take several steps, on different batches.**
 #
 # ## Equal shards hide mistakes
 #
-# Must a test have unequal shards? Here are five more mistakes, on two devices:
+# Must a test have unequal shards? Here are seven more mistakes, on two devices. Three are in how
+# means are combined:
 #
-# - `one_left_out`: the second device's gradient isn't added;
-# - `averaged_twice`: weighted means are divided by the number of devices once more;
+# - `unweighted_means`: the mean of means, without weights;
+# - `weights_swapped`: each device's mean gets the other's weight;
+# - `averaged_twice`: weighted means are divided by the number of devices once more.
+#
+# The others:
+#
+# - `one_left_out`: no all-reduce, and only the first device's mean gets its weight;
 # - `by_twice_the_larger`: sums are divided by twice the size of the larger shard;
 # - `by_64_always`: sums are divided by 64, though the last batch has 32 images;
 # - `labels_elsewhere`: each image has the label of the next.
 #
-# **Predict:** which one do equal shards hide?
+# **Predict:** which three do equal shards hide?
 
 # %% tags=["fold", "trains"]
-# check: unequal shards show six mistakes, equal ones hide one; later steps repeat a gradient
+# check: which of these mistakes, and of `into_new_arrays`, equal shards hide; its later steps
 def no_step(net, trainer, x, y, sizes):
     pass
 
@@ -338,6 +366,16 @@ for old, middle, new in zip(start, after_one, after_two, strict=True):
 
 def one_left_out(gradients, sizes):
     gradients[0] *= sizes[0] / sum(sizes)
+
+
+def unweighted_means(gradients, sizes):
+    allreduce(gradients)
+    for gradient in gradients:
+        gradient /= len(gradients)
+
+
+def weights_swapped(gradients, sizes):
+    average(gradients, sizes[::-1])
 
 
 def averaged_twice(gradients, sizes):
@@ -363,6 +401,8 @@ def labels_elsewhere(net, trainer, x, y, sizes):
 
 mistakes = {
     "into_new_arrays": in_new_arrays,
+    "unweighted_means": partial(step_of_means_or_zero, combine=unweighted_means),
+    "weights_swapped": partial(step_of_means_or_zero, combine=weights_swapped),
     "one_left_out": partial(step_of_means_or_zero, combine=one_left_out),
     "averaged_twice": partial(step_of_means_or_zero, combine=averaged_twice),
     "by_twice_the_larger": by_twice_the_larger,
@@ -378,19 +418,19 @@ for name, step in mistakes.items():
         assert far > 1e-3 or far < 1e-12, f"{name}: neither clearly wrong nor right"
         words.append("show it" if far > 1e-3 else "hide it")
     print(f"{name:19} {words[0]:>14} {words[1]:>13}")
-    hidden = "hide it" if name == "by_twice_the_larger" else "show it"
-    assert words == ["show it", hidden], name
+    hidden = name in ["unweighted_means", "weights_swapped", "by_twice_the_larger"]
+    assert words == ["show it", "hide it" if hidden else "show it"], name
 assert distance_to_one(weighted_means, EQUAL, on_store=False) < 1e-12, "the right way passes"
 assert distance_to_one(step_of_sums_or_zero, UNEQUAL, on_store=False) < 1e-12, "and here"
 
 # %% [markdown]
-# Twice the larger shard is the batch, where both shards are equal. In the same way equal shards
-# hide the mean of means. **Test on unequal shards.**
+# Where both shards are equal, so are both weights, and twice the larger shard is the batch. **Test
+# on unequal shards.**
 #
 # ## What a mean of means does
 #
 # Suppose a program takes the mean of two means, on shards of three images and one. How wrong is
-# that in training? If the images are dealt at random, it is right *on average*. Let there be three
+# that gradient? If the images are dealt at random, it is right *on average*. Let there be three
 # kinds of images, with the gradients 0, 1 and 5. There are $3^4 = 81$ ways to draw four of them:
 
 # %%
@@ -417,8 +457,10 @@ print(f"mean of all four images: worth {kinds.var() / mean_of_all.var():.1f} ima
 print(f"mean of both means:      worth {kinds.var() / mean_of_means.var():.1f} images")
 
 # %% [markdown]
-# Device $i$'s mean has $\frac{1}{n_i}$ of one image's variance. The mean of $k$ such means has the
-# sum of these, divided by $k^2$. So it is worth $k^2 / \sum_i \frac{1}{n_i}$ images:
+# Why 3? The two means have $\frac13$ and $\frac11$ of one image's variance. Half of their sum has
+# $(\frac13 + 1) / 2^2 = \frac13$ of it, as a mean of 3 images has. In general, device $i$'s mean
+# has $\frac{1}{n_i}$, the mean of $k$ such means the sum of these, divided by $k^2$. So it is worth
+# $k^2 / \sum_i \frac{1}{n_i}$ images:
 
 # %%
 def worth(sizes):
@@ -458,16 +500,17 @@ of_means = (last_is_5[:, :3].mean(axis=1) + last_is_5[:, 3]) / 2
 assert np.isclose(last_is_5.mean(), 2.75) and np.isclose(of_means.mean(), 3.5)
 
 # %% [markdown]
-# A batch of 256 that is cut 240 to 16 is worth 60 images: most of the work is for nothing. It is
-# worse if a device's images depend on *which device it is*, say because the data are sorted. If the
-# small shard's image always has the gradient 5, the mean of all four is 2.75 on average, and the
+# A batch of 256 that is cut 240 to 16 is worth 60 images, by its variance. It is worse if a
+# device's images depend on *which device it is*, say because the data are sorted. If the small
+# shard's image always has the gradient 5, the right mean, of all four, is 2.75 on average, and the
 # mean of both means 3.5. **Weight each mean by its images.**
 #
 # ## Summary
 #
 # - A device without images takes part in the backward pass with a loss whose gradient is zero.
-# - Left out of it, its old gradient is added again where the store updates, and nothing raises.
-#   Left out of the all-reduce, only its own replica goes wrong.
+# - If it is left out of the backward pass after its first step, its old gradient is added again
+#   where the store updates, and nothing raises. If it is left out of the all-reduce, its own
+#   replica goes wrong, and from the next step on all do.
 # - A mistake can be right for one step, on equal shards or on the first device. So a test takes
 #   several steps, on unequal shards, and looks at all replicas.
 # - A mean of means on shards $n_i$, dealt at random, is right on average, and as noisy as a batch
