@@ -39,8 +39,8 @@ folder = Path(scratch.name)  # our shared disk
 # %% [markdown]
 # ## torchrun: who am I?
 #
-# Each machine runs `torchrun` once. It starts as many processes as we say, usually one for each of
-# the machine's devices. All `torchrun`s meet at one address, the *rendezvous*, on a machine that we
+# Each machine runs `torchrun` once. It starts as many processes as we say, usually one for each
+# device. All `torchrun`s meet at one address, the *rendezvous*, on a machine that we
 # call HOST. There each machine gets its number.
 #
 # ![Two machines. On machine 0, torchrun has started two processes, with rank 0 and rank 1; on
@@ -131,9 +131,9 @@ assert [line.split() for line in lines] == expected
 # the random state of each rank. All four go into the checkpoint. New processes read all four from
 # it.](src/drawings/checkpoint.svg)
 #
-# We write a program, [resumable_train.py](resumable_train.py), which lies beside this notebook. Its
-# code is in the cells that begin with its name, and in four folded ones. (If you change a cell,
-# change the file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
+# We write [resumable_train.py](resumable_train.py), which lies beside this notebook. Its code is in
+# the cells that begin with its name, and in four folded ones. (If you change a cell, change the
+# file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
 #
 # It trains LeNet with *dropout*: in each training step, random numbers choose for each image which
 # units of a layer are left out. The choice is the image's *mask*.
@@ -452,7 +452,7 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__f
 # torchrun --nproc-per-node=2 --max-restarts=0 resumable_train.py FOLDER NAME --kill-at 22
 # ```
 #
-# Here `run_anew` does it. It deletes an older checkpoint first, and returns what each rank printed.
+# Here `run_anew` does it, without an older checkpoint, and returns what each rank printed.
 
 # %% tags=["torch", "fold"]
 # define: `run_anew`; `read_weights` of NAME.rank0, by step; `resume`, for later
@@ -549,7 +549,7 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # %% [markdown]
 # **Test a checkpoint by a kill, and compare bit for bit.** First make two unbroken runs equal: on
 # GPUs that may need `torch.use_deterministic_algorithms(True)` (PyTorch's *Reproducibility*). On
-# three ranks or more, last digits may differ all the same: there, the order of a sum matters.
+# three ranks or more, the order of a sum may change last digits all the same.
 #
 # ### Killed while it writes
 #
@@ -650,9 +650,8 @@ mistakes["no random states"]["random"] = new["random"]
 mistakes["no rank 1"]["random"] = [left["random"][0], left["random"][0]]  # twice rank 0's
 
 # %% [markdown]
-# Each resumed run will differ from the unbroken one. Does that make it wrong? A run with the masks
-# of another seed differs, too, and is just as good. We call such runs *fair*. How far do their
-# losses differ?
+# Each resumed run will differ from the unbroken one. But so does a run with the masks of another
+# seed, which is just as good. We call such runs *fair*. How far do their losses differ?
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # measure: losses of 8 fair runs, `left` with 8 seeds' masks; `loss_of_all`: of the 512 images
@@ -799,8 +798,8 @@ torch.set_rng_state(mine)
 
 # %% [markdown]
 # Without momentum, which adds up many gradients, the first step is too short (100 % is the unbroken
-# run's). Without the step, four batches come twice. Without the random states, the masks of step 0
-# come again. Without rank 1's state, both ranks draw the same 16 masks.
+# run's). Without the step, four batches come twice. Without rank 1's state, both ranks draw the
+# same 16 masks.
 #
 # So short a training can't show how much harm this does. **But no error tells of it, nor does the
 # loss at the end. So compare bit for bit.**
@@ -810,8 +809,7 @@ torch.set_rng_state(mine)
 # ## Elastic: a machine leaves
 #
 # A job is *elastic* if it goes on when the number of machines changes. `--nnodes=1:2` accepts one
-# or two. If one leaves, the other's process fails, and a restart must be allowed. So on each
-# machine, after `torchrun` and the rendezvous:
+# or two. If one leaves, the other's process fails, and needs a restart. So after the rendezvous:
 #
 # ```
 # --nnodes=1:2 --nproc-per-node=1 --max-restarts=3 resumable_train.py FOLDER elastic
