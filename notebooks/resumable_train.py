@@ -39,7 +39,7 @@ def snapshot(model, optimizer, step):
     }
 
 
-# define: `write` returns when the file is on the disk, so that a power failure can't lose it either
+# define: `write` returns when the bytes are on the disk, so what is renamed later is complete
 def write(state, path):
     with open(path, "wb") as file:
         torch.save(state, file)
@@ -82,7 +82,7 @@ def restore(path, model, optimizer):
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     rank = dist.get_rank()
-    if rank < len(saved["random"]):  # not so for a rank that wasn't there before
+    if rank < len(saved["random"]):  # a new rank has no saved state
         torch.set_rng_state(saved["random"][rank])
     return saved["step"]
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 15 · Many machines
 #
-# A long training on many machines sooner or later loses a process, and then all of it ends. This
-# chapter brings the training back, bit for bit.
+# A long training on many machines sooner or later loses a process, and then the whole job ends.
+# This chapter brings a training back, on two CPU processes to the last bit.
 #
 # ## What you'll do
 #
@@ -13,7 +13,7 @@
 #
 # - how a process learns its place among many;
 # - what a checkpoint must hold, how to write it, and how to test it;
-# - what goes wrong, unseen, if a part of the checkpoint is missing.
+# - what goes wrong, without an error, if a part of the checkpoint is missing.
 #
 # ## What you need
 #
@@ -39,15 +39,15 @@ folder = Path(scratch.name)  # our shared disk
 # %% [markdown]
 # ## torchrun: who am I?
 #
-# Each machine runs `torchrun` once, and `torchrun` starts one process for each of the machine's
-# devices. All `torchrun`s meet at one address, the *rendezvous*, on a machine that we call HOST.
-# There each machine gets its number.
+# Each machine runs `torchrun` once. It starts as many processes as we say, usually one for each
+# device. All `torchrun`s meet at one address, the *rendezvous*, on a machine that we
+# call HOST. There each machine gets its number.
 #
 # ![Two machines. On machine 0, torchrun has started two processes, with rank 0 and rank 1; on
 # machine 1, two with rank 2 and rank 3. Their local ranks are 0 and 1 on each machine. Machine 0
 # is HOST and keeps the rendezvous; both torchruns point to it.](src/drawings/torchrun.svg)
 #
-# How does a process learn its place? `torchrun` sets four variables in its environment:
+# How does a process learn its place? `torchrun` sets variables in its environment, among them:
 #
 # - `RANK`: the process's number in the whole job;
 # - `LOCAL_RANK`: its number on its machine;
@@ -124,16 +124,16 @@ assert [line.split() for line in lines] == expected
 # ## A program that can be killed
 #
 # If a process fails, `torchrun` ends the others. With `--max-restarts` it then starts *all* of them
-# anew. They know only their program and its arguments. All else is gone, unless it is in a file, a
-# *checkpoint*. What must that hold?
+# anew. They have only their program, its arguments and `torchrun`'s variables. All else is gone,
+# unless it is in a file, a *checkpoint*. What must that hold?
 #
 # ![Four things change during training: the model's weights, the optimizer's momentum, the step, and
 # the random state of each rank. All four go into the checkpoint. New processes read all four from
 # it.](src/drawings/checkpoint.svg)
 #
-# We write a program, [resumable_train.py](resumable_train.py), which lies beside this notebook. Its
-# parts are here, in cells that begin with its name and in four folded ones. (If you change a cell,
-# change the file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
+# We write [resumable_train.py](resumable_train.py), which lies beside this notebook. Its code is in
+# the cells that begin with its name, and in four folded ones. (If you change a cell, change the
+# file too.) `dist` is `torch.distributed`, `F` is `torch.nn.functional`.
 #
 # It trains LeNet with *dropout*: in each training step, random numbers choose for each image which
 # units of a layer are left out. The choice is the image's *mask*.
@@ -175,7 +175,8 @@ def new_training():
 # %% [markdown]
 # ### What the checkpoint holds
 #
-# The four parts of the figure. `all_gather_object` fills a list with one object from each rank:
+# The four parts of the figure. A *random state* says where a rank's generator stands.
+# `all_gather_object` fills a list with one object from each rank:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -193,10 +194,10 @@ def snapshot(model, optimizer, step):
 # ### How it is written
 #
 # If a process were killed while it overwrites the old checkpoint, half a new one would be left. So
-# it writes another file, and renames that when it is complete.
+# write a second file, and rename it when it is complete.
 
 # %% tags=["torch", "fold", "file:resumable_train.py"]
-# define: `write` returns when the file is on the disk, so that a power failure can't lose it either
+# define: `write` returns when the bytes are on the disk, so what is renamed later is complete
 def write(state, path):
     with open(path, "wb") as file:
         torch.save(state, file)
@@ -228,8 +229,8 @@ def print_parts(saved):
     print("random:   ", len(saved["random"]), "states")
 
 # %% [markdown]
-# We try it before any training, in two processes, by `ranks` of chapter 14. **Predict:** what does
-# the checkpoint hold?
+# We try it before any training, in two processes, by `ranks` of chapter 14. **Predict:** how
+# many arrays of momentum are there?
 
 # %% tags=["torch"]
 def save_new(path):
@@ -242,7 +243,7 @@ new = torch.load(folder / "new.pt")
 print_parts(new)
 
 # %% [markdown]
-# No momentum yet.
+# None: the optimizer makes them in its first step.
 #
 # ### The step tells which images come next
 #
@@ -280,16 +281,20 @@ print("rank 0 of 2: ", rows[0::2])  # every second row, from the first
 print("rank 1 of 2: ", rows[1::2])
 
 # %% tags=["torch", "fold"]
-# check: each image once an epoch, on 1, 2, 3 or 5 ranks, and another order in the next epoch
+# check: in each of three epochs, each image once, on 1, 2, 3 or 5 ranks; and three orders
 for k in [1, 2, 3, 5]:
-    seen = []
-    for step in range(16, 32):
-        for rank in range(k):
-            share = batch_rows(step)[rank::k]
-            assert len(share) > 0, "every rank has images in every step"
-            seen.extend(share.tolist())
-    assert sorted(seen) == list(range(512)), "each image once"
-assert not torch.equal(batch_rows(0), batch_rows(16)), "another order in the next epoch"
+    for epoch in range(3):
+        seen = []
+        for step in range(16 * epoch, 16 * epoch + 16):
+            for rank in range(k):
+                share = batch_rows(step)[rank::k]
+                assert len(share) > 0, "every rank has images in every step"
+                seen.extend(share.tolist())
+        assert sorted(seen) == list(range(512)), "each image once"
+first_batches = set()
+for first_step in [0, 16, 32]:
+    first_batches.add(tuple(batch_rows(first_step).tolist()))
+assert len(first_batches) == 3, "each epoch has an order of its own"
 
 # %% [markdown]
 # So this is a step:
@@ -318,7 +323,7 @@ def restore(path, model, optimizer):
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     rank = dist.get_rank()
-    if rank < len(saved["random"]):  # not so for a rank that wasn't there before
+    if rank < len(saved["random"]):  # a new rank has no saved state
         torch.set_rng_state(saved["random"][rank])
     return saved["step"]
 
@@ -447,7 +452,7 @@ if __name__ == "__main__" and "__file__" in globals():  # a notebook has no `__f
 # torchrun --nproc-per-node=2 --max-restarts=0 resumable_train.py FOLDER NAME --kill-at 22
 # ```
 #
-# Here `run_anew` does it. It deletes an older checkpoint first, and returns what each rank printed.
+# Here `run_anew` does it, without an older checkpoint, and returns what each rank printed.
 
 # %% tags=["torch", "fold"]
 # define: `run_anew`; `read_weights` of NAME.rank0, by step; `resume`, for later
@@ -542,32 +547,71 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # DDP may change that (`should_rebuild_buckets` in c10d's `reducer.hpp`). A sum of two doesn't.
 
 # %% [markdown]
-# **Test a checkpoint by a kill, and compare bit for bit.** (On three ranks or more, last digits may
-# differ: there, the order of a sum matters.)
+# **Test a checkpoint by a kill, and compare bit for bit.** First make two unbroken runs equal: on
+# GPUs that may need `torch.use_deterministic_algorithms(True)` (PyTorch's *Reproducibility*). On
+# three ranks or more, the order of a sum may change last digits all the same.
 #
 # ### Killed while it writes
 #
 # Is the rename needed? We kill two processes when half of the new checkpoint is written:
 
 # %% tags=["torch", "fold"]
-# check: killed half-way, `save` leaves the old checkpoint; written in place, it is torn
+# check: written in place, it is torn; by `save`, never, wherever after half-way we kill
 half_way = """
 import os, shutil, signal, sys, torch
 from resumable_train import save, write
 
+old = sys.argv[1] + "/killed.pt"
+complete = os.stat(old).st_size
+state = torch.load(old)
+state["step"] = 24  # the new one
+sync = os.fsync
+
 def killed(number):  # in place of fsync
-    os.ftruncate(number, os.fstat(number).st_size // 2)
+    assert os.fstat(number).st_size == complete, "a part is still in Python's buffer"
+    os.ftruncate(number, complete // 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
-os.fsync = killed
-state = torch.load(sys.argv[1] + "/killed.pt")
-for way in [save, write]:
-    path = f"{sys.argv[1]}/{way.__name__}.pt"
-    shutil.copy(sys.argv[1] + "/killed.pt", path)
+def killed_later(moment):  # `moment` bytecodes after fsync
+    def count(frame, event, argument):
+        nonlocal moment
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            moment -= 1
+        if moment < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return count
+
+    def sync_then_count(number):
+        sync(number)
+        frame = sys._getframe(1)
+        while frame is not None:  # those that run already
+            frame.f_trace_opcodes = True
+            frame.f_trace = count
+            frame = frame.f_back
+        sys.settrace(count)
+
+    return sync_then_count
+
+def status_of(way, path, in_place_of_fsync):
+    shutil.copy(old, path)
     if os.fork() == 0:
+        os.fsync = in_place_of_fsync
         way(state, path)
+        sys.settrace(None)
         os._exit(0)
-    assert os.wait()[1] == signal.SIGKILL, "it was killed"
+    return os.wait()[1]
+
+for way in [save, write]:
+    assert status_of(way, f"{sys.argv[1]}/{way.__name__}.pt", killed) == signal.SIGKILL
+path = sys.argv[1] + "/later.pt"
+moment = 0
+steps = []
+while status_of(save, path, killed_later(moment)) == signal.SIGKILL:
+    steps.append(torch.load(path)["step"])
+    moment += 1
+assert torch.load(path)["step"] == 24, "not killed: the new one"
+assert steps[0] == 20 and steps[-1] == 24 and steps == sorted(steps), "the old one, then the new"
 """
 subprocess.run([sys.executable, "-c", half_way, folder], check=True)
 assert same(torch.load(folder / "save.pt"), left), "the old one, whole"
@@ -590,7 +634,8 @@ print("by `save`:        the old checkpoint, of step", torch.load(folder / "save
 # - *no random states*: they are those of new processes;
 # - *no rank 1*: only rank 0's random state is saved. Both ranks get it.
 #
-# Their checkpoints are copies of `left`, that of step 20, with one part changed:
+# Their checkpoints are copies of `left`, that of step 20, with one part changed. (`new` is the
+# checkpoint from before any training.)
 
 # %% tags=["torch"]
 mistakes = {
@@ -605,12 +650,11 @@ mistakes["no random states"]["random"] = new["random"]
 mistakes["no rank 1"]["random"] = [left["random"][0], left["random"][0]]  # twice rank 0's
 
 # %% [markdown]
-# Each resumed run will differ from the unbroken one. Does that make it wrong? A run with the masks
-# of another seed differs, too, and is just as good. We call such runs *fair*. How far do their
-# losses differ?
+# Each resumed run will differ from the unbroken one. But so does a run with the masks of another
+# seed, which is just as good. We call such runs *fair*. How far do their losses differ?
 
 # %% tags=["torch", "trains", "measured", "fold"]
-# measure: losses of 8 fair runs: `left`, resumed with its own masks, and those of 7 other seeds
+# measure: losses of 8 fair runs, `left` with 8 seeds' masks; `loss_of_all`: of the 512 images
 def random_states(seed):
     """Those of a new training on two ranks, with another seed."""
     states = []
@@ -632,26 +676,40 @@ fair = {"seed 0": left}
 for seed in range(1, 8):
     fair[f"seed {seed}"] = {**left, "random": random_states(seed)}
 fair_runs = resume(fair)
-fair_losses = [loss_of_all(weights[47]) for weights in fair_runs.values()]
-print(f"8 fair runs: loss at the end {min(fair_losses):.2f} to {max(fair_losses):.2f}")
+fair_losses = {}  # by step
+for step in [24, 47]:
+    fair_losses[step] = [loss_of_all(weights[step]) for weights in fair_runs.values()]
+    lowest, highest = min(fair_losses[step]), max(fair_losses[step])
+    print(f"8 fair runs: loss after step {step}: {lowest:.2f} to {highest:.2f}")
 
 # %% [markdown]
-# **Predict:** which mistake raises an error, or shows in the loss?
+# **Predict:** which mistake raises an error? Which shows in the loss soon after the resumption, and
+# which at the end?
 
 # %% tags=["torch", "trains", "measured"]
 runs = resume(mistakes)  # the weights after each step, by name
 for name, weights in runs.items():
-    print(f"{name:17} loss at the end {loss_of_all(weights[47]):.2f}")
+    soon = loss_of_all(weights[24])
+    at_end = loss_of_all(weights[47])
+    print(f"{name:17} loss after step 24: {soon:.2f}, at the end: {at_end:.2f}")
 
 # %% [markdown]
-# None: fair runs differ as much among themselves.
+# No error. Soon after the resumption two losses stand out: *no momentum* is above the fair ones,
+# *no step* below, with four more steps done. At the end none does: fair runs differ about as much.
 
 # %% tags=["torch", "fold"]
-# check: no loss is far outside the fair ones; nor do the weights tell: other masks move them as far
+# check: soon two losses tell, at the end none; nor do the weights: other masks move them as far
 assert same(fair_runs["seed 0"], again), "`left` as it is, is the unbroken run"
-width = max(fair_losses) - min(fair_losses)
-for name, weights in runs.items():
-    assert min(fair_losses) - width < loss_of_all(weights[47]) < max(fair_losses) + width, name
+for step, margin in [(24, 1 / 2), (47, 1 / 10)]:  # of the fair runs' width
+    lowest, highest = min(fair_losses[step]), max(fair_losses[step])
+    width = highest - lowest
+    for name, weights in runs.items():
+        loss = loss_of_all(weights[step])
+        inside = lowest - margin * width < loss < highest + margin * width
+        stands_out = step == 24 and name in ["no momentum", "no step"]
+        assert inside != stands_out, (step, name)
+assert loss_of_all(runs["no momentum"][24]) > max(fair_losses[24])
+assert loss_of_all(runs["no step"][24]) < min(fair_losses[24])
 
 
 def from_unbroken(weights):
@@ -710,23 +768,27 @@ def different_masks(saved):
 
 mine = torch.get_rng_state()
 too_short = step_length(runs["no momentum"]) / step_length(again)
+fair_lengths = [step_length(run) / step_length(again) for run in fair_runs.values()]
+twice_fair = images_twice(min(again))
+twice = images_twice(min(runs["no step"]))
 rows = [
     ("", "what is measured", "fair", "damaged"),
-    ("no momentum", "length of the first step", "100%", f"{too_short:.0%}"),
-    ("no step", "images trained on twice in the epoch", images_twice(20), images_twice(16)),
+    ("no momentum", "length of the first step", f"{min(fair_lengths):.0%} or more",
+     f"{too_short:.0%}"),
+    ("no step", "images trained on twice in the epoch", twice_fair, twice),
     ("no random states", "masks of step 0 that come again", masks_of_step_0(left),
      masks_of_step_0(mistakes["no random states"])),
     ("no rank 1", "different masks for 32 images", different_masks(left),
      different_masks(mistakes["no rank 1"])),
 ]
 for name, what, of_fair, of_damaged in rows:
-    print(f"{name:17} {what:37} {of_fair:>5} {of_damaged:>8}")
+    print(f"{name:17} {what:37} {of_fair:>11} {of_damaged:>8}")
 
 for name, weights in {**fair_runs, **runs}.items():  # other masks don't make the step so short
     relative = step_length(weights) / step_length(again)
     assert (relative < 0.75) == (name == "no momentum"), name
-assert images_twice(20) == 0
-assert images_twice(16) == 128
+assert twice_fair == 0
+assert twice == 128
 for name, saved in {**fair, **mistakes}.items():
     assert masks_of_step_0(saved) == (32 if name == "no random states" else 0), name
     assert different_masks(saved) == (16 if name == "no rank 1" else 32), name
@@ -735,21 +797,25 @@ for rank in range(2):  # these are the program's masks: 20 steps of them lead to
 torch.set_rng_state(mine)
 
 # %% [markdown]
-# Without momentum, which adds up many gradients, the first step is too short. Without the step,
-# four batches come twice. Without the random states, the masks of step 0 come again. Without rank
-# 1's, both ranks draw the same 16 masks, and each is used for two images.
+# Without momentum, which adds up many gradients, the first step is too short (100 % is the unbroken
+# run's). Without the step, four batches come twice. Without rank 1's state, both ranks draw the
+# same 16 masks.
 #
-# So short a training can't show how much harm this does. **But no error and no loss tells of it. So
-# compare bit for bit.**
+# So short a training can't show how much harm this does. **But no error tells of it, nor does the
+# loss at the end. So compare bit for bit.**
 #
 # NumPy's, Python's and a GPU's generators have random states of their own: save those you use.
 #
 # ## Elastic: a machine leaves
 #
-# A job is *elastic* if it goes on when the number of machines changes. With `--nnodes=1:2`,
-# `torchrun` accepts one or two. If one joins or leaves, all processes start anew, on the machines
-# that are there. Here are two, with one process each. One leaves before step 22, on purpose. The
-# other prints:
+# A job is *elastic* if it goes on when the number of machines changes. `--nnodes=1:2` accepts one
+# or two. If one leaves, the other's process fails, and needs a restart. So after the rendezvous:
+#
+# ```
+# --nnodes=1:2 --nproc-per-node=1 --max-restarts=3 resumable_train.py FOLDER elastic
+# ```
+#
+# One of two machines leaves before step 22, on purpose. The other prints:
 
 # %% tags=["torch", "trains", "fold"]
 # measure: what the machine that stays prints
@@ -776,8 +842,8 @@ for name in settings:
 print(elastic_printed, end="")
 
 # %% [markdown]
-# It goes on alone, from step 20. Now rank 0 draws the masks of all 32 images. So the result should
-# not be the unbroken run's, but that of `left`, resumed on one rank:
+# It goes on alone, from step 20, and draws the masks of all 32 images. So the result should not be
+# the unbroken run's, but that of `left`, resumed on one rank:
 
 # %% tags=["torch", "trains", "measured", "fold"]
 # measure: the last weights, compared with those of `left` on one rank, and of the unbroken run
@@ -796,8 +862,8 @@ assert list(elastic) == list(range(20, 48))
 assert not torch.equal(elastic[20], whole[20])
 
 # %% [markdown]
-# If HOST is lost, the job ends (`torch/distributed/run.py`, "Failure Modes"). If the number of
-# ranks doesn't divide 32, DDP's mean is not the batch's (exercise 2).
+# HOST must stay: it holds the rendezvous. If the number of ranks doesn't divide 32, DDP's mean is
+# not the batch's (exercise 2).
 #
 # MXNet's own way over several machines: deeper: The parameter server. What links and memory allow,
 # and how often to save: deeper: Costs on paper.
@@ -810,7 +876,8 @@ assert not torch.equal(elastic[20], whole[20])
 # - A checkpoint holds model, optimizer, step, and each rank's random state. So LeNet on two ranks
 #   ended bit for bit like the unbroken run.
 # - Write aside, then rename. Test a checkpoint by a kill.
-# - Without one of the parts, the resumed run did what no fair run does. No error and no loss told.
+# - Without momentum, step or random states, the resumed run did what no fair run does. No error
+#   told of it, nor did the loss at the end.
 #
 # **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation.
 

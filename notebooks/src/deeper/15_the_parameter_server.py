@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Deeper · The parameter server
 #
-# In chapter 15 the ranks add up their gradients among themselves. In an older design *servers* do
-# it (M. Li et al., OSDI 2014). Across machines, MXNet's key-value store (chapter 07) has them. Who
+# In chapter 15 the ranks add up their gradients among themselves. In another design *servers* add
+# them (M. Li et al., OSDI 2014). Across machines, MXNet's key-value store (chapter 07) has such
+# servers. Who
 # divides by the batch then, who updates the weights, and who notices a death?
 #
 # ![Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which adds them up to
@@ -61,7 +62,8 @@ folder = Path(scratch.name)
 # %% [markdown]
 # ## Who am I?
 #
-# How does a process learn its role? From its environment, when it imports MXNet:
+# How does a process learn its role? From its environment: a scheduler or server when it imports
+# MXNet, a worker when it creates its store.
 
 # %%
 def variables(role, host, root, port, workers, servers):
@@ -76,7 +78,8 @@ def variables(role, host, root, port, workers, servers):
 
 # %% [markdown]
 # For scheduler and server, `import mxnet` with their role is enough: the process serves, and exits
-# inside the import. **So never set a role in a notebook**, whose kernel would end there.
+# inside the import. **So in a notebook, never set one of these two roles** before the import: its
+# kernel would end there.
 #
 # A worker's code must be in a file. `write_script` writes our function into one. `run_by_hand`
 # starts one scheduler, one server and the workers on this machine.
@@ -133,9 +136,9 @@ def run_by_hand(script, workers):
     return sorted(printed)
 
 # %% [markdown]
-# The smallest worker pushes 1 to 6, times its own number. The store's kind is `dist_sync`: when as
-# many pushes of a key have come as there are workers, the server answers all of them. Without an
-# optimizer, their sum *replaces* what it had (`ApplyUpdates` in
+# The shortest worker program pushes 1 to 6, times its rank + 1, to key 0. The store's kind is
+# `dist_sync`: when as many pushes of a key have come as there are workers, the server answers all
+# of them. Without an optimizer, their sum *replaces* what it had (`ApplyUpdates` in
 # `src/kvstore/kvstore_dist_server.h`). A worker's pull waits for its own push.
 #
 # **Predict** what three workers pull, and what worker 0 gets when it then pushes 1, 10 and 100
@@ -454,14 +457,16 @@ for rank in range(3):
           f"{float(slow[rank]):.1f} with worker 2 slow")
 
 # %% tags=["fold"]
-# check: the slow worker's gradients are the oldest
+# check: the slow worker's gradients are the oldest; and no worker counts its own updates
 assert float(slow[2]) > max(float(slow[0]), float(slow[1]))
+(alone,) = on_workers(1, mean_age, pauses=[0.02])
+assert float(alone) == 0
 
 # %% [markdown]
 # Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
 # While the slow one computes, they update five times each: 10. While a fast one computes, the other
-# updates once and the slow one a fifth of a time: 1.2. Pushes and pulls take time too, which lowers
-# ages.
+# updates once and the slow one a fifth of a time: 1.2. Pushes and pulls take time too, which
+# probably lowers ages.
 #
 # ## What fails, and who notices
 #
@@ -530,7 +535,7 @@ assert "step 3 done" in printed_2 and "step 9 done" not in printed_2
 assert still_running() == [], "a process is left"
 
 # %% [markdown]
-# All but the dead one. A worker waits for a push that never comes, or for a server.
+# Three: all but the dead one. A worker waits for a push that never comes, or for a server.
 #
 # And if worker 1 takes four steps, and worker 0 only three? **Predict** which processes end.
 
@@ -557,7 +562,7 @@ assert still_running() == []
 # | --- | --- | --- | --- |
 # | a worker | the others hang | `Failed` names it | restarts all, or ends all |
 # | a server | workers hang | `Failed` names it | has none |
-# | unequal steps | the last step hangs | `TimeoutError` | chapter 14: `join` |
+# | unequal steps | the last step hangs | `TimeoutError` | deeper: DDP's cases: `join` |
 #
 # **From Python, MXNet reports no death. Somebody has to watch.**
 #
@@ -611,7 +616,7 @@ assert 1e-9 < abs(ones) < 1e-7, "what float32 makes of 1/3"
 # - Without an optimizer, a server hands out the sum of what workers push; with one, weights.
 # - With `Trainer` the server divides and updates. Give `step` the size of the whole batch: then two
 #   workers equal one to 1e-12 under `dist_sync`.
-# - A learning rate that is set after the first step stays behind.
+# - A learning rate that is set after the first step doesn't reach the server.
 # - Under `dist_async` a gradient is as old as the number of updates that others make meanwhile.
 # - From Python, MXNet reports no death: somebody has to watch.
 # - Arrays of less than a million entries aren't divided among servers (exercise 1).
