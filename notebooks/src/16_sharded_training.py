@@ -153,8 +153,8 @@ def mean_shard(gradient):  # this rank's shard of the mean gradient
 # %% [markdown]
 # ## Stage 1: the optimizer's state
 #
-# Must every device update all weights? For one number of a weight, Adam needs its gradient and its
-# two means. So each rank can update *its shard*, and the shards are gathered. First
+# Must every device update all weights? For one number of a weight, Adam needs only that number's
+# gradient and two means. So each rank can update *its shard*, and the shards are gathered. First
 # one process trains a small network, to compare with.
 
 # %% tags=["fold", "measured"]
@@ -250,16 +250,17 @@ def train_with(kind):
     return net.state_dict(), means, whole, of_shards
 
 
-def compare(kind):
+def compare(kind, whole_left):
     for rank, (weights, means, whole, of_shards) in enumerate(ranks(train_with, kind)):
         print(f"numbers on rank {rank}: {means:,} of Adam's first mean, {whole:,} of whole "
               f"gradients, {of_shards:,} of shards' gradients")
         assert largest_difference(weights, one_process) < 1e-12, "not as one process"
         assert means == of_shards == 27_525, "half of 55,050"
+        assert whole == whole_left, "not as many whole gradients"
     print("both ranks have one process's weights, to 1e-12")
 
 # %% tags=["trains"]
-compare(FirstZeRO)
+compare(FirstZeRO, whole_left=55_050)
 
 # %% [markdown]
 # Half of the state is on each rank, and the result is the same.
@@ -267,7 +268,7 @@ compare(FirstZeRO)
 # ## Stage 2: gradients
 #
 # Why keep a whole gradient once it is reduced? When it is complete (chapter 14's hook tells us), we
-# reduce it and free it.
+# reduce it and free it. (One backward pass a step: a second's gradient would replace the first's.)
 
 # %% tags=["trains"]
 class SecondZeRO(FirstZeRO):
@@ -284,7 +285,7 @@ class SecondZeRO(FirstZeRO):
         self.update_and_gather()
 
 
-compare(SecondZeRO)
+compare(SecondZeRO, whole_left=0)
 
 # %% [markdown]
 # No whole gradient is left, only the shards': half of the numbers. Does stage 2 send more?
@@ -311,10 +312,10 @@ for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
     assert (reduced, gathered) == (55_050, 55_050)
 
 # %% [markdown]
-# No: both stages send the two halves of one all-reduce, as data parallelism does.
+# No: with one backward pass a step both send an all-reduce's two halves, as data parallelism does.
 
 # %% tags=["fold"]
-# check: three mistakes are noticed: not gathered, gradients too large, gradients in wrong order
+# check: mistakes are noticed: not gathered, gradients too large, in wrong order, not freed
 class NotGathered(FirstZeRO):
     def update_and_gather(self):
         self.adam.step()
@@ -336,10 +337,19 @@ for mistake in [NotGathered, Summed, Shifted]:
     found = [result[0] for result in ranks(train_with, mistake)]
     assert not largest_difference(found, one_process) < 1e-5, mistake.__name__
 
+
+class NotFreed(SecondZeRO):
+    def reduce_and_free(self, p):
+        self.reduce(p)
+
+
+for _, _, whole, _ in ranks(train_with, NotFreed):
+    assert whole == 55_050, "not 0: `compare` would notice"
+
 # %% [markdown]
 # ## Any size, any network
 #
-# The program has both stages for any network; its classes needn't be read. Where a size isn't
+# The program has both stages for other networks; its classes needn't be read. Where a size isn't
 # divisible by the number of ranks, shards are padded with zeros:
 
 # %% tags=["fold", "file:sharded_train.py"]
@@ -794,10 +804,10 @@ print("stages 1 and 2 equal one process to 1e-12")
 #
 # A layer can gather its weight, use it and drop it. But autograd keeps what the backward pass
 # needs, and for `x @ weight.T` that is the whole weight: the gradient of `x` is computed with it.
-# So we write a linear layer's two passes ourselves, as a `torch.autograd.Function`. `forward`
-# saves in `ctx` what `backward` will need. PyTorch calls `backward` with the output's gradient,
-# and takes one gradient for each argument of `forward`. Ours saves the weight's *shard*, and
-# gathers again:
+# So we write a linear layer's two passes ourselves, as a `torch.autograd.Function`. `forward` saves
+# in `ctx` what `backward` will need. PyTorch calls `backward` with the output's gradient, and
+# expects it to return one gradient for each argument of `forward`. Ours saves the weight's *shard*,
+# and gathers again:
 
 # %%
 class LinearFromShards(torch.autograd.Function):
@@ -925,7 +935,7 @@ assert ranks(holds_whole, our_function, 10) == [False, False]
 print("our function: freed")
 
 # %% [markdown]
-# **Autograd has only our shard, so Python frees the whole weight.**
+# **Of the weight autograd has only our shard, so Python frees the whole weight.**
 #
 # ### A small FSDP
 #
@@ -961,6 +971,8 @@ def first_fsdp(net):
 # define: `join_and_compare` trains, joins both ranks' shards, and compares with one process
 def train_shards(kind):
     model = kind(make_net())
+    for p in model.parameters():
+        assert p.untyped_storage().nbytes() == p.nbytes, "the whole is still in memory"
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), my_batches())
     return model.state_dict()
 
@@ -981,9 +993,10 @@ join_and_compare(first_fsdp)
 #
 # ### FSDP for any network
 #
-# The program's `FSDP` takes any module, and doesn't know its layers' formulas. It notices when a
-# weight is read, gathers it in an autograd function, and lets autograd save a note in the weight's
-# place. Each piece is tried alone in deeper: FSDP for any network.
+# The program's `FSDP` takes nearly any module (an LSTM it refuses, and says so), and doesn't know
+# its layers' formulas. It notices when a weight is read, gathers it in an autograd function, and
+# lets autograd save a note in the weight's place. Each piece is tried alone in deeper: FSDP for any
+# network.
 #
 # `FSDP` doesn't wait at once, either: while a gradient is sent, the backward pass goes on. A new
 # line in the loop waits for what is still under way at the end:
@@ -1526,7 +1539,7 @@ for name, (kind, at_gather, most) in expected.items():
     print(f"{name}: {at_gather} while the next layer computes, {most} at most")
 
 # %% [markdown]
-# **With two under way, messages travel while the next layer computes, and memory stays small.**
+# **At most two gradients are under way, and the next layer may compute meanwhile.**
 #
 # PyTorch's own FSDP is called on each part that is gathered together, then on the whole. The loop
 # needs no new line:
@@ -1682,7 +1695,7 @@ for name, (rest, gradients, peak) in memory.items():
 # check: bars of 3, 1.5, 1.5 and 3/4 between steps, gradients of 1 or 1/4, and the highest peak
 k = 4
 by_the_table = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2 / k, 1 / k),
-           "stage 3": (3 / k, 1 / k)}
+                "stage 3": (3 / k, 1 / k)}
 for name, expected in by_the_table.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
 largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
@@ -1691,33 +1704,45 @@ assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher: Adam computes in
-# arrays of its own, and layers' whole gradients or weights are there for a moment.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher: on the CPU Adam
+# computes in arrays of its own, and whole gradients or weights are there for a moment.
 #
-# What does stage 3 send? It gathers a weight twice and reduces once, three halves of an all-reduce
-# in place of two. Not for every weight:
+# What does stage 3 send in a step of one forward and one backward pass, where each weight is used
+# once? It gathers a weight twice and reduces once, three halves of an all-reduce in place of two.
+# Not for every weight:
 
 # %% tags=["fold"]
-# check: what each pass gathers
+# check: what each pass gathers; of a layer used three times the weight is gathered six times
 forward, again, _, _ = ranks(watch, Noting)[0]
 print("gathered in the forward pass:", ", ".join(forward))
 print("gathered again in the backward pass:", ", ".join(again))
 assert forward == list(one_process)
 assert again == ["4.weight", "2.weight"]
 
+
+def gather_a_layer_used_again():
+    layer = nn.Linear(4, 4)
+    model = Noting(nn.Sequential(layer, layer, layer))
+    model(torch.ones(1, 4, requires_grad=True)).sum().backward()
+    model.finish_gradient_synchronization()
+    return model.gathered.count("0.weight")
+
+
+assert ranks(gather_a_layer_used_again) == [6, 6]
+
 # %% [markdown]
 # A bias isn't needed again, nor is the first weight, since images need no gradient: `FSDP` gathers
-# neither a second time (`LinearFromShards` does gather the first weight again). So stage 3 sends
-# **up to one and a half times as much**. What that costs in time is in deeper: When sharding
-# pays.
+# neither a second time. So in such a step stage 3 sends **up to one and a half times as much**;
+# with several passes, or where a layer is used again, it sends more. What that costs in time is in
+# deeper: When sharding pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
-# *Clipping* scales gradients down where their norm is too large. PyTorch's `clip_grad_norm_` finds
-# the norm of one rank's shards, so each rank would scale by a factor of its own, without an error.
-# Use `model.clip_grad_norm`.
+# *Clipping* scales gradients down where their norm is too large. Of our FSDP PyTorch's
+# `clip_grad_norm_` finds the norm of one rank's shards, so each rank would scale by a factor of its
+# own, without an error. Use `model.clip_grad_norm`. (With `fully_shard` PyTorch's is right.)
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1737,18 +1762,31 @@ for rank, (of_shards, ours) in enumerate(both):
           f"model.clip_grad_norm's is {ours / right:.2f} of it")
 
 # %% tags=["fold"]
-# check: the squares of the ranks' norms add up to the right one's
+# check: the squares of the ranks' norms add up to the right one's; with `fully_shard` it is right
+def norm_with_fully_shard():
+    from torch.distributed.fsdp import fully_shard
+
+    net = make_net()
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    backward(net, my_part(batches[0][0]), my_part(batches[0][1]))
+    return nn.utils.clip_grad_norm_(net.parameters(), 1e9).full_tensor().item()
+
+
+assert np.allclose(ranks(norm_with_fully_shard), right, rtol=1e-12)
 assert np.isclose(np.hypot(both[0][0], both[1][0]), right, rtol=1e-12)
 assert both[0][0] < 0.99 * right and np.isclose(both[1][1], right, rtol=1e-12)
 
 # %% [markdown]
 # ### 2. Different layers
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape: gradients of different weights would be
-# averaged. Our FSDP notices it after the backward pass:
+# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. Both compute with half of `a` and half
+# of `b`, and gradients of different weights are averaged. Our FSDP notices it after the backward
+# pass, but not in an evaluation, which has none:
 
 # %% tags=["fold", "trains"]
-# check: it raises on both ranks
+# check: it raises on both ranks; in an evaluation both halves are used, and nothing is raised
 class Either(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1762,6 +1800,14 @@ class Either(nn.Module):
             return self.b(x)
 
 
+def evaluate_either():
+    model = FSDP(Either())
+    model.load_full_params({"a.weight": torch.ones(4, 4), "a.bias": torch.zeros(4),
+                            "b.weight": torch.full((4, 4), 10.0), "b.bias": torch.zeros(4)})
+    with torch.no_grad():
+        return model(torch.ones(1, 4)).tolist()
+
+
 def use_either():
     model = FSDP(Either())
     model(torch.ones(1, 4)).sum().backward()
@@ -1773,6 +1819,7 @@ def use_either():
 
 print(ranks(use_either)[0])
 assert "in another order" in ranks(use_either)[1]
+assert ranks(evaluate_either) == [[[4, 4, 40, 40]]] * 2, "half of a and half of b, no error"
 
 # %% [markdown]
 # ## The program
@@ -1858,10 +1905,11 @@ print(printed.splitlines()[-1])
 # | stage 2 | $4 + 12/k$ |
 # | stage 3 | $16/k$ |
 #
-# - Data parallelism and stages 1 and 2 send both halves of an all-reduce, stage 3 at most three.
+# - With one forward and one backward pass a step, each weight used once, data parallelism and
+#   stages 1 and 2 send both halves of an all-reduce, stage 3 at most three halves.
 # - Stage 3 gathers a weight when its layer computes, frees it, and gathers it again.
-# - All stages compute what one process does. In stage 3 all ranks must use the same layers in the
-#   same order.
+# - With equal shares and an elementwise optimizer, such as Adam, all stages compute what one
+#   process does. In stage 3 all ranks must use the same layers in the same order.
 #
 # More: deeper: FSDP for any network, deeper: State dicts that reshard and deeper: When sharding
 # pays. Next: [the map](map.md).
@@ -1911,7 +1959,8 @@ for factor, left in [(0.5, 0.5), (2, 1)]:  # half the norm; a norm that is small
 # ### Answer 2
 #
 # The order is noted in the first step. In the next ones `ahead` is the weight that is being
-# gathered. Only reads that are in the order are prefetched.
+# gathered. An evaluation, without gradients, isn't in the order: it gathers as before. A step that
+# reads in another order raises an error.
 
 # %% tags=["solution", "trains"]
 class Prefetching(FSDP):
@@ -1920,29 +1969,59 @@ class Prefetching(FSDP):
         self.order_of_reads = []
         self.seen = []
         self.ahead = None
+        self.prefetched = 0
+        self.evaluating = False
+
+    def forward(self, x):
+        self.evaluating = not torch.is_grad_enabled()
+        y = super().forward(x)
+        self.evaluating = False
+        return y
 
     def fetch(self, p):
+        if self.evaluating:
+            return super().fetch(p)
         place = len(self.seen)
         self.seen.append(p)
+        if self.order_of_reads:
+            assert self.order_of_reads[place] is p, "the order has changed"
         if self.ahead is None:
             gathered, wait = self.start(p)
         else:
             gathered, wait = self.ahead
+            self.prefetched += 1
         self.ahead = None
         if place + 1 < len(self.order_of_reads):
-            assert self.order_of_reads[place] is p, "the order has changed"
             self.ahead = self.start(self.order_of_reads[place + 1])
         wait()
         return p.cut.join(gathered)
 
     def finish_gradient_synchronization(self):
         super().finish_gradient_synchronization()
+        assert self.ahead is None, "the order has changed"
         self.order_of_reads = self.seen
         self.seen = []
 
 
-for weights, _ in ranks(train_fsdp, Prefetching):
+def train_and_evaluate():
+    model = Prefetching(make_net())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    prefetched = []  # in each step
+    for x, y in my_batches():
+        with torch.no_grad():
+            model(x)
+        before = model.prefetched
+        optimizer.zero_grad()
+        backward(model, x, y)
+        optimizer.step()
+        prefetched.append(model.prefetched - before)
+    return model.gather_full_params(), prefetched
+
+
+for weights, prefetched in ranks(train_and_evaluate):
+    print("weights prefetched in each step:", prefetched)
     assert largest_difference(weights, one_process) < 1e-12
+    assert prefetched == [0] + 9 * [7], "all 8 reads but a step's first"
 
 # %% [markdown]
 # ### Answer 3

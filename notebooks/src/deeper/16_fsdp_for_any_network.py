@@ -17,7 +17,8 @@
 #
 # ## What you need
 #
-# Chapter 16, no GPU, and PyTorch. Reading takes {reading time}, running about 20 seconds.
+# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running about 20
+# seconds.
 
 # %% tags=["torch"]
 import sys
@@ -54,10 +55,11 @@ def mean_shard(gradient):
 # %% [markdown]
 # ## Notice that a weight is read
 #
-# Nobody should have to write a network anew for us. So its layers stay as they are, and we find out
-# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. Python
-# looks there last. A *property* of the class is found first, and runs a function of ours. The layer
-# exists already, but an object can get another class, and keeps what is in it:
+# Nobody should have to rewrite a network for us. So its layers stay as they are, and we find out
+# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. There
+# its `__getattr__` looks, which Python asks only when it finds no `weight` elsewhere. A *property*
+# of the class is found before, and runs a function of ours. The layer exists already, but an object
+# can get another class, and keeps what is in it:
 
 # %%
 class Watched(nn.Linear):
@@ -98,7 +100,7 @@ assert torch.equal(watched[1], plain[1]) and torch.equal(plain[1], output)
 #
 # The property will return a weight that an autograd function has made from the shard. This one only
 # gathers. PyTorch knows the layer's formulas and brings the whole weight's gradient to `backward`,
-# which makes the shard's gradient of it. Nothing is kept in `ctx`.
+# which makes the shard's gradient from it. Nothing is kept in `ctx`.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -200,23 +202,27 @@ assert not hasattr(transposed.clone().untyped_storage(), "mark")
 # %% [markdown]
 # What must we remember to make the transpose again from a gathered weight? Its shape, and its
 # *stride*: how many numbers further in memory the next row begins, and the next column.
+# `as_strided` looks at the memory only, whatever shape the weight has there. For a slice, such as
+# `weight[1:]`, we also need the *offset*, the place in memory where it begins.
 
 # %%
 print("the weight's shape and stride:", tuple(weight.shape), weight.stride())
 print("the transpose's:", tuple(transposed.shape), transposed.stride())
-again = weight.as_strided((4, 2), (1, 4))
+again = weight.as_strided(size=(4, 2), stride=(1, 4))
 print("made from the weight's memory:", again.tolist())
+print("a slice's offset:", weight[1:].storage_offset())
 
 # %% tags=["fold"]
-# check: `as_strided` gives the transpose
+# check: `as_strided` gives the transpose, and with the offset the slice
 assert torch.equal(again, transposed)
+assert torch.equal(weight.as_strided((1, 4), (4, 1), 4), weight[1:])
 assert (weight.stride(), transposed.stride()) == ((4, 1), (1, 4))
 
 # %% [markdown]
 # ## Save a note
 #
 # Now the mark is the shard itself. Where a saved tensor's storage has one, autograd keeps a *note*:
-# the shard, the tensor's shape and its stride.
+# the shard, the tensor's shape, its stride and its offset.
 
 # %%
 def gather_and_mark(shard, shape):
@@ -229,20 +235,22 @@ def gather_and_mark(shard, shape):
 def save_note(tensor):
     storage = tensor.untyped_storage()
     if hasattr(storage, "shard"):
-        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride()}
+        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride(),
+                "offset": tensor.storage_offset()}
     else:
         return tensor
 
 # %% [markdown]
-# When the backward pass needs the weight, the second function gathers the numbers again. It does
-# so outside autograd (`detach`): `GatherAndWait` of the forward pass brings the shard its gradient.
+# When the backward pass needs the weight, the second function gathers again. It needs only the
+# shard's numbers, so it takes them without autograd's record (`detach`): the shard's gradient comes
+# through `GatherAndWait` of the forward pass.
 
 # %%
 def gather_again(saved):
     if isinstance(saved, dict):  # a note
         shard = saved["shard"].detach()
         whole = gather_whole(shard)
-        return whole.as_strided(saved["shape"], saved["stride"])
+        return whole.as_strided(saved["shape"], saved["stride"], saved["offset"])
     else:
         return saved
 
@@ -250,7 +258,9 @@ def gather_again(saved):
 # ## Is the weight freed?
 #
 # `is_held` calls a layer and deletes its own variable of the gathered weight. A *weak reference*,
-# which keeps nothing alive, tells whether the weight's storage still exists.
+# which keeps nothing alive, tells whether the weight's storage still exists. Gloo's threads let go
+# of what they sent a moment later. So `is_held` looks until the storage is gone, for 10 s at most;
+# where autograd holds it, half a second is enough to see that it stays.
 
 # %% tags=["fold"]
 # define: `is_held`, which looks until the weight's storage is gone, or `seconds` are over
@@ -286,7 +296,7 @@ print("held without notes:", ranks(held_without_notes))
 print("held with notes:", ranks(held_with_notes))
 
 # %% tags=["fold"]
-# check: held without notes, not with them; and with notes the gradients are the same
+# check: held without notes, not with them; with notes gradients are the same, a slice's is right
 def both_gradients(save, load):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
@@ -302,13 +312,26 @@ assert ranks(held_with_notes) == [False, False]
 for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
     assert ranks(both_gradients, save, load) == [([1.5] * 4, [columns])] * 2
 
+
+def gradient_through_a_slice():
+    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
+    x = torch.ones(1, 4, requires_grad=True)
+    with saved_tensors_hooks(save_note, gather_again):
+        y = F.linear(x, gather_and_mark(shard, (2, 4))[1:])
+    y.sum().backward()
+    return x.grad.tolist()
+
+
+assert ranks(gradient_through_a_slice) == [[[4, 5, 6, 7]]] * 2, "the second row"
+
 # %% [markdown]
 # **With notes nobody holds the whole weight, so Python frees it.**
 #
 # ## All together
 #
 # `FirstFSDP` keeps a shard of each parameter. Its linear layers gather when they read, and autograd
-# keeps notes.
+# keeps notes. `layer.weight` goes through the property and is whole; `parameters()` and
+# `state_dict()` look into `_parameters`, so Adam gets the shards.
 
 # %%
 class GatheredLinear(nn.Linear):
@@ -384,7 +407,7 @@ for name, weight in net.state_dict().items():
           largest_difference(joined, weight) < 1e-12)
 
 # %% tags=["fold", "trains"]
-# check: all are; without the mean over ranks they would not be
+# check: all are as one process's, and shards are copies; without the mean over ranks they are not
 from unittest.mock import patch
 
 
@@ -412,11 +435,18 @@ def train_first_by(function):
         return train_first()
 
 
+def bytes_kept():
+    parameters = list(FirstFSDP(tanh_net()).parameters())
+    return [p.untyped_storage().nbytes() for p in parameters], [p.nbytes for p in parameters]
+
+
 assert max(differences(GatherAndWait)) < 1e-12
 assert not max(differences(NotReduced)) < 1e-3
+for in_memory, of_shards in ranks(bytes_kept):
+    assert in_memory == of_shards, "the whole is still in memory"
 
 # %% [markdown]
-# ## What the program's `FSDP` does beside
+# ## What else the program's `FSDP` does
 #
 # The pieces are the same:
 #
@@ -425,7 +455,7 @@ assert not max(differences(NotReduced)) < 1e-3
 # | `GatheredLinear`, written for one layer | `read_through` makes such a class for each module |
 # | `GatherAndWait` | `Gather` |
 # | a mark on the storage | `lent`, a dictionary by the storage's address |
-# | a note, a dictionary | `Note`, which has the parameter's version, too |
+# | a note, a dictionary | `Note`, which counts the parameter's changes, too |
 #
 # So it shards a convolution, a norm, or a parameter of one's own:
 
@@ -445,7 +475,8 @@ class Mixed(nn.Module):
         return self.last(x.flatten(1))
 
 # %% [markdown]
-# On two and on three ranks, where some sizes aren't divisible:
+# On two and on three ranks, where some sizes aren't divisible (`largest_difference` compares each
+# rank's weights with one process's):
 
 # %% tags=["trains"]
 def train_mixed():
@@ -461,18 +492,19 @@ for k in [2, 3]:
     print(f"{k} ranks, as one process: {difference < 1e-12}")
 
 # %% tags=["fold", "trains"]
-# check: they are
+# check: on 1, 2 and 3 ranks every rank's weights are as one process's
 for k in [1, 2, 3]:
     assert largest_difference(ranks(train_mixed, world=k), mixed.state_dict()) < 1e-12, k
 
 # %% [markdown]
-# Two pieces are new.
+# Two of what is new:
 #
 # ### A gradient that comes later
 #
-# `FSDP` begins to send a gradient and goes on, so when `backward` ends, the shard's gradient isn't
-# there, and can't be returned. `FSDP` sets it later itself. So the shard is no argument that
-# autograd sees. But then, is `backward` called at all?
+# `Gather.backward` begins to send a gradient and returns at once. The shard's gradient isn't there
+# yet, so it can't be returned. `FSDP` sets the shard's `.grad` later itself, and hands `Gather` the
+# shard in a tuple, where autograd doesn't look for arguments. But is `backward` called, if autograd
+# sees no argument that needs a gradient? We try it with a number that nobody uses, the `anchor`:
 
 # %%
 class Announce(torch.autograd.Function):
@@ -507,14 +539,12 @@ def is_called(needs_gradient):
 assert (is_called(False), is_called(True)) == (False, True)
 
 # %% [markdown]
-# Only if an argument needs a gradient. So `Gather` gets one that does, a number that nobody uses:
-# the `anchor`.
+# Only if an argument needs a gradient. So `Gather` gets an `anchor` that does.
 #
 # ### A weight that has changed
 #
 # A note has no numbers. **Predict:** what happens if a weight is changed between the forward and
-# the backward pass? PyTorch counts a tensor's changes, its *version*, and a `Note` has the version
-# from the forward pass.
+# the backward pass?
 
 # %%
 def change_between_passes(kind):
@@ -535,7 +565,7 @@ for kind in [FirstFSDP, FSDP]:
     print(f"{kind.__name__}: {ranks(change_between_passes, kind)[0]}")
 
 # %% tags=["fold"]
-# check: `FSDP` raises on both ranks, `FirstFSDP` gives another gradient of x
+# check: `FSDP` raises on both ranks, `FirstFSDP` doesn't; through `.data` neither notices it
 def gradient_of_x(factor):
     model = FirstFSDP(tanh_net())
     x = batches[0][0].clone().requires_grad_()
@@ -552,9 +582,25 @@ for said in ranks(change_between_passes, FSDP):
     assert "changed between the forward and the backward pass" in said
 assert not torch.allclose(ranks(gradient_of_x, 10)[0], ranks(gradient_of_x, 1)[0])
 
+
+def change_through_data():
+    model = FSDP(tanh_net())
+    x = batches[0][0].clone().requires_grad_()
+    y = model(x)
+    for p in model.parameters():
+        p.data.mul_(10)
+    y.sum().backward()
+    return x.grad
+
+
+for found in ranks(change_through_data):
+    assert torch.allclose(found, 100 * ranks(gradient_of_x, 1)[0]), "wrong, without an error"
+
 # %% [markdown]
-# `FirstFSDP` gathers the new numbers and gives a wrong gradient, without an error. **What is
-# gathered again must be checked to be the same.**
+# `FirstFSDP` gathers the new numbers and gives a wrong gradient, without an error. PyTorch counts
+# the changes made to a tensor in place, its *version*, and a `Note` has the version from the
+# forward pass. A change through `.data` isn't counted: `FSDP` doesn't notice it either. **Don't
+# change weights between the passes; `FSDP` notices what PyTorch counts.**
 #
 # ## Summary
 #
@@ -564,5 +610,7 @@ assert not torch.allclose(ranks(gradient_of_x, 10)[0], ranks(gradient_of_x, 1)[0
 #   weight, and the shard gets its mean gradient.
 # - Saved-tensor hooks let autograd keep a note in place of a gathered weight. A mark on its storage
 #   is found from the transpose, too.
-# - A gradient that is sent in the background can't be returned: an `anchor` has `backward` called.
-# - A note holds the weight's version, so that a change between the passes is noticed.
+# - A gradient that is sent in the background can't be returned. An `anchor` makes autograd call
+#   `backward`.
+# - A note holds the weight's version, so that a change in place between the passes is noticed (not
+#   one through `.data`, which isn't counted).

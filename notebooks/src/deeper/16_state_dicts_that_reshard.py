@@ -17,7 +17,8 @@
 #
 # ## What you need
 #
-# Chapter 16, no GPU, and PyTorch. Reading takes {reading time}, running about 20 seconds.
+# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running about 20
+# seconds.
 
 # %% tags=["torch"]
 import sys
@@ -191,8 +192,8 @@ print("stage 2 can go on with it, too")
 
 # %% [markdown]
 # **A gathered state fits any number of ranks.** But every rank has it whole for a moment. Where
-# that doesn't fit, each rank saves its own shards. (`torch.distributed.checkpoint` can load such
-# files on another number of ranks; ours can't.)
+# that doesn't fit, each rank saves its own shards. (PyTorch's `torch.distributed.checkpoint` writes
+# files, one a rank, that another number of ranks can load; ours can't.)
 #
 # ## Stage 3: two kinds of file
 #
@@ -283,8 +284,10 @@ print("in rank 0's file:", ", ".join(shards))
 print(shards["_extra_state"], "with shards such as", tuple(shards["module.0.weight"].shape))
 
 # %% [markdown]
-# Rank 1 refuses. (In stage 3 a shard keeps its padding, here to 18, and a matrix's is a column: so
-# an optimizer's parameter groups that are made by dimension, "no weight decay for biases", stay
+# Rank 1 refuses; rank 0, which loads its own file, goes on and waits for rank 1 at its first
+# message. Adam's shards don't say whose they are: keep them in one file with the model's, and load
+# the model's first. (In stage 3 a shard keeps its padding, here to 18, and a matrix's is a column:
+# so an optimizer's parameter groups that are made by dimension, "no weight decay for biases", stay
 # right.)
 #
 # All names in this file begin with `module.`, so the plain network can't load it. Many then try
@@ -297,7 +300,29 @@ print("no error; missing:", ", ".join(result.missing_keys))
 print("loaded:", len(shards) - len(result.unexpected_keys), "of", len(shards))
 
 # %% tags=["fold"]
-# check: which rank refuses; FSDP refuses whole weights even with strict=False; matrices stay so
+# check: own files go on; who refuses; whole weights are refused even with strict=False
+def go_on_with_own_file(folder, other):
+    rank = dist.get_rank()
+    model = FSDP(odd_net())
+    optimizer = adam(model.parameters())
+    train_steps(model, optimizer, my_batches()[:5])
+    saved = {"weights": model.state_dict(), "state": optimizer.state_dict()}
+    torch.save(saved, f"{folder}/both_{rank}.pt")
+    dist.barrier()
+    model = FSDP(odd_net())
+    optimizer = adam(model.parameters())
+    model.load_state_dict(torch.load(f"{folder}/both_{rank}.pt")["weights"])
+    file = f"{folder}/both_{1 - rank if other else rank}.pt"
+    optimizer.load_state_dict(torch.load(file)["state"])
+    train_steps(model, optimizer, my_batches()[5:])
+    return model.gather_full_params()
+
+
+assert largest_difference(ranks(go_on_with_own_file, folder.name, False), unbroken) < 1e-12
+found = ranks(go_on_with_own_file, folder.name, True)
+assert not largest_difference(found, unbroken) < 1e-3, "the other's means: wrong, without an error"
+
+
 def load_whole_weights(strict):
     model = FSDP(odd_net())
     matrices = [name for name, p in model.named_parameters() if p.dim() >= 2]
@@ -321,7 +346,7 @@ for found in ranks(load_rank_0s_shards, folder.name):
 print("FSDP's load_state_dict refuses whole weights, even with strict=False")
 
 # %% [markdown]
-# Nothing was loaded, and only who looks at the result finds out. What to call, on all ranks:
+# Nothing was loaded, and only those who look at the result find out. What to call, on all ranks:
 #
 # | stage | the file fits | save by | load by |
 # | --- | --- | --- | --- |

@@ -18,7 +18,7 @@
 #
 # ## What you need
 #
-# Chapter 16, no GPU, and PyTorch. Reading takes {reading time}, running a minute.
+# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running a minute.
 
 # %% tags=["torch"]
 import sys
@@ -240,14 +240,14 @@ for k in [2, 4]:
         halves = {1: 2, 2: m + 1, 3: m * (3 - once)}
         for stage in [1, 2, 3]:
             expected = halves[stage] * (k - 1) / k
-            assert np.isclose(times_the_weights(stage, m, k), expected, rtol=0.01), (stage, m, k)
+            assert np.isclose(times_the_weights(stage, m, k), expected, rtol=1e-4), (stage, m, k)
 for kind in [ShardedOptimizer, ShardedGradients]:
     assert len(set(ranks(sent_by_stage_1_or_2, kind, 1, world=4))) == 1, "not all ranks as much"
 assert len(set(ranks(sent_by_stage_3, 1, world=4))) == 1, "not all ranks as much"
 print(f"it holds; {once:.1%} of the weights are gathered only once")
 
 # %% tags=["fold"]
-# check: stage 1 in MXNet, as a `device` store that cuts each parameter, on four devices
+# check: stage 1's arithmetic on MXNet's arrays, on four devices
 import mxnet as mx
 from mxnet import nd
 
@@ -321,13 +321,15 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
       f"{all_gather:.2f} of the whole from each of two ranks")
 
 # %% [markdown]
-# A ring would send 1, ½ and ½. Gloo's reduce-scatter is an all-reduce of which each rank keeps its
-# shard, so it sends twice that (`reduce_scatter_tensor_coalesced` in `ProcessGroupGloo.cpp`, before
-# 2.13). The bytes that we speak of are a ring's.
+# A ring would send 1, ½ and ½. Gloo's reduce-scatter sends as much as an all-reduce, twice that (in
+# `ProcessGroupGloo.cpp` before 2.13 it was one, of which each rank kept its shard). The bytes that
+# we speak of are a ring's.
 #
 # ## What it costs in time
 #
-# How long does a step take? Data parallelism and the three stages take turns on two ranks.
+# How long does a step take? Data parallelism and the three stages take turns on two ranks. Data
+# parallelism is here an all-reduce for each parameter after the backward pass, not chapter 14's
+# DDP.
 
 # %% tags=["fold", "trains", "few:rounds=12=>rounds=3"]
 # measure: ms of a step of each, in turns, 16 images a rank
@@ -392,8 +394,8 @@ for name in ["stage 1", "stage 2", "stage 3"]:
     print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
 
 # %% [markdown]
-# Such times are of one run, on two cores that compute and send. What is held and what is sent is
-# the same on any machine.
+# Such times are of one run, on two cores that compute and send. What is held between steps, and
+# what a ring sends, doesn't depend on the machine.
 
 # %% [markdown]
 # ## PyTorch's own
@@ -459,7 +461,9 @@ for k in [2, 4]:
 for (k, compute), (ours, theirs) in pairs.items():
     for name in ours:
         most = 0.02 if compute == torch.bfloat16 else 1e-3 if "qkv.bias" in name else 1e-5
-        assert largest_difference(ours[name], theirs[name]) < most, (k, compute, name)
+        difference = largest_difference(ours[name], theirs[name])
+        assert difference < most, (k, compute, name)
+        assert difference == 0 or k > 2, "on two ranks nothing differs"
 net = Reader(32, 2)
 F.cross_entropy(net(images), labels).backward()
 for block in net.blocks:
@@ -544,8 +548,8 @@ print("ours learns either way")
 # %% [markdown]
 # ## On many GPUs
 #
-# Does a sharded step get longer with more GPUs? Two published runs say it; how long a step takes
-# *without* sharding they don't. First, how long do all messages take, if nothing hides them? A ring
+# Does a sharded step get longer with more GPUs? Two published runs tell; neither tells how long a
+# step takes *without* sharding. First, how long do all messages take, if nothing hides them? A ring
 # goes from machine to machine, so each byte enters a machine once. Its eight network adapters share
 # that work:
 
@@ -604,10 +608,10 @@ for name, (on_8, on_128) in {"without compile": (82.4, 67.0), "with compile": (7
 # arXiv:2104.04473, table 2) give ZeRO's stage 3 with 174.6 billion weights and always 1,536
 # sequences of 2,048 tokens, on A100s, eight to a machine with eight adapters of 200 Gbit/s: days
 # for 300 billion tokens, projected from throughput. We assume 2 + 2 + 2 bytes: gradients are
-# reduced in two.
+# reduced in two, and no weight is gathered a third time, to compute activations again.
 #
 # What should a step take at most? We scale the step of 384 GPUs, as if all of it were computing,
-# and add all messages once more. **Predict:** how many times as fast are 1,536 GPUs as 384?
+# and add all messages once more. **Predict:** how much faster are 1,536 GPUs than 384?
 
 # %%
 steps = 300e9 / (1536 * 2048)
@@ -661,5 +665,5 @@ assert 1.2 < published[384] / published[1536] < 1.25
 # - Published: with a batch that grew, a step on 128 H100s was 2 to 3 % longer than on 8 (single
 #   readings). With a fixed batch, a step (projected) took 82 s on 384 A100s, and 67 on 768 and on
 #   1,536.
-# - So sharding pays where the replica doesn't fit. Take the first stage with which it does, and
-#   measure: what bandwidths alone predict may be far too good.
+# - Stages 2 and 3 are for a replica that doesn't fit; stage 1 sends no more than data parallelism.
+#   Take the first stage that fits, and measure: what bandwidths alone predict may be far too good.
