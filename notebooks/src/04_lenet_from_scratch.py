@@ -362,14 +362,15 @@ for k in [1, 2, 3, 4]:
     assert difference < 1e-12
 
 # %% tags=["fold", "trains", "few:range(3)=>range(1)"]
-# check: the same from three seeds; the losses agree, too
+# check: the same from three seeds
 for seed in range(3):
     one_device = plain_steps(seed)
     for k in [1, 2, 3, 4]:
         difference = largest_difference(twenty_steps(k, seed), one_device)
         assert difference < 1e-12, f"seed {seed}, {k} devices"
 
-# the losses of these steps, and the batches
+# %% tags=["fold", "trains"]
+# check: the losses agree, too
 labels = [y.asnumpy() for _, y in batches(small, 64, epochs=2)]
 assert [len(y) for y in labels] == 2 * (19 * [64] + [59]) and (labels[0] != labels[20]).any()
 once = np.concatenate(labels[:20])
@@ -532,7 +533,8 @@ for mistake, reduce in [("none", allreduce), *wrong.items()]:
             assert largest_difference(twice, alone[number]) < 1e-3, "half a step, half a bias"
 print(f"accuracy: runs of {stored['date']}, {stored['machine']}")
 
-# twenty steps in float64 show each mistake, too; accuracy alone shows none
+# %% tags=["fold", "trains"]
+# check: twenty steps in float64 show each mistake, too; accuracy alone shows none
 one_device = plain_steps(seed=0)
 for mistake, reduce in wrong.items():
     assert largest_difference(twenty_steps(2, seed=0, reduce=reduce), one_device) > 1e-3, mistake
