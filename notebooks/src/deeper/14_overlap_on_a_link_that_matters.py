@@ -11,7 +11,7 @@
 #
 # ## What you'll learn
 #
-# - what sending costs beyond the all-reduce itself;
+# - what sending adds to a step, beside the all-reduce itself;
 # - what limits the size of a good bucket, from below and from above;
 # - which sizes PyTorch takes.
 #
@@ -191,7 +191,7 @@ for limit in (0.01, 5):
 # other's. Don't be surprised by `none`: while a core computes, it can't carry messages.
 #
 # *Sending adds* compares "at the end" with "nothing sent". What it has beyond the all-reduce alone
-# are latencies, one a message; filling and emptying buckets; and waiting for the slower rank.
+# may be latencies, one a message, and waiting for the slower rank: we didn't measure them apart.
 #
 # **Overlap needs somebody who is free to send.**
 #
@@ -409,7 +409,7 @@ for pass_lasts in (15, 25, 35):  # ms
     assert arrivals[5] < last_arrival(pytorchs, pass_lasts) < arrivals[25] + LATENCY
     assert arrivals[25] == pass_lasts + LATENCY + BYTES / RATE, "nothing is hidden"
 assert sum(p.nbytes for p in pytorchs[1]) / MB < 25, "the rest fits into the second"
-print(messages_of(5), "messages end first")
+print(messages_of(5), "messages end before 44, before one, and before PyTorch's two")
 
 # %% [markdown]
 # **On GPUs:** NCCL's kernels take a part of the GPU from the backward pass (its user guide, on CTA
