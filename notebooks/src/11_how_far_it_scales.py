@@ -590,9 +590,10 @@ print("checked, as two quiet cores" if quiet_now else "not checked: not two quie
 
 # %% [markdown]
 # Two at once took longer. (We haven't tested why.) For 16 images this extra time and all-reduce
-# together come closer to 2 · *device* than all-reduce alone. For 128 the sum was near it in one of
-# our runs, and nearly twice as long in another. The law has no other term for this. **A fitted
-# constant collects everything that grows like its term, not only what it is named after.**
+# together come closer to 2 · *device* than all-reduce alone. For 128 the sum was from about
+# as long to 2.4 times as long in our runs: a part of it grows with the images, and the law has no
+# term for that. **A fitted constant collects what grows like its term, not only what it is named
+# after.**
 
 # %% tags=["fold"]
 # check: seconds_after waits; what the text says of all-reduce and of the extra time

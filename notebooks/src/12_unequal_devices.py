@@ -264,10 +264,11 @@ for name, ours, expected in zip(net.collect_params(), weights_on(net, pair[0]), 
         assert 1e-3 < largest_difference(ours, expected) < 0.1, "some hundredths, but not half"
 
 # %% [markdown]
-# (It is as much in biases, which begin at 0 and are still small.) On equal shards the mean of
-# means *is* the mean. So **code that will meet unequal shards must be tested on them.** It meets
-# them at the end of an epoch, if the last batch can't be divided by the number of devices. deeper:
-# Mistakes with unequal shards has more mistakes, and devices without any image.
+# (Half of the largest entry is much: these are biases, which begin at 0 and are still small.) On
+# equal shards the mean of means *is* the mean. So **code that will meet unequal shards must be
+# tested on them.** It meets them at the end of an epoch, if the last batch can't be divided by the
+# number of devices. deeper: Mistakes with unequal shards has more mistakes, and devices without
+# any image.
 #
 # ## A device made slow
 #
@@ -468,8 +469,8 @@ assert expected[-1] < expected[0] - 0.1, "it learns"
 
 # %% [markdown]
 # The losses are the same but for rounding. In our quiet runs equal shards were slower than the fast
-# device by itself, and shares by speed faster, mostly by less than the third that the rule of
-# speeds promises. It leaves out what a second device costs.
+# device by itself, and shares by speed faster, mostly by less than the rule of speeds
+# promises, a third more images a second. It leaves out what a second device costs.
 #
 # ## When does a helper pay?
 #
@@ -555,11 +556,11 @@ show(fig, alt="Milliseconds saved against the helper's handicap: the law's curve
               "four measured points with bars for the middle half of the rounds.")
 
 # %% [markdown]
-# (By the law 3, 7 and 15 would pay: the limit is 19.) Bars hold the middle half of the rounds.
-# Where one touches 0, the clock hasn't decided. **Near the law's limit a helper isn't worth its
-# trouble.** And the limit is only as good as its $c$. In the trainings, where each batch was new,
-# $c$ needn't be the same (last line). So measure it in steps like yours (deeper: When a helper
-# pays).
+# (With the 80 and 4 ms of the question 3, 7 and 15 would pay: the limit is 19.) Bars hold the
+# middle half of the rounds. Where one touches 0, the clock hasn't decided. **Near the law's limit
+# a helper isn't worth its trouble.** And the limit is only as good as its $c$. In the trainings,
+# where each batch was new, $c$ needn't be the same: see the line on the trainings above. So
+# measure it in steps like yours (deeper: When a helper pays).
 #
 # **On GPUs** we have run none of this. By the rule of speeds, a CPU beside a GPU that is 30 times
 # as fast brings at most $\frac{1}{30}$ more, 3 %. A second GPU that is half as fast brings up to
