@@ -119,15 +119,15 @@ def test_a_chapter_that_there_is_not_can_not_be_named(tmp_path):
 
 @pytest.mark.parametrize(("cells", "minutes"), [
     ([], 5),
-    ([new_markdown_cell("word " * 1500)], 20),
-    ([new_markdown_cell("[word](elsewhere/or/there.ipynb) " * 1500)], 20),
-    ([new_markdown_cell("```\n" + "word " * 1500 + "\n```")], 5),
-    ([new_code_cell("x = 1\n\n" * 140)], 20),
-    ([new_code_cell("x = 1\n" * 140, metadata={"tags": ["fold"]})], 5),
+    ([new_markdown_cell("word " * 1300)], 20),
+    ([new_markdown_cell("[word](elsewhere/or/there.ipynb) " * 1300)], 20),
+    ([new_markdown_cell("```\n" + "word " * 1300 + "\n```")], 5),
+    ([new_code_cell("x = 1\n\n" * 120)], 20),
+    ([new_code_cell("x = 1\n" * 120, metadata={"tags": ["fold"]})], 5),
     ([new_code_cell(f"show(fig{n})", metadata={"tags": ["fold"]}) for n in range(20)], 20),
     ([new_markdown_cell("![many words that nobody reads](a.svg)\n\n" * 20)], 20),
-    ([new_markdown_cell("word " * 1500), new_markdown_cell("### Answer 1"),
-      new_code_cell("x = 1\n" * 140)], 20),
+    ([new_markdown_cell("word " * 1300), new_markdown_cell("### Answer 1"),
+      new_code_cell("x = 1\n" * 120)], 20),
 ])
 def test_reading_time_is_words_open_lines_and_pictures_without_the_answers(cells, minutes):
     assert course.minutes(new_notebook(cells=cells)) == minutes
