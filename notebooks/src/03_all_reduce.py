@@ -457,7 +457,8 @@ for k in range(2, 9):
             parts = max(sum(map(int, str(total))) for total in found.ravel())
             assert parts == number + 1, "a chunk was passed on in the same round"
         else:
-            copies = (found == int("1" * k)).sum(axis=0)
+            whole_sum = sum(10**rank for rank in range(k))
+            copies = (found == whole_sum).sum(axis=0)
             assert np.all(copies == number + 2 - k), "a sum was passed on in the same round"
     assert messages_sent(ring_allreduce, k, entries=840) == in_order, "a ring has other rounds"
     if k == 4:  # the table of who sends which chunk
