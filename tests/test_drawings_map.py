@@ -95,7 +95,7 @@ def test_the_blue_part_of_the_weights_is_what_the_table_says(name, weights):
     blue = area(with_class(squares["weights"], "always")) / frame
     if name == "expert":
         assert weights == "shared ones and $1/k$ of the others"
-        share = 1 / 3 + 2 / 3 / 4  # attention is a third of a layer's weights
+        share = (4 + 8 * 4 / 4) / (4 + 8 * 4)  # matrices: attention's, and one MLP of four
     else:
         share = evaluate(re.match(r"\$(.*?)\$", weights)[1], N=1, k=4)
     assert blue == pytest.approx(share, abs=1e-3)
@@ -117,7 +117,7 @@ def test_the_blue_part_of_the_batch_is_cut_as_the_text_says(name, text):
     assert (height < side) == by_sequences, "a sequence is a row"
     assert (width < side) == by_tokens, "a token is a column"
     assert area([blue]) / side**2 == (1 / 4 if by_sequences or by_tokens else 1)
-    assert bool(with_class(square, "at-times")) == ("does them for its part" in text)
+    assert bool(with_class(square, "at-times")) == ("are gathered" in text and by_tokens)
 
 
 def test_what_is_said_of_the_drawing_of_seven_ways_is_drawn():

@@ -113,8 +113,9 @@ def parts_of_weights(way):
         return strip, [(quarter, quarter, 1 - quarter, quarter)]  # the layer in use
     if way == "pipeline":
         return [(0, 0, 1, quarter)], []
-    if way == "expert":  # of each layer, attention is a third
-        shared = [(0, layer * quarter, 1, quarter / 3) for layer in range(DEVICES)]
+    if way == "expert":  # a layer has 4 matrices in attention, and 8 in the MLP of each expert
+        attention = 4 / (4 + 8 * DEVICES)
+        shared = [(0, layer * quarter, 1, quarter * attention) for layer in range(DEVICES)]
         return [*shared, *strip], []
     return strip, []
 
@@ -143,19 +144,22 @@ def cut_square(x, y, parts, of):
 
 
 WAYS = ("data", "sharded data", "tensor", "sequence", "context", "pipeline", "expert")
+LIGHT = {"sharded data": "light: layer in use", "sequence": "light: gathered"}
 
 
 def draw_cuts():
     drawn = []
     for place, way in enumerate(WAYS):
         x = 4 + 160 * (place % 4)
-        y = 88 + 138 * (place // 4)
+        y = 88 + 164 * (place // 4)
         inside = [words(x + 72, y + 20, way, 20, bold=True),
                   cut_square(x, y + 32, parts_of_weights(way), "weights"),
                   cut_square(x + 78, y + 32, parts_of_batch(way), "batch"),
                   words(x + 33, y + 118, "weights"), words(x + 111, y + 118, "batch")]
+        if way in LIGHT:
+            inside.append(words(x + 72, y + 142, LIGHT[way], 17))
         drawn.append(group(inside, class_="way", data_way=way))
-    legend = {4: (BLUE, "device 1 of 4"), 174: (LIGHT_BLUE, "device 1, while in use"),
+    legend = {4: (BLUE, "device 1 of 4"), 174: (LIGHT_BLUE, "device 1, at times"),
               422: (PALE_GREY, "other devices")}
     for x, (color, text) in legend.items():
         drawn += [box(x, 8, 22, 18, color, FRAME), words(x + 30, 23, text, anchor="start")]
@@ -163,9 +167,10 @@ def draw_cuts():
                     anchor="start"),
               words(4, 76, "batch: sequences downwards, their tokens to the right",
                     anchor="start")]
-    for line_number, text in enumerate(["stripes: weights", "that every", "device has"]):
-        drawn.append(words(478, 274 + 22 * line_number, text, anchor="start"))
-    return page(640, 362, "Each way cuts the weights, the batch, or both",
+    lines = ["stripes: attention,", "on every device;", "column: its experts"]
+    for line_number, text in enumerate(lines):
+        drawn.append(words(478, 300 + 22 * line_number, text, anchor="start"))
+    return page(640, 386, "Each way cuts the weights, the batch, or both",
                 "Seven pairs of squares, weights and batch, with device 1's part of four in blue. "
                 "Data: all weights, a quarter of the sequences. Sharded data: a quarter of each "
                 "layer's weights, one layer whole while in use, a quarter of the sequences. "
