@@ -134,7 +134,7 @@ def test_what_is_said_of_the_drawing_of_seven_ways_is_drawn():
                  "tokens for context and, outside attention and MLP, sequence, and all for tensor "
                  "and pipeline."):
         assert says in text, says
-    assert "Here are four devices: ![Seven" in " ".join(page.split())
+    assert "Of four devices, this is what the first has: ![Seven" in " ".join(page.split())
 
 
 # ---- Pipelines ----

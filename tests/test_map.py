@@ -44,8 +44,8 @@ def rows(first):
 
 def bullets():
     """What the page says of each way under the drawing of seven: `{way: text}`."""
-    start = PAGE.index("](src/drawings/cuts.svg)")
-    text = " ".join(PAGE[start : PAGE.index("So don't trust the names", start)].split())
+    start = PAGE.index("## Seven ways to cut")
+    text = " ".join(PAGE[start : PAGE.index("Of four devices", start)].split())
     found = re.findall(r"- \*\*([\w ]+):?\*\* (.*?)(?= - |$)", text)
     return {way.lower(): says for way, says in found}
 
@@ -215,11 +215,11 @@ def test_the_examples_numbers_are_the_codes():
         "its gradient is a sum of two, too",
         f"an all-reduce of {data / 2e6:.1f} MB for each sequence.",
         f"another all-reduce of {data / 2e6:.1f} MB. Together, each device sends "
-        f"{tensor / 8e6:.1f} MB for each sequence, {tensor / 1e6:.1f} MB a step: "
-        f"{tensor / data:.0f} times as much as with data parallelism.",
+        f"{tensor / 8e6:.1f} MB for each sequence. For all eight it is {tensor / 1e6:.1f} MB a "
+        f"step: {tensor / data:.0f} times as much as with data parallelism.",
         r"$$\text{result} = X_1B_1 + X_2B_2$$ Each device computes one of these two summands. It "
         "is as large as the whole result.",  # summed above
-        "With ten times as many sequences data parallelism sends no more, and tensor parallelism "
+        "With ten times as many sequences, data parallelism sends no more, and tensor parallelism "
         "ten times as much.",
         f"a device holds {half / 1e6:.1f} MB of weights in place of {all_weights / 1e6:.1f}",
     ):
@@ -349,7 +349,9 @@ def test_the_tables_numbers_are_the_codes():
         assert shown(example, sent / 1e9) and example.endswith(" GB"), (way, sent)
         assert shown(inside, sent / NVLINK) and inside.endswith(" s"), (way, sent)
         assert shown(between, sent / CARD) and between.endswith(" s"), (way, sent)
-        assert holds == f"{memory[way] / 1e9:.0f} GB", way
+        weights = bytes_held(**{name: EXAMPLE[name] for name in "kshL"}, b=0)[way]
+        assert holds == (f"{weights / 1e9:.0f} + {(memory[way] - weights) / 1e9:.0f} = "
+                         f"{memory[way] / 1e9:.0f} GB"), way
     assert bytes_sent() == bytes_sent(**EXAMPLE) and bytes_held() == memory
     k, m, b, s, h, L, e = (EXAMPLE[name] for name in "kmbshLe")
     assert h == s and k == m
@@ -413,7 +415,7 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     assert f"For all weights it is {size * N / 1e9:.0f} GB." in PROSE
     assert "2 for itself, 2 for its gradient, and 12 for Adam's two means and a copy" in PROSE
     assert size == 2 + 2 + 12 == 2 + 2 + 3 * 4
-    assert (f"of one sequence at a time, {kept / (b * s * h * L):.0f} bytes for each number of "
+    assert (f"of one sequence at a time {kept / (b * s * h * L):.0f} bytes for each number of "
             f"each token in each layer [2, §4.1], {kept / 1e9:.0f} GB.") in PROSE
     uncut = size * (attention + k * mlp) + kept
     assert bytes_of_experts() == uncut
@@ -429,7 +431,7 @@ def test_a_pipelines_first_stage_keeps_of_k_micro_batches_a_part_of_k(k, m):
     first, *others = kept(simulate("1F1B", k, m))
     assert first / k == 1 and max(others) < first
     assert ("with 1F1B the first stage keeps $1/k$ of the layers' activations, but of up to $k$ "
-            "micro-batches: $A$. With GPipe's order it is of all: $mA/k$.") in PROSE
+            "micro-batches: $A$. With GPipe's order it keeps those of all $m$: $mA/k$.") in PROSE
     assert kept(simulate("GPipe", k, m))[0] == m
 
 
@@ -552,8 +554,8 @@ def test_what_is_said_of_pipelines_is_simulated():
         f"It ends {last - late} units early, since",
         f"So it is idle for {early + last - late} of {last} units, {100 * bubble(p, m):.0f} %.",
         "The other stages are idle for as long.",
-        "A forward and a backward pass take 3 units.",
-        f"In units of three, the bubble is {(early + last - late) // 3} of {last // 3}.",
+        "A micro-batch's forward and backward pass take 3 units together.",
+        f"The bubble is {(early + last - late) // 3} times that, of {last // 3}.",
         f"in the drawing {early + last - late} units by {work}, {100 * (p - 1) / m} %.",
         f"In the table above, {EXAMPLE['m']} micro-batches pass {EXAMPLE['k']} stages.",
         f"1F1B keeps the activations of at most {most['1F1B']} micro-batches, in place of "
@@ -584,8 +586,8 @@ def test_the_published_days_are_the_papers():
     assert [1536 // gpus for gpus in table] == [4, 2, 1]
     fast = [round(100 * pair[1] * 1e12 / PEAK) for pair in speeds.values()]
     for text in (
-        f"These faster runs do {min(fast)} to {max(fast)} % of the peak, with the second "
-        "forward pass of recomputation counted.",
+        f"These faster runs do {min(fast)} to {max(fast)} % of the peak, if the second "
+        "forward pass of recomputation (below) is counted.",
         "A GPU has four sequences of a step with 384 GPUs, two with 768, and one with 1,536.",
         "From measured throughput they estimate the days to train 174.6 billion weights on 300 "
         "billion tokens, with 1,536 sequences a step",
@@ -601,7 +603,8 @@ def test_pytorch_has_what_the_page_names():
     from torch.distributed import fsdp, pipelining
     from torch.distributed.tensor import experimental, parallel
 
-    assert f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}:" in PROSE
+    assert f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}, which has no" in PROSE
+    assert not [name for name in dir(parallel) if "expert" in name.lower()]
     line = PROSE[PROSE.index("In PyTorch 2") : PROSE.index("*Hybrid sharding*")]
     names = [name for name in re.findall(r"`(\w+)`", line) if name != "mesh"]
     assert len(names) == 10 and {"fully_shard", "Schedule1F1B"} <= set(names)
@@ -620,13 +623,13 @@ def test_pytorch_has_what_the_page_names():
         assert context._cp_options.rotate_method == rotate.ALL_TO_ALL  # to the next rank only
     finally:
         context.set_rotate_method("allgather")
-    assert "Their gradients always go round, in float32." in PROSE
+    assert "they go round a ring. Their gradients always do, in float32." in PROSE
     assert context._cp_options.convert_to_f32
     backward = getsource(import_module(context._RotateMethod.__module__))
     assert "dkv_rotater = _create_rotater(group, 2, method=_RotateMethod.ALL_TO_ALL)" in backward
     text = " ".join(fsdp.fully_shard.__doc__.split())
     assert "sharded across the 1st dim and replicated across the 0th dim (HSDP)" in text
-    assert "| hybrid sharding | `fully_shard` with a `mesh` of machines by GPUs |" in PAGE
+    assert "| hybrid sharding (below) | `fully_shard` with a `mesh` of machines by GPUs |" in PAGE
     assert "*Hybrid sharding* shards inside machines only." in PROSE
 
 
