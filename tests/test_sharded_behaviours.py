@@ -1,8 +1,8 @@
 """notebooks/sharded_train.py: no call that a user would make is silently wrong.
 
 It is right, which is held against one process, or it raises with the reason and the way out; what
-nothing can notice is in the first paragraph of its class. At least 150 behaviours have a name: 138
-here and 120 of DDP, in test_ddp.py, are 258, many of them after PyTorch's own tests.
+nothing can notice is in the first paragraph of its class. At least 150 behaviours have a name: 142
+here and 121 of DDP, in test_ddp.py, are 263, many of them after PyTorch's own tests.
 """
 
 import ast
@@ -21,8 +21,9 @@ SCRIPT = ROOT / "notebooks/sharded_train.py"
 RIGHT = [
     "adversarial_examples", "averaged_weights", "called_inside", "channels_last",
     "cleared_before_the_step", "cleared_gradients", "clipped_by_value", "clipping",
-    "clipping_of_stages", "closures", "complex_clipping", "complex_parameters",
-    "counts_in_its_groups", "decay_groups", "documented_buffers",
+    "clipping_of_stages", "closures", "compiled_after_wrapping", "compiled_before_wrapping",
+    "complex_clipping", "complex_parameters",
+    "counts_in_its_groups", "decay_groups", "distributed_checkpoint", "documented_buffers",
     "documented_gradient_of_stage_1", "documented_shard_elsewhere", "error_in_forward",
     "evaluation", "finished_after_each", "frozen_and_unfrozen_between_steps", "frozen_later",
     "frozen_later_in_stages", "gradient_penalty", "group_added_later", "integer_parameters",
@@ -111,8 +112,9 @@ ON_SEVERAL = {  # with one rank there is no other that could differ
     "state_of_whole_parameters": "of the whole parameter",
     "wrapped_after": "make the optimizer after",
 }
-OTHERS = ["freed", "freed_optimizers", "names", "own_shards_in_a_larger_module", "rank_0s_shards",
-          "sharded_already", "two_at_once"]  # each has its own test
+OTHERS = ["distributed_checkpoint_of_shards", "freed", "freed_optimizers", "names",  # each has
+          "own_shards_in_a_larger_module", "rank_0s_shards", "sharded_already",  # its own test
+          "two_at_once"]
 DOCUMENTED = {  # what nothing can notice, and the class whose first paragraph says so
     "stay each rank's own after": "FSDP",
     "later buffers, such as BatchNorm's statistics, stay each rank's own": "ShardedOptimizer",
@@ -200,6 +202,11 @@ def test_another_ranks_shards_are_refused_and_nothing_is_loaded(found):
         said, changed = rank["rank_0s_shards"]
         assert "load_full_params" in said and not changed
         assert "load_full_params" in rank["own_shards_in_a_larger_module"]
+
+
+def test_rank_0s_shards_out_of_a_distributed_checkpoint_are_refused(found):
+    for rank in found[1:]:
+        assert "load_full_params" in rank["distributed_checkpoint_of_shards"]
 
 
 def test_parameters_keep_the_modules_names(found):

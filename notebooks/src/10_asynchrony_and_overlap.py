@@ -321,7 +321,8 @@ else:
 
 # %% [markdown]
 # Each line has the median of the rounds, and in brackets their middle half. Where the brackets
-# overlap, this measurement can't tell what Python's gaps cost.
+# overlap, this measurement can't tell what Python's gaps cost. (From one cell to another the same
+# step may take longer or less, as the machine's load changes. So compare times within a cell only.)
 #
 # **Keep:** wait before you stop a clock. Waiting in every step brings nothing.
 #
@@ -334,10 +335,13 @@ else:
 # as soon as that is ready, and ends earlier.](src/drawings/overlap.svg)
 #
 # Nobody has to program that: a parameter's sum needs only its own gradients, and the engine knows
-# it. Does it happen? By default the engine joins up to 15 operators into one, a **bulk**, which the
-# recording calls `ImperativeBulk`. So it has fewer to schedule. A hybridised network (chapter 08)
-# can be told how many; 0 is for none. We allow none in the forward pass, so that each bulk that we
-# see is of the backward pass. Here is the LeNet with bulks of up to 15, on `cpu(0)`:
+# it. Does it happen? One thing can prevent it. By default the engine joins up to 15 operators into
+# one, a **bulk**, so that it has fewer to schedule. A bulk ends as a whole, and its gradients are
+# ready only then.
+#
+# A hybridised network (chapter 08) can be told how many operators a bulk may have; 0 is for none.
+# We allow none in the forward pass, so that each bulk that we see is of the backward pass. A
+# recording calls it `ImperativeBulk`. Here is the LeNet with bulks of up to 15, on `cpu(0)`:
 
 # %% tags=["trains"]
 def lenet_in_bulks(size):
@@ -389,9 +393,9 @@ for size in [15, 0]:
 # %% [markdown]
 # ## A link beside the cores
 #
-# What can overlap win? Here little: copies are short, and work for the very core that computes. So
-# we imitate a slow link that carries data *beside* the cores, as between machines. A step's
-# gradients are to take about as long as its passes, so that there is much to overlap:
+# What can overlap win? Here little: copies are short, and the cores that copy are those that
+# compute. So we imitate a slow link that carries data *beside* the cores, as between machines. A
+# step's gradients are to take about as long as its passes, so that there is much to overlap:
 
 # %% tags=["measured", "trains"]
 lengths = []
@@ -429,7 +433,8 @@ for event in record(carry, 500_000).events:
 # %% [markdown]
 # The engine must know that a message waits for its gradient. So sending becomes an operator. `send`
 # calls `carry`, and returns the gradient unchanged. It sleeps in a thread of its own, so no lane is
-# busy meanwhile. It has a second input, `after`, which it only waits for.
+# busy meanwhile. It has a second input, `after`: it reads nothing from it, but can't begin before
+# `after` is ready, too.
 
 # %% tags=["fold"]
 # define: the operator `send`, in Python, by MXNet's CustomOp
@@ -457,20 +462,24 @@ assert nd.Custom(nd.array([1, 2, 3]), nd.zeros(1), op_type="send").asnumpy().tol
 # %% [markdown]
 # How do we measure what overlap wins? `waitall` before the messages would prevent overlap, but also
 # keep Python from running ahead. We need a **control**, a step that differs in overlap alone: in
-# ours Python runs ahead, too, but each message waits for both backward passes. The first layer's
-# gradients are ready last. Their sum needs both devices':
+# ours Python runs ahead, too, but each message waits for both backward passes.
+#
+# So we make an array that is ready only when both passes have ended. The first layer's gradients
+# are ready last, so the sum of both devices' is such an array. (The bias is as good as the weight,
+# and smaller.) `send` wants its inputs on one device, so each device gets a copy:
 
 # %%
-def when_both_ended(net):  # an array on each device, ready when both passes have ended
-    on_0, on_1 = net[0].bias.list_grad()  # of the first layer
-    total = on_0 + on_1.as_in_context(pair[0])
-    return [total, total.as_in_context(pair[1])]
+def when_both_ended(net):
+    bias_grad_0, bias_grad_1 = net[0].bias.list_grad()  # of the first layer
+    total = bias_grad_0 + bias_grad_1.as_in_context(pair[0])
+    return {pair[0]: total, pair[1]: total.as_in_context(pair[1])}
 
 # %% [markdown]
-# In the step each gradient crosses the link before Trainer adds it up. `out=grad` writes what
-# arrives over the gradient, so Trainer's sum has to wait for it. Python hands the messages out from
-# the first layer to the last. But a message takes the link only when its inputs are ready, so the
-# first layer's don't block the others.
+# In the step each gradient crosses the link before Trainer adds it up. A held message gets that
+# array as `after`; another gets the gradient itself, and so waits for nothing more. `out=grad`
+# writes what arrives over the gradient, so Trainer's sum has to wait for it. Python hands the
+# messages out from the first layer to the last. But a message takes the link only when its inputs
+# are ready, so the first layer's don't block the others.
 
 # %% tags=["trains"]
 def step_over_link(net, trainer, hold):
@@ -478,10 +487,10 @@ def step_over_link(net, trainer, hold):
     if hold:
         both_ended = when_both_ended(net)
     for parameter in net.collect_params().values():
-        for rank, grad in enumerate(parameter.list_grad()):
+        for grad in parameter.list_grad():
             after = grad  # nothing but itself to wait for
             if hold:
-                after = both_ended[rank]
+                after = both_ended[grad.context]
             nd.Custom(grad, after, op_type="send", out=grad)  # NEW
     trainer.step(128)
 
@@ -596,7 +605,7 @@ show(fig, alt="Two panels with rows for Python, two devices and the link. Above,
               "when both devices have computed all; below, it begins while both still compute.")
 
 # %% tags=["fold", "trains"]
-# check: the first message: held, after both passes; joined, after one; at once, before both ends
+# check: the first message leaves after both passes (held), after one (bulks), or before (at once)
 for each in all_held:
     assert each.lanes["link"][0].start > max(pass_ends(each)) - 2e-3, "this would be overlap"
 assert head_start(at_once) > 0, "no overlap"
@@ -605,8 +614,8 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 
 # %% [markdown]
 # *Held*, the parts follow one another, as printed. *At once*, the link works beside the passes.
-# More than the passes' time can't be saved, since the link has to carry all gradients anyway. And
-# it has nothing to carry until the first one is ready. Which message should go first, and how far
+# More than the shorter of the two, passes or messages, can't be saved. And the link has nothing to
+# carry until the first gradient is ready. Which message should go first, and how far
 # Python may run ahead, is in deeper: A slow link.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
