@@ -35,6 +35,7 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
     raise ImportError(f"PyTorch {torch.__version__}: sharded_train.py needs 2.13 or newer")
 
 
+# define: `Collectives`, both halves, which return at once, with a function that waits
 class Collectives:
     """The halves of an all-reduce. Each returns its result and a function that waits for it."""
 

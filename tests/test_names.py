@@ -44,6 +44,7 @@ REPEATED = {
     "print_replicas": ("05", "deeper/05"),
     "program": ("04", "deeper/04"),
     "rebinding": ("03", "deeper/03"),
+    "reduce_scatter": ("16", "deeper/16"),
     "replicate": ("13", "deeper/13"),
     "run_passes": ("12", "deeper/12"),
     "scatter": ("13", "deeper/13"),

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 16 · Sharded training
 #
-# Data parallelism divides the batch and copies everything else. When that no longer fits, the rest
-# is divided, too: *sharded*. ZeRO (*Zero Redundancy Optimizer*, S. Rajbhandari et al., 2020,
-# arXiv:1910.02054) does it in three stages. PyTorch calls the third FSDP, *Fully Sharded Data
-# Parallel*.
+# Data parallelism divides the batch and copies everything else: weights, gradients and the
+# optimizer's *state*. When that no longer fits, it is divided, too: *sharded*. ZeRO (*Zero
+# Redundancy Optimizer*, S. Rajbhandari et al., 2020, arXiv:1910.02054) does it in three stages.
+# PyTorch calls the third FSDP, *Fully Sharded Data Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
@@ -75,44 +75,38 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
 # %% [markdown]
 # ## What is held
 #
-# What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam keeps two
-# running means for it, the *state*: another 8. That makes **16 bytes a parameter**, 4 times the
-# weights, on every device: 7 billion parameters need 112 GB. Activations, what layers keep for the
-# backward pass, come on top; we leave them out.
+# What does a parameter cost? In float32 it takes 4 bytes, and its gradient 4 more. Adam's state is
+# two running means for it: another 8. That makes **16 bytes a parameter** on every device: 7
+# billion parameters need 112 GB. What layers keep for the backward pass comes on top; we leave it
+# out.
 #
 # ## Two halves of an all-reduce
 #
 # How does a device get only its part of a sum? A *reduce-scatter* gives rank 0 the first part of
 # the sum, rank 1 the second: its *shard*. An *all-gather* gives the shards of all to everybody.
-# Both together are an all-reduce, as in chapter 03's ring. Each method below returns at once, so
-# that one can compute meanwhile. It returns two things: a tensor for the result, and a function
-# that waits until the result is in it. (`dist` takes the tensor for the result first.)
+# Both together are an all-reduce, as in chapter 03's ring.
 
-# %% tags=["file:sharded_train.py"]
-# sharded_train.py
-class Collectives:
-    """The halves of an all-reduce. Each returns its result and a function that waits for it."""
+# %%
+def reduce_scatter(whole):  # [ranks * n] -> [n], this rank's shard of the sum
+    shard = whole.new_empty(len(whole) // dist.get_world_size())
+    dist.reduce_scatter_single(shard, whole)  # the tensor for the result comes first
+    return shard
 
-    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
-        shard = whole.new_empty(len(whole) // dist.get_world_size())
-        sending = dist.reduce_scatter_single(shard, whole, async_op=True)
-        return shard, sending.wait  # the function itself: who wants the result calls it
 
-    def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
-        whole = shard.new_empty(len(shard) * dist.get_world_size())
-        sending = dist.all_gather_single(whole, shard, async_op=True)
-        return whole, sending.wait
+def gather_whole(shard):  # an all-gather: [n] -> [ranks * n], the shards of all ranks
+    whole = shard.new_empty(len(shard) * dist.get_world_size())
+    dist.all_gather_single(whole, shard)
+    return whole
 
 # %% [markdown]
-# **Predict:** rank 0 has `0 1 2 3`, rank 1 has `0 10 20 30`. What does each get?
+# **Predict:** rank 0 has `0 1 2 3`, rank 1 has `0 10 20 30`. What does each get from a
+# reduce-scatter?
 
 # %%
 def two_halves():
     whole = torch.arange(4) * 10 ** dist.get_rank()
-    shard, wait = Collectives().reduce_scatter(whole)
-    wait()
-    gathered, wait = Collectives().all_gather(shard)
-    wait()
+    shard = reduce_scatter(whole)
+    gathered = gather_whole(shard)
     return shard.tolist(), gathered.tolist()
 
 
@@ -123,12 +117,10 @@ for rank, (shard, gathered) in enumerate(ranks(two_halves)):
 # check: both halves, on 1 to 4 ranks
 def halves_are_right():
     rank, world = dist.get_rank(), dist.get_world_size()
-    shard, wait = Collectives().reduce_scatter(torch.arange(12.0 * world) * (rank + 1))
-    wait()
+    shard = reduce_scatter(torch.arange(12.0 * world) * (rank + 1))
     total = torch.arange(12.0 * world) * sum(range(world + 1))
-    gathered, wait_for_all = Collectives().all_gather(shard)
-    wait_for_all()
-    return torch.equal(shard, total[12 * rank :][:12]) and torch.equal(gathered, total)
+    right = torch.equal(shard, total[12 * rank :][:12])
+    return right and torch.equal(gather_whole(shard), total)
 
 
 assert ranks(two_halves) == [([0, 11], [0, 11, 22, 33]), ([22, 33], [0, 11, 22, 33])]
@@ -136,18 +128,11 @@ for world in [1, 2, 3, 4]:
     assert all(ranks(halves_are_right, world=world)), world
 
 # %% [markdown]
-# For now we wait at once. Gradients are averaged over the ranks:
+# Gradients are averaged over the ranks:
 
 # %%
-def gather_whole(shard):
-    whole, wait = Collectives().all_gather(shard)
-    wait()
-    return whole
-
-
 def mean_shard(gradient):  # this rank's shard of the mean gradient
-    total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
-    wait()
+    total = reduce_scatter(gradient.reshape(-1))
     return total / dist.get_world_size()
 
 # %% [markdown]
@@ -155,7 +140,7 @@ def mean_shard(gradient):  # this rank's shard of the mean gradient
 #
 # Must every device update all weights? For one number of a weight, Adam needs only that number's
 # gradient and two means. So each rank can update *its shard*, and the shards are gathered. First
-# one process trains a small network, to compare with.
+# one process trains a small network to compare with: 55,050 parameters, in float64.
 
 # %% tags=["fold", "measured"]
 # define: the data, ten batches of 24 images, and the network, from a seed
@@ -188,18 +173,18 @@ one_process = net.state_dict()
 
 # %% [markdown]
 # A shard can be a *view* of its parameter, without memory of its own. So when Adam changes the
-# shard, it changes the parameter. It only reads the shard's `.grad`, whoever has set it:
+# shard, it changes the parameter. It reads the shard's `.grad` and doesn't ask who set it:
 
 # %%
 weight = nn.Parameter(torch.zeros(4))
 shard = weight.detach()[:2]  # a view
 shard.grad = torch.ones(2)
-torch.optim.Adam([shard], lr=0.01).step()
+torch.optim.Adam([shard], lr=0.01).step()  # a first step is about lr
 print(weight.data)
 
 # %% [markdown]
 # Now two ranks. Both make the same network, from one seed, and take half of each batch. Adam gets
-# only shards, so it has state only for them. (Stage 2 will call `reduce` earlier.)
+# only shards, so it has state only for them.
 
 # %%
 def my_part(tensor):  # this rank's part of a parameter, or of a batch
@@ -211,10 +196,10 @@ class FirstZeRO:
         self.params = list(params)
         for p in self.params:
             flat = p.detach().reshape(-1)
-            p.shard = my_part(flat)  # a view of p
+            p.shard = my_part(flat)  # a view of p, kept in an attribute of ours
         self.adam = torch.optim.Adam([p.shard for p in self.params], lr=lr)
 
-    def reduce(self, p):
+    def reduce(self, p):  # stage 2 will call it earlier
         p.shard.grad = mean_shard(p.grad)
 
     def update_and_gather(self):
@@ -229,7 +214,7 @@ class FirstZeRO:
         self.update_and_gather()
 
 # %% [markdown]
-# `compare` trains on two ranks, counts what each keeps, and compares with one process.
+# `compare` trains on two ranks, counts the numbers that each keeps, and compares with one process.
 
 # %% tags=["fold"]
 # define: `my_batches`, a rank's shares of all batches, and `compare`
@@ -250,17 +235,17 @@ def train_with(kind):
     return net.state_dict(), means, whole, of_shards
 
 
-def compare(kind, whole_left):
+def compare(kind, whole_gradients):
     for rank, (weights, means, whole, of_shards) in enumerate(ranks(train_with, kind)):
-        print(f"numbers on rank {rank}: {means:,} of Adam's first mean, {whole:,} of whole "
-              f"gradients, {of_shards:,} of shards' gradients")
+        print(f"rank {rank} of 2: Adam's first mean has {means:,} numbers, whole gradients have "
+              f"{whole:,}, shards' gradients {of_shards:,}")
         assert largest_difference(weights, one_process) < 1e-12, "not as one process"
         assert means == of_shards == 27_525, "half of 55,050"
-        assert whole == whole_left, "not as many whole gradients"
+        assert whole == whole_gradients, "not as many whole gradients"
     print("both ranks have one process's weights, to 1e-12")
 
 # %% tags=["trains"]
-compare(FirstZeRO, whole_left=55_050)
+compare(FirstZeRO, whole_gradients=55_050)
 
 # %% [markdown]
 # Half of the state is on each rank, and the result is the same.
@@ -268,7 +253,8 @@ compare(FirstZeRO, whole_left=55_050)
 # ## Stage 2: gradients
 #
 # Why keep a whole gradient once it is reduced? When it is complete (chapter 14's hook tells us), we
-# reduce it and free it. (One backward pass a step: a second's gradient would replace the first's.)
+# reduce it and free it. (So our class allows one backward pass a step: a second one would overwrite
+# the gradients of the first.)
 
 # %% tags=["trains"]
 class SecondZeRO(FirstZeRO):
@@ -285,13 +271,13 @@ class SecondZeRO(FirstZeRO):
         self.update_and_gather()
 
 
-compare(SecondZeRO, whole_left=0)
+compare(SecondZeRO, whole_gradients=0)
 
 # %% [markdown]
-# No whole gradient is left, only the shards': half of the numbers. Does stage 2 send more?
+# No whole gradient is left, only the shards' half of the numbers. Does stage 2 send more?
 
 # %% tags=["fold"]
-# check: numbers that a step reduces and gathers: each of the 55,050 once, in both stages
+# check: how many numbers a step reduces and gathers in both stages
 from unittest.mock import patch
 
 
@@ -351,6 +337,35 @@ for _, _, whole, _ in ranks(train_with, NotFreed):
 #
 # The program has both stages for other networks; its classes needn't be read. Where a size isn't
 # divisible by the number of ranks, shards are padded with zeros:
+
+# %% tags=["fold", "file:sharded_train.py"]
+# define: `Collectives`, both halves, which return at once, with a function that waits
+class Collectives:
+    """The halves of an all-reduce. Each returns its result and a function that waits for it."""
+
+    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
+        shard = whole.new_empty(len(whole) // dist.get_world_size())
+        sending = dist.reduce_scatter_single(shard, whole, async_op=True)
+        return shard, sending.wait  # the function itself: who wants the result calls it
+
+    def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
+        whole = shard.new_empty(len(shard) * dist.get_world_size())
+        sending = dist.all_gather_single(whole, shard, async_op=True)
+        return whole, sending.wait
+
+# %% tags=["fold"]
+# check: after waiting they give what our two functions give
+def as_our_functions():
+    whole = torch.arange(8.0) * (dist.get_rank() + 1)
+    shard, wait = Collectives().reduce_scatter(whole)
+    wait()
+    gathered, wait_for_all = Collectives().all_gather(shard)
+    wait_for_all()
+    return torch.equal(shard, reduce_scatter(whole)) and torch.equal(gathered, gather_whole(shard))
+
+
+for world in [1, 2, 4]:
+    assert all(ranks(as_our_functions, world=world)), world
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -793,7 +808,7 @@ print("stages 1 and 2 equal one process to 1e-12")
 # %% [markdown]
 # ## Stage 3: weights
 #
-# When is a whole weight needed? Only while its layer computes:
+# When is a whole weight needed? Only while its layer computes. Of a network's last two layers:
 #
 # ![The last two layers of a network, from left to right in time. A thin bar is the rank's
 # shard, always there. In the forward pass layer 2 is gathered, used and freed, then layer 3. In the
@@ -805,40 +820,39 @@ print("stages 1 and 2 equal one process to 1e-12")
 # A layer can gather its weight, use it and drop it. But autograd keeps what the backward pass
 # needs, and for `x @ weight.T` that is the whole weight: the gradient of `x` is computed with it.
 # So we write a linear layer's two passes ourselves, as a `torch.autograd.Function`. `forward` saves
-# in `ctx` what `backward` will need. PyTorch calls `backward` with the output's gradient, and
-# expects it to return one gradient for each argument of `forward`. Ours saves the weight's *shard*,
-# and gathers again:
+# in `ctx` what `backward` will need: the weight's *shard*. PyTorch calls `backward` with the
+# output's gradient, and expects one gradient for each argument of `forward`:
 
 # %%
 class LinearFromShards(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight_shard, bias_shard):
+        inputs = x.shape[1]
+        weight = gather_whole(weight_shard).view(-1, inputs)  # [outputs, inputs]
         bias = gather_whole(bias_shard)
-        outputs = len(bias)
-        weight = gather_whole(weight_shard).view(outputs, -1)
         ctx.save_for_backward(x, weight_shard)  # not the whole weight
         return x @ weight.T + bias
 
     @staticmethod
-    def backward(ctx, gradient):  # [n, outputs], of the output
+    def backward(ctx, gradient):  # [n, outputs]
         x, weight_shard = ctx.saved_tensors
-        outputs = gradient.shape[1]
-        weight = gather_whole(weight_shard).view(outputs, -1)  # again
+        inputs = x.shape[1]
+        weight = gather_whole(weight_shard).view(-1, inputs)  # again
         for_x = gradient @ weight
-        for_weight = mean_shard(gradient.T @ x)
+        for_weight = mean_shard(gradient.T @ x)  # flat, as weight_shard is
         for_bias = mean_shard(gradient.sum(0))
         return for_x, for_weight, for_bias
 
 # %% [markdown]
-# The function is called by `apply`. The weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each
-# rank, the bias is zero. The input is ones on rank 0, twos on rank 1.
+# The function is called by `apply`. Each rank has a row of the weight, and one of two biases. The
+# input is ones on rank 0, twos on rank 1.
 
 # %%
 def one_layer():
-    weight = torch.arange(8.0)
-    weight_shard = my_part(weight).requires_grad_()
+    weight = torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]])
+    weight_shard = my_part(weight.reshape(-1)).requires_grad_()
     bias_shard = torch.zeros(1)
-    x = torch.full((1, 4), 1.0 + dist.get_rank())
+    x = torch.ones(1, 4) * (dist.get_rank() + 1)
     y = LinearFromShards.apply(x, weight_shard, bias_shard)
     y.sum().backward()
     return y.tolist(), weight_shard.grad.tolist()
@@ -852,7 +866,7 @@ for rank, (y, gradient) in enumerate(ranks(one_layer)):
 # for each row is the input, so each shard gets the mean of 1 and 2.
 
 # %% tags=["fold"]
-# check: the outputs, the mean of 1 and 2; all gradients as PyTorch's own layer has them
+# check: outputs and gradients as the text says; in another case as of PyTorch's own layer
 assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 
 
@@ -878,7 +892,7 @@ def as_pytorch():
 assert max(ranks(as_pytorch)) < 1e-4
 
 # %% [markdown]
-# Is the whole weight still in memory after the layer's call, when only the backward pass is left?
+# Is the whole weight still in memory between the forward and the backward pass?
 
 # %% tags=["fold"]
 # check: autograd holds a gathered weight in an ordinary linear layer, and not in our function
@@ -935,7 +949,7 @@ assert ranks(holds_whole, our_function, 10) == [False, False]
 print("our function: freed")
 
 # %% [markdown]
-# **Of the weight autograd has only our shard, so Python frees the whole weight.**
+# **Autograd keeps only our shard of the weight. Nobody holds the whole one, so Python frees it.**
 #
 # ### A small FSDP
 #
@@ -964,8 +978,8 @@ def first_fsdp(net):
     return net
 
 # %% [markdown]
-# An ordinary Adam updates the shards. After a step nothing is gathered, unlike in stages 1 and 2:
-# the next forward pass does that, layer by layer. We train on two ranks:
+# An ordinary Adam updates the shards. The next forward pass gathers them, layer by layer. On two
+# ranks:
 
 # %% tags=["fold"]
 # define: `join_and_compare` trains, joins both ranks' shards, and compares with one process
@@ -994,12 +1008,12 @@ join_and_compare(first_fsdp)
 # ### FSDP for any network
 #
 # The program's `FSDP` takes nearly any module (an LSTM it refuses, and says so), and doesn't know
-# its layers' formulas. It notices when a weight is read, gathers it in an autograd function, and
-# lets autograd save a note in the weight's place. Each piece is tried alone in deeper: FSDP for any
-# network.
+# its layers' formulas. When a layer reads its weight, a function of `FSDP` runs and gathers it. In
+# its place autograd saves a *note*: whose weight it was. How that is done is in deeper: FSDP for
+# any network.
 #
-# `FSDP` doesn't wait at once, either: while a gradient is sent, the backward pass goes on. A new
-# line in the loop waits for what is still under way at the end:
+# While a gradient is sent, the backward pass goes on. A new line in the loop waits for what is
+# still under way at the end:
 #
 # ```python
 # loss_function(model(x), y).backward()
@@ -1486,12 +1500,11 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# A gradient under way takes memory. So `FSDP` allows two, a layer's weight and bias: before it
-# sends a third, it waits for the oldest. We compare this with two other rules: wait for each at
-# once, and never wait before the end of the pass.
+# A gradient under way takes memory. So `FSDP` allows two, here a layer's weight and bias: before it
+# sends a third, it waits for the oldest.
 
 # %% tags=["fold"]
-# check: gradients under way while the next layer computes, and at most, by three rules
+# check: gradients under way; other counts where each is waited for at once, or at the end
 class Noting(FSDP):
     def __init__(self, module):
         super().__init__(module)
@@ -1532,17 +1545,20 @@ def watch(kind):
 
 
 expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2),
-            "never waits": (NeverWaits, 2, 6)}
+            "waits at the end": (NeverWaits, 2, 6)}
 for name, (kind, at_gather, most) in expected.items():
     for result in ranks(watch, kind):
         assert result[2:] == (at_gather, most), (name, result[2:])
-    print(f"{name}: {at_gather} while the next layer computes, {most} at most")
+    if kind is Noting:
+        print(f"gradients under way: {at_gather} when layer 2 gathers its weight again, "
+              f"at most {most}")
 
 # %% [markdown]
-# **At most two gradients are under way, and the next layer may compute meanwhile.**
+# **While two gradients are under way, the next layer may compute.**
 #
-# PyTorch's own FSDP is called on each part that is gathered together, then on the whole. The loop
-# needs no new line:
+# PyTorch's own FSDP is `fully_shard`. Each call makes one group that is gathered together: here
+# each layer, at last what is left of the network. Its backward pass itself waits at the end, so the
+# loop needs no new line:
 #
 # ```python
 # from torch.distributed.fsdp import fully_shard
@@ -1550,11 +1566,11 @@ for name, (kind, at_gather, most) in expected.items():
 # for layer in net:
 #     fully_shard(layer)
 # fully_shard(net)
-# optimizer = torch.optim.Adam(net.parameters(), lr=0.01)  # after fully_shard
+# optimizer = torch.optim.Adam(net.parameters(), lr=0.01)  # after fully_shard: new parameters
 # ```
 
 # %% tags=["fold", "trains"]
-# check: so called, PyTorch's equals one process, too
+# check: called in this way PyTorch's FSDP equals one process, too
 def train_pytorchs():
     from torch.distributed.fsdp import fully_shard
 
@@ -1572,11 +1588,11 @@ for weights in ranks(train_pytorchs):
 # %% [markdown]
 # ## What it saves, and what it costs
 #
-# We count tensors' memory on four ranks, in *times the weights*: 16 bytes a parameter are 4. A
-# batch is one image, so activations hardly count.
+# We count tensors' memory on four ranks, in *times the weights*: a parameter's 16 bytes are 4 times
+# the 4 bytes of its weight. A batch is one image, so what layers keep hardly counts.
 
 # %% tags=["fold"]
-# check: `Bytes` counts the memory of tensors; it is right in a case that we can work out
+# check: `Bytes` counts the memory of tensors, and is right for three that we count by hand
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -1615,7 +1631,7 @@ with Bytes() as memory:
 # **Predict:** how much do weights and Adam's means take between steps, in stage 1 and in stage 3?
 
 # %% tags=["fold", "trains"]
-# measure: what a step holds, in times the weights: between steps, gradients, peak
+# measure: between steps, gradients, peak, in times the weights, for the figure below
 import numpy as np
 
 
@@ -1680,7 +1696,7 @@ from helpers.plotting import BLUE, ORANGE, figure, show
 
 names = list(memory)
 rest, gradients, peak = np.transpose(list(memory.values()))
-fig, ax = figure("Between steps, stage 3 on four ranks holds a quarter of data parallel's", "",
+fig, ax = figure("Between steps stage 3 holds a quarter of data parallel's memory", "",
                  "times the weights")
 ax.bar(names, rest, color=BLUE, label="between steps: weights, Adam's means")
 ax.bar(names, gradients, bottom=rest, color=ORANGE, hatch="//", label="gradients")
@@ -1700,19 +1716,21 @@ for name, expected in by_the_table.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
 largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
 assert np.isclose(memory["data parallel"][2], 4 + 2 * largest, atol=0.02), "Adam's arrays"
+print(f"the largest weight has {largest:.2f} of all numbers")
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher: on the CPU Adam
-# computes in arrays of its own, and whole gradients or weights are there for a moment.
+# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. Data parallelism's is
+# these 3, gradients, and on the CPU two arrays that Adam makes for the largest weight; in the
+# stages whole gradients or weights are there for a moment.
 #
 # What does stage 3 send in a step of one forward and one backward pass, where each weight is used
-# once? It gathers a weight twice and reduces once, three halves of an all-reduce in place of two.
-# Not for every weight:
+# once? At most it gathers each weight twice and reduces it once, three halves of an all-reduce in
+# place of two. Which does it gather twice?
 
 # %% tags=["fold"]
-# check: what each pass gathers; of a layer used three times the weight is gathered six times
+# check: what each pass gathers; the weight of a layer used three times is gathered six times
 forward, again, _, _ = ranks(watch, Noting)[0]
 print("gathered in the forward pass:", ", ".join(forward))
 print("gathered again in the backward pass:", ", ".join(again))
@@ -1731,18 +1749,19 @@ def gather_a_layer_used_again():
 assert ranks(gather_a_layer_used_again) == [6, 6]
 
 # %% [markdown]
-# A bias isn't needed again, nor is the first weight, since images need no gradient: `FSDP` gathers
-# neither a second time. So in such a step stage 3 sends **up to one and a half times as much**;
-# with several passes, or where a layer is used again, it sends more. What that costs in time is in
-# deeper: When sharding pays.
+# A bias isn't needed again, nor is the first weight, since images need no gradient.
+# (`LinearFromShards` gathers it all the same.) So in such a step stage 3 sends **up to one and a
+# half times as much**; with several passes, or where a layer is used again, it sends more. What
+# that costs in time is in deeper: When sharding pays.
 #
 # ## Two traps
 #
 # ### 1. The norm of a shard
 #
-# *Clipping* scales gradients down where their norm is too large. Of our FSDP PyTorch's
-# `clip_grad_norm_` finds the norm of one rank's shards, so each rank would scale by a factor of its
-# own, without an error. Use `model.clip_grad_norm`. (With `fully_shard` PyTorch's is right.)
+# *Clipping* scales gradients down where their norm, the root of the sum of squares, is too large.
+# With our FSDP, PyTorch's `clip_grad_norm_` finds the norm of one rank's shards, so each rank would
+# scale by a factor of its own, without an error. Use `model.clip_grad_norm`. (With `fully_shard`
+# PyTorch's is right.)
 
 # %% tags=["fold", "trains", "measured"]
 # measure: the norm of each rank's shards, and what FSDP's method finds
@@ -1781,12 +1800,13 @@ assert both[0][0] < 0.99 * right and np.isclose(both[1][1], right, rtol=1e-12)
 # %% [markdown]
 # ### 2. Different layers
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. Both compute with half of `a` and half
-# of `b`, and gradients of different weights are averaged. Our FSDP notices it after the backward
-# pass, but not in an evaluation, which has none:
+# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. A message doesn't say whose weight it
+# is, so the ranks' first all-gathers meet: both ranks compute with half of `a` and half of `b`, and
+# gradients of different weights are averaged. Our FSDP notices it after a backward pass, but an
+# evaluation has none:
 
 # %% tags=["fold", "trains"]
-# check: it raises on both ranks; in an evaluation both halves are used, and nothing is raised
+# check: after a backward pass it raises on both ranks, in an evaluation it doesn't
 class Either(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1817,7 +1837,8 @@ def use_either():
         return str(error)
 
 
-print(ranks(use_either)[0])
+print("training:", ranks(use_either)[0])
+print("evaluation, a all ones, b all tens, on rank 0:", ranks(evaluate_either)[0][0])
 assert "in another order" in ranks(use_either)[1]
 assert ranks(evaluate_either) == [[[4, 4, 40, 40]]] * 2, "half of a and half of b, no error"
 
@@ -1907,9 +1928,10 @@ print(printed.splitlines()[-1])
 #
 # - With one forward and one backward pass a step, each weight used once, data parallelism and
 #   stages 1 and 2 send both halves of an all-reduce, stage 3 at most three halves.
-# - Stage 3 gathers a weight when its layer computes, frees it, and gathers it again.
+# - Stage 3 gathers a weight when its layer computes, and frees it.
 # - With equal shares and an elementwise optimizer, such as Adam, all stages compute what one
 #   process does. In stage 3 all ranks must use the same layers in the same order.
+# - Take the first stage that fits.
 #
 # More: deeper: FSDP for any network, deeper: State dicts that reshard and deeper: When sharding
 # pays. Next: [the map](map.md).

@@ -2,18 +2,18 @@
 # # Deeper · FSDP for any network
 #
 # Chapter 16 wrote a linear layer's two passes by hand, so that autograd saves only a shard. How
-# does `FSDP` do that for a layer whose formulas it doesn't know?
+# does the `FSDP` of `sharded_train.py` do that for a layer whose formulas it doesn't know?
 #
 # ## What you'll do
 #
-# Try each piece alone on one linear layer, put the pieces together and train. Then shard layers for
-# which chapter 16 has no formulas.
+# Try each piece alone on one linear layer, make the step to any module, put the pieces together and
+# train.
 #
 # ## What you'll learn
 #
 # - how to notice that a layer reads its weight;
 # - how to change what autograd saves;
-# - what else the program's `FSDP` needs, and why.
+# - how to do both for a module that one doesn't know.
 #
 # ## What you need
 #
@@ -22,6 +22,7 @@
 
 # %% tags=["torch"]
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -33,33 +34,38 @@ from helpers.compare import largest_difference
 
 sys.path.insert(0, "..")  # where chapter 16's sharded_train.py is, and chapter 14's ranks.py
 from ranks import ranks
-from sharded_train import FSDP, Collectives
+from sharded_train import FSDP
 
 # %% tags=["fold"]
-# define: `my_part`, `gather_whole` and `mean_shard`, as in chapter 16
+# define: `my_part`, `reduce_scatter`, `gather_whole` and `mean_shard`, as in chapter 16
 def my_part(tensor):
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
 
 
+def reduce_scatter(whole):
+    shard = whole.new_empty(len(whole) // dist.get_world_size())
+    dist.reduce_scatter_single(shard, whole)
+    return shard
+
+
 def gather_whole(shard):
-    whole, wait = Collectives().all_gather(shard)
-    wait()
+    whole = shard.new_empty(len(shard) * dist.get_world_size())
+    dist.all_gather_single(whole, shard)
     return whole
 
 
 def mean_shard(gradient):
-    total, wait = Collectives().reduce_scatter(gradient.reshape(-1))
-    wait()
+    total = reduce_scatter(gradient.reshape(-1))
     return total / dist.get_world_size()
 
 # %% [markdown]
 # ## Notice that a weight is read
 #
 # Nobody should have to rewrite a network for us. So its layers stay as they are, and we find out
-# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. There
-# its `__getattr__` looks, which Python asks only when it finds no `weight` elsewhere. A *property*
-# of the class is found before, and runs a function of ours. The layer exists already, but an object
-# can get another class, and keeps what is in it:
+# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. Python
+# looks there last, by the module's `__getattr__`. A *property* of the class is found first, and
+# runs a function of ours. The layer exists already, but Python lets us change an object's class;
+# what is in the object stays:
 
 # %%
 class Watched(nn.Linear):
@@ -100,7 +106,7 @@ assert torch.equal(watched[1], plain[1]) and torch.equal(plain[1], output)
 #
 # The property will return a weight that an autograd function has made from the shard. This one only
 # gathers. PyTorch knows the layer's formulas and brings the whole weight's gradient to `backward`,
-# which makes the shard's gradient from it. Nothing is kept in `ctx`.
+# which makes the shard's gradient from it.
 
 # %%
 class GatherAndWait(torch.autograd.Function):
@@ -134,13 +140,15 @@ for rank, (y, gradient) in enumerate(ranks(ordinary_layer)):
 assert ranks(ordinary_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 
 # %% [markdown]
-# The same outputs and gradients as from the function that we wrote for linear layers.
+# Outputs and gradients are those of chapter 16's function for linear layers: each shard gets the
+# mean of 1 and 2.
 #
 # ## What does autograd save?
 #
 # Dropping our variable frees nothing: autograd has saved the whole weight. We can give autograd two
-# functions. The first gets each tensor that is saved, and returns what is kept in its place. The
-# second gets that back when the backward pass needs the tensor. What does a linear layer save?
+# functions, which PyTorch calls *pack* and *unpack*. The first gets each tensor that is saved, and
+# returns what is kept in its place. The second gets that back when the backward pass needs the
+# tensor. What does a linear layer save?
 
 # %%
 def print_shape(tensor):
@@ -179,9 +187,9 @@ assert saved_shapes(x.detach()) == [(3, 4)]
 #
 # ## Recognize the weight
 #
-# Our first function must recognize a gathered weight, also a transposed one. A tensor and its
+# Our pack function must recognize a gathered weight, also a transposed one. A tensor and its
 # transpose are two objects that share one memory, the *storage*. The storage is a Python object,
-# too, so it can get an attribute, a *mark*:
+# too, the same one at each call, so it can get an attribute, a *mark*:
 
 # %%
 weight = torch.arange(8.0).view(2, 4)
@@ -200,10 +208,12 @@ assert transposed.untyped_storage().mark == "gathered"
 assert not hasattr(transposed.clone().untyped_storage(), "mark")
 
 # %% [markdown]
+# A copy has a storage of its own, without the mark. Where a layer saves one, it stays whole.
+#
 # What must we remember to make the transpose again from a gathered weight? Its shape, and its
 # *stride*: how many numbers further in memory the next row begins, and the next column.
-# `as_strided` looks at the memory only, whatever shape the weight has there. For a slice, such as
-# `weight[1:]`, we also need the *offset*, the place in memory where it begins.
+# `as_strided` makes a tensor from these and the memory. For a slice, such as `weight[1:]`, we also
+# need the *offset*, the place in memory where it begins.
 
 # %%
 print("the weight's shape and stride:", tuple(weight.shape), weight.stride())
@@ -241,9 +251,8 @@ def save_note(tensor):
         return tensor
 
 # %% [markdown]
-# When the backward pass needs the weight, the second function gathers again. It needs only the
-# shard's numbers, so it takes them without autograd's record (`detach`): the shard's gradient comes
-# through `GatherAndWait` of the forward pass.
+# When the backward pass needs the weight, unpack gathers again. It needs only the shard's numbers
+# (`detach`): the shard's gradient comes through the forward pass's `GatherAndWait`.
 
 # %%
 def gather_again(saved):
@@ -257,60 +266,55 @@ def gather_again(saved):
 # %% [markdown]
 # ## Is the weight freed?
 #
-# `is_held` calls a layer and deletes its own variable of the gathered weight. A *weak reference*,
-# which keeps nothing alive, tells whether the weight's storage still exists. Gloo's threads let go
-# of what they sent a moment later. So `is_held` looks until the storage is gone, for 10 s at most;
-# where autograd holds it, half a second is enough to see that it stays.
+# `is_held` calls a layer and deletes its variable of the gathered weight. A *weak reference*, which
+# keeps nothing alive, tells whether the weight's storage still exists.
 
 # %% tags=["fold"]
-# define: `is_held`, which looks until the weight's storage is gone, or `seconds` are over
+# define: `is_still_there`: gloo's threads let go a moment later, so it looks again for up to 5 s
 import time
-import weakref
 
 
-def is_held(save, load, seconds):
+def is_still_there(memory):
+    end = time.perf_counter() + 5
+    while memory() is not None and time.perf_counter() < end:
+        time.sleep(0.01)
+    return memory() is not None
+
+# %%
+def is_held(pack, unpack):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.ones(1, 4, requires_grad=True)
-    with saved_tensors_hooks(save, load):
+    with saved_tensors_hooks(pack, unpack):
         weight = gather_and_mark(shard, (2, 4))
         y = F.linear(x, weight)
     memory = weakref.ref(weight.untyped_storage())
     del weight
-    end = time.perf_counter() + seconds
-    while memory() is not None and time.perf_counter() < end:
-        time.sleep(0.01)  # gloo's threads let go of what they sent a moment later
-    held = memory() is not None
-    y.sum().backward()
+    held = is_still_there(memory)
+    y.sum().backward()  # y has lived till here, and what autograd saved for it
     return held
 
-# %%
-def held_without_notes():
-    return is_held(save=as_it_is, load=as_it_is, seconds=0.5)
 
-
-def held_with_notes():
-    return is_held(save=save_note, load=gather_again, seconds=10)
-
-
-print("held without notes:", ranks(held_without_notes))
-print("held with notes:", ranks(held_with_notes))
+held_without_notes = ranks(is_held, as_it_is, as_it_is)
+held_with_notes = ranks(is_held, save_note, gather_again)
+print("held without notes, on each rank:", held_without_notes)
+print("held with notes:", held_with_notes)
 
 # %% tags=["fold"]
-# check: held without notes, not with them; with notes gradients are the same, a slice's is right
-def both_gradients(save, load):
+# check: held only without notes; with them all gradients are the same, a slice's is right, too
+def both_gradients(pack, unpack):
     shard = my_part(torch.arange(8.0)).clone().requires_grad_()
     x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    with saved_tensors_hooks(save, load):
+    with saved_tensors_hooks(pack, unpack):
         y = F.linear(x, gather_and_mark(shard, (2, 4)))
     y.sum().backward()
     return shard.grad.tolist(), x.grad.tolist()
 
 
 columns = torch.arange(8.0).view(2, 4).sum(0).tolist()  # what x's gradient adds up
-assert ranks(held_without_notes) == [True, True]
-assert ranks(held_with_notes) == [False, False]
-for save, load in [(as_it_is, as_it_is), (save_note, gather_again)]:
-    assert ranks(both_gradients, save, load) == [([1.5] * 4, [columns])] * 2
+assert held_without_notes == [True, True]
+assert held_with_notes == [False, False]
+for pack, unpack in [(as_it_is, as_it_is), (save_note, gather_again)]:
+    assert ranks(both_gradients, pack, unpack) == [([1.5] * 4, [columns])] * 2
 
 
 def gradient_through_a_slice():
@@ -327,43 +331,71 @@ assert ranks(gradient_through_a_slice) == [[[4, 5, 6, 7]]] * 2, "the second row"
 # %% [markdown]
 # **With notes nobody holds the whole weight, so Python frees it.**
 #
-# ## All together
+# ## Any module
 #
-# `FirstFSDP` keeps a shard of each parameter. Its linear layers gather when they read, and autograd
-# keeps notes. `layer.weight` goes through the property and is whole; `parameters()` and
-# `state_dict()` look into `_parameters`, so Adam gets the shards.
+# So far we knew the layer: it reads a `weight` of shape 2 x 4. A module that we don't know lists
+# its own parameters. For each name we make a property, which remembers the whole shape, and cut the
+# parameter to a shard. `type(name, bases, attributes)` makes a class that has these properties:
 
 # %%
-class GatheredLinear(nn.Linear):
-    @property
-    def weight(self):
-        shape = (self.out_features, self.in_features)
-        return gather_and_mark(self._parameters["weight"], shape)
-
-    @property
-    def bias(self):
-        shape = (self.out_features,)
-        return gather_and_mark(self._parameters["bias"], shape)
+def gather_when_read(name, shape):
+    def read(module):
+        shard = module._parameters[name]
+        return gather_and_mark(shard, shape)
+    return property(read)
 
 
+def shard_module(module):
+    properties = {}
+    for name, p in module.named_parameters(recurse=False):  # not those of modules in it
+        properties[name] = gather_when_read(name, p.shape)
+        flat = p.data.reshape(-1)
+        p.data = my_part(flat).clone()  # a copy, so that the whole is freed
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), properties)
+
+# %% [markdown]
+# A convolution, on two ranks:
+
+# %%
+def one_convolution():
+    torch.manual_seed(16)
+    layer = nn.Conv1d(1, 4, kernel_size=3)  # 12 weights, 4 biases
+    x = torch.arange(10.0).view(1, 1, 10)
+    whole_output = layer(x)
+    shard_module(layer)
+    kept = [len(p) for p in layer.parameters()]
+    return kept, torch.allclose(layer(x), whole_output)
+
+
+for rank, (kept, same) in enumerate(ranks(one_convolution)):
+    print(f"rank {rank} keeps weights and biases {kept}; the output is the same: {same}")
+
+# %% tags=["fold"]
+# check: each rank keeps half, the layer computes with the whole
+assert ranks(one_convolution) == [([6, 2], True)] * 2
+
+# %% [markdown]
+# The layer reads the whole weight; `parameters()` and `state_dict()` look into `_parameters`, so an
+# optimizer gets the shards. (Here sizes must be divisible, and no two modules share a parameter.)
+#
+# ## All together
+
+# %%
 class FirstFSDP(nn.Module):
     def __init__(self, net):
         super().__init__()
         self.net = net
-        for p in net.parameters():
-            flat = p.data.reshape(-1)
-            p.data = my_part(flat).clone()  # a copy, so that the whole is freed
-        for layer in net:
-            if isinstance(layer, nn.Linear):
-                layer.__class__ = GatheredLinear
+        for module in net.modules():
+            shard_module(module)
 
     def forward(self, x):
         with saved_tensors_hooks(save_note, gather_again):
             return self.net(x)
 
 # %% [markdown]
-# Autograd remembers the second function with each note, so the backward pass needs no `with`. We
-# train a small network on two ranks, and compare with one process.
+# Autograd remembers unpack with each note, so the backward pass needs no `with`. We train a small
+# network on two ranks, and compare with one process.
 
 # %% tags=["fold", "trains"]
 # define: five batches, `tanh_net`, and `train_parts`, which trains by a rank's parts of batches
@@ -392,8 +424,8 @@ def train_parts(model):
         optimizer.step()
 
 # %% tags=["trains"]
-def train_first():
-    model = FirstFSDP(tanh_net())
+def train_first(make=tanh_net):
+    model = FirstFSDP(make())
     train_parts(model)
     return model.net.state_dict()
 
@@ -402,12 +434,13 @@ net = tanh_net()
 train_parts(net)
 on_rank_0, on_rank_1 = ranks(train_first)
 for name, weight in net.state_dict().items():
-    joined = torch.cat([on_rank_0[name], on_rank_1[name]]).view(weight.shape)
-    print(f"{name}: {len(on_rank_0[name])} of {weight.numel()} on rank 0, joined as one process's:",
-          largest_difference(joined, weight) < 1e-12)
+    shards = [on_rank_0[name], on_rank_1[name]]
+    joined = torch.cat(shards).view(weight.shape)
+    same = largest_difference(joined, weight) < 1e-12
+    print(f"{name}: {len(shards[0])} of {weight.numel()} on rank 0, all as in one process:", same)
 
 # %% tags=["fold", "trains"]
-# check: all are as one process's, and shards are copies; without the mean over ranks they are not
+# check: as one process, a convolution, too; not without the mean over ranks; shards are copies
 from unittest.mock import patch
 
 
@@ -421,8 +454,21 @@ class NotReduced(torch.autograd.Function):
         return my_part(gradient.reshape(-1)), None
 
 
-def differences(function):
-    on_both = ranks(train_first_by, function)
+def conv_net():
+    torch.manual_seed(16)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, kernel_size=3), nn.Tanh(),
+                         nn.LayerNorm(6), nn.Flatten(), nn.Linear(24, 4)).double()
+
+
+def train_first_by(function, make):
+    with patch.dict(globals(), GatherAndWait=function):
+        return train_first(make)
+
+
+def differences(function, make):
+    net = make()
+    train_parts(net)
+    on_both = ranks(train_first_by, function, make)
     found = []
     for name, weight in net.state_dict().items():
         joined = torch.cat([shards[name] for shards in on_both]).view(weight.shape)
@@ -430,41 +476,39 @@ def differences(function):
     return found
 
 
-def train_first_by(function):
-    with patch.dict(globals(), GatherAndWait=function):
-        return train_first()
-
-
 def bytes_kept():
     parameters = list(FirstFSDP(tanh_net()).parameters())
     return [p.untyped_storage().nbytes() for p in parameters], [p.nbytes for p in parameters]
 
 
-assert max(differences(GatherAndWait)) < 1e-12
-assert not max(differences(NotReduced)) < 1e-3
+assert max(differences(GatherAndWait, tanh_net)) < 1e-12
+assert max(differences(GatherAndWait, conv_net)) < 1e-12
+assert not max(differences(NotReduced, tanh_net)) < 1e-3
 for in_memory, of_shards in ranks(bytes_kept):
     assert in_memory == of_shards, "the whole is still in memory"
 
 # %% [markdown]
-# ## What else the program's `FSDP` does
+# ## The program's `FSDP`
 #
 # The pieces are the same:
 #
 # | here | in `sharded_train.py` |
 # | --- | --- |
-# | `GatheredLinear`, written for one layer | `read_through` makes such a class for each module |
-# | `GatherAndWait` | `Gather` |
+# | `shard_module` | `read_through`, and `Cut`, which pads shards with zeros |
+# | `GatherAndWait` | `Gather`, which sends a gradient and doesn't wait |
 # | a mark on the storage | `lent`, a dictionary by the storage's address |
-# | a note, a dictionary | `Note`, which counts the parameter's changes, too |
+# | a note, a dictionary | `Note`, which has the parameter's version, too |
 #
-# So it shards a convolution, a norm, or a parameter of one's own:
+# (PyTorch's `fully_shard` gathers in hooks before a module's forward and backward pass, its
+# documentation says.) With padding sizes needn't be divisible. `scale` is one number: all ranks but
+# one keep a zero.
 
 # %%
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(16)
-        self.conv = nn.Conv1d(1, 3, kernel_size=3)
+        self.conv = nn.Conv1d(1, 3, kernel_size=3)  # 8 numbers in, 3 rows of 6 out
         self.norm = nn.LayerNorm(6)
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.last = nn.Linear(18, 4)
@@ -475,8 +519,7 @@ class Mixed(nn.Module):
         return self.last(x.flatten(1))
 
 # %% [markdown]
-# On two and on three ranks, where some sizes aren't divisible (`largest_difference` compares each
-# rank's weights with one process's):
+# On two and on three ranks, where some sizes aren't divisible:
 
 # %% tags=["trains"]
 def train_mixed():
@@ -488,7 +531,8 @@ def train_mixed():
 mixed = Mixed().double()
 train_parts(mixed)
 for k in [2, 3]:
-    difference = largest_difference(ranks(train_mixed, world=k), mixed.state_dict())
+    on_rank_0 = ranks(train_mixed, world=k)[0]
+    difference = largest_difference(on_rank_0, mixed.state_dict())
     print(f"{k} ranks, as one process: {difference < 1e-12}")
 
 # %% tags=["fold", "trains"]
@@ -497,75 +541,34 @@ for k in [1, 2, 3]:
     assert largest_difference(ranks(train_mixed, world=k), mixed.state_dict()) < 1e-12, k
 
 # %% [markdown]
-# Two of what is new:
+# ## A weight that has changed
 #
-# ### A gradient that comes later
-#
-# `Gather.backward` begins to send a gradient and returns at once. The shard's gradient isn't there
-# yet, so it can't be returned. `FSDP` sets the shard's `.grad` later itself, and hands `Gather` the
-# shard in a tuple, where autograd doesn't look for arguments. But is `backward` called, if autograd
-# sees no argument that needs a gradient? We try it with a number that nobody uses, the `anchor`:
+# A note has no numbers. **Predict:** what happens if weights are multiplied by 10 between the
+# forward and the backward pass?
 
 # %%
-class Announce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, anchor):
-        return torch.ones(3)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        print("backward is called")
-        return None
-
-
-for needs_gradient in [False, True]:
-    print("an argument needs a gradient:", needs_gradient)
-    anchor = torch.zeros((), requires_grad=needs_gradient)
-    x = torch.ones(3, requires_grad=True)
-    y = Announce.apply(anchor) * x
-    y.sum().backward()
-
-# %% tags=["fold"]
-# check: `backward` is called only in the second case
-def is_called(needs_gradient):
-    x = torch.ones(3, requires_grad=True)
-    text = io.StringIO()
-    with redirect_stdout(text):
-        y = Announce.apply(torch.zeros((), requires_grad=needs_gradient)) * x
-        y.sum().backward()
-    return text.getvalue() != ""
-
-
-assert (is_called(False), is_called(True)) == (False, True)
-
-# %% [markdown]
-# Only if an argument needs a gradient. So `Gather` gets an `anchor` that does.
-#
-# ### A weight that has changed
-#
-# A note has no numbers. **Predict:** what happens if a weight is changed between the forward and
-# the backward pass?
-
-# %%
-def change_between_passes(kind):
+def change_between_passes(kind, factor):
     model = kind(tanh_net())
-    x = batches[0][0].clone().requires_grad_()
+    x = torch.ones(1, 8, dtype=torch.float64, requires_grad=True)
     y = model(x)
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(10)
+            p.mul_(factor)
     try:
         y.sum().backward()
     except RuntimeError as error:
-        return str(error)
-    return "no error"
+        return str(error).split(":")[0]
+    return f"no error, the gradient of x begins with {x.grad[0, 0]:.4f}"
 
 
-for kind in [FirstFSDP, FSDP]:
-    print(f"{kind.__name__}: {ranks(change_between_passes, kind)[0]}")
+ordinary_network = nn.Sequential  # puts the network in, and changes nothing
+print("ordinary network:", change_between_passes(ordinary_network, 10))
+print("FirstFSDP:", ranks(change_between_passes, FirstFSDP, 10)[0])
+print("FirstFSDP, with the weights left alone:", ranks(change_between_passes, FirstFSDP, 1)[0])
+print("FSDP:", ranks(change_between_passes, FSDP, 10)[0])
 
 # %% tags=["fold"]
-# check: `FSDP` raises on both ranks, `FirstFSDP` doesn't; through `.data` neither notices it
+# check: only `FirstFSDP` is wrong without an error; through `.data` `FSDP` is wrong, too
 def gradient_of_x(factor):
     model = FirstFSDP(tanh_net())
     x = batches[0][0].clone().requires_grad_()
@@ -575,12 +578,6 @@ def gradient_of_x(factor):
             p.mul_(factor)
     y.sum().backward()
     return x.grad
-
-
-assert ranks(change_between_passes, FirstFSDP) == ["no error"] * 2
-for said in ranks(change_between_passes, FSDP):
-    assert "changed between the forward and the backward pass" in said
-assert not torch.allclose(ranks(gradient_of_x, 10)[0], ranks(gradient_of_x, 1)[0])
 
 
 def change_through_data():
@@ -593,24 +590,28 @@ def change_through_data():
     return x.grad
 
 
-for found in ranks(change_through_data):
-    assert torch.allclose(found, 100 * ranks(gradient_of_x, 1)[0]), "wrong, without an error"
+assert "modified by an inplace operation" in change_between_passes(ordinary_network, 10)
+for said in ranks(change_between_passes, FirstFSDP, 10):
+    assert "no error" in said
+for said in ranks(change_between_passes, FSDP, 10):
+    assert "changed between the forward and the backward pass" in said
+right = ranks(gradient_of_x, 1)[0]
+for found in [*ranks(gradient_of_x, 10), *ranks(change_through_data)]:
+    assert torch.allclose(found, 100 * right), "wrong, without an error"
 
 # %% [markdown]
-# `FirstFSDP` gathers the new numbers and gives a wrong gradient, without an error. PyTorch counts
-# the changes made to a tensor in place, its *version*, and a `Note` has the version from the
-# forward pass. A change through `.data` isn't counted: `FSDP` doesn't notice it either. **Don't
-# change weights between the passes; `FSDP` notices what PyTorch counts.**
+# `FirstFSDP` gathers the new numbers, and its gradient is 100 times too large. PyTorch counts the
+# changes made to a tensor in place, its *version*, and compares it in the backward pass. So does
+# `FSDP`: a `Note` has the version from the forward pass. A change through `.data` isn't counted, so
+# `FSDP` doesn't notice it. **Don't change weights between the passes.**
 #
 # ## Summary
 #
-# - A property in a layer's class notices when the layer reads a weight; an object can be given such
-#   a class.
+# - A property in a module's class notices when the module reads a weight. Such a class can be made
+#   from the names of its parameters, and given to an object that exists.
 # - An autograd function gathers forward and reduces backward, so any layer computes with the whole
 #   weight, and the shard gets its mean gradient.
 # - Saved-tensor hooks let autograd keep a note in place of a gathered weight. A mark on its storage
 #   is found from the transpose, too.
-# - A gradient that is sent in the background can't be returned. An `anchor` makes autograd call
-#   `backward`.
-# - A note holds the weight's version, so that a change in place between the passes is noticed (not
-#   one through `.data`, which isn't counted).
+# - `FSDP`'s note has the weight's version, so that a change in place between the passes is noticed
+#   (not one through `.data`, which isn't counted).

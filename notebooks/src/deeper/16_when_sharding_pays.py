@@ -39,9 +39,11 @@ from sharded_train import FSDP, Collectives, ShardedGradients, ShardedOptimizer
 # %% [markdown]
 # ## What each stage sends
 #
-# How many bytes does a rank send in a step? Our classes take any `collectives` with chapter 16's
-# two methods. So we hand them chapter 03's ring, and let it count. Each rank sends to the next. It
-# begins with the piece of the rank before, so its own comes last, with everybody's numbers added.
+# How many bytes does a rank send in a step? The program's classes have an attribute `collectives`,
+# whose two methods return a result and a function that waits for it. We set it to chapter 03's
+# ring, which counts. Each rank sends to the next. A reduce-scatter begins with the piece of the
+# rank before, so a rank's own comes last, with everybody's numbers added. On three ranks rank 0
+# sends piece 2, adds its numbers to piece 1, sends that, and gets piece 0.
 
 # %%
 class Ring:
@@ -117,11 +119,12 @@ for k in [1, 2, 3, 4]:
     for half, both in [*ranks(halves_in_order, world=k), *ranks(count_both, world=k)]:
         assert np.isclose(half, (k - 1) / k), k
         assert np.isclose(both, 2 * (k - 1) / k), k
-print("so it is, on every rank")
+print("on every rank each half sends (k - 1)/k")
 
 # %% [markdown]
-# Each of these *halves* of an all-reduce sends $(k-1)/k$ of the whole. So we count halves. The
-# network is a small *transformer*; for us it is a black box of linear layers and norms.
+# Each of these *halves* of an all-reduce sends $(k-1)/k$ of the whole, on four ranks three
+# quarters. So we count halves. The network is a small *transformer*; for us it is a black box of
+# linear layers and norms.
 
 # %% tags=["fold"]
 # define: `Reader`, a small transformer that reads an image row by row
@@ -165,7 +168,7 @@ print(f"{sum(p.numel() for p in Reader(64, 2).parameters()):,} numbers")
 # passes, whose gradients add up, and then one update.
 
 # %% tags=["trains"]
-def backward_pass(model):
+def pass_two_images(model):  # always the same two: only bytes count here
     F.cross_entropy(model(images[:2]), labels[:2]).backward()
 
 
@@ -174,7 +177,7 @@ def sent_by_stage_1_or_2(kind, passes):
     optimizer = kind(net.parameters(), torch.optim.Adam)
     optimizer.collectives = Ring()
     for _ in range(passes):
-        backward_pass(net)
+        pass_two_images(net)
     optimizer.step()
     return optimizer.collectives.bytes
 
@@ -184,15 +187,14 @@ def sent_by_stage_3(passes):
     optimizer = torch.optim.Adam(model.parameters())
     model.collectives = Ring()
     for _ in range(passes):
-        backward_pass(model)
+        pass_two_images(model)
         model.finish_gradient_synchronization()
     optimizer.step()
     return model.collectives.bytes
 
 
 # %% [markdown]
-# **Predict:** how many halves does each stage send, with one backward pass, and with three? On two
-# ranks a half is 0.5 times the weights.
+# **Predict:** how many halves does each stage send, with one backward pass, and with three?
 
 # %% tags=["trains"]
 weight_bytes = sum(p.nbytes for p in Reader(64, 2).parameters())
@@ -208,16 +210,19 @@ def times_the_weights(stage, passes, k):
     return sent[0] / weight_bytes  # all ranks send as much
 
 
+k = 4
+half = (k - 1) / k  # of the weights
 for stage in [1, 2, 3]:
-    one = times_the_weights(stage, passes=1, k=2)
-    three = times_the_weights(stage, passes=3, k=2)
-    print(f"stage {stage} sends {one:.2f} times the weights, with three passes {three:.2f}")
+    one = times_the_weights(stage, passes=1, k=k) / half
+    three = times_the_weights(stage, passes=3, k=k) / half
+    print(f"stage {stage} sends {one:.2f} halves, with three passes {three:.2f}")
 
 # %% [markdown]
 # Stages 1 and 2 reduce-scatter the gradients and all-gather the new weights: two halves, as data
 # parallelism. Stage 3 all-gathers a weight for the forward pass, frees it, all-gathers it once more
-# for the backward pass, and reduce-scatters its gradient: three halves, $3(k-1)/k$ (ZeRO's paper,
-# section 7.2.2). With $m$ backward passes:
+# for the backward pass, and reduce-scatters its gradient: three halves (ZeRO's paper, section
+# 7.2.2). With several passes stage 2 keeps no whole gradient, so it sends after each; stage 1 adds
+# them up first. With $m$ backward passes:
 #
 # | stage | in each forward | in each backward | after the last | halves |
 # | --- | --- | --- | --- | --- |
@@ -225,7 +230,7 @@ for stage in [1, 2, 3]:
 # | 2 | | reduce-scatter | all-gather | $m + 1$ |
 # | 3 | all-gather | all-gather, reduce-scatter | | $3m$ |
 #
-# We see 1.48, not 1.50: some weights, such as most biases, aren't needed in the backward pass.
+# We see 2.95 halves, not 3: some weights, such as most biases, aren't needed in the backward pass.
 # **With many micro-batches take stage 1, if it fits.**
 
 # %% tags=["fold"]
@@ -245,46 +250,6 @@ for kind in [ShardedOptimizer, ShardedGradients]:
     assert len(set(ranks(sent_by_stage_1_or_2, kind, 1, world=4))) == 1, "not all ranks as much"
 assert len(set(ranks(sent_by_stage_3, 1, world=4))) == 1, "not all ranks as much"
 print(f"it holds; {once:.1%} of the weights are gathered only once")
-
-# %% tags=["fold"]
-# check: stage 1's arithmetic on MXNet's arrays, on four devices
-import mxnet as mx
-from mxnet import nd
-
-
-def update(weight, gradient, mean):  # both in place
-    nd.sgd_mom_update(weight, gradient, mean, lr=0.1, momentum=0.9, out=weight)
-
-
-k = 4
-n = 1000
-four = [mx.cpu(rank) for rank in range(k)]
-start = nd.random.normal(shape=n)
-step_gradients = nd.random.normal(shape=(20, k, n))  # of each step and device
-parts = [slice(rank * n // k, (rank + 1) * n // k) for rank in range(k)]
-
-whole = start.copy()
-mean = nd.zeros(n)
-for gradients in step_gradients:
-    update(whole, gradients.mean(0), mean)
-
-replicas = [start.copyto(device) for device in four]
-means = [nd.zeros(n // k, ctx=device) for device in four]
-for gradients in step_gradients:
-    updated = []
-    for rank, device in enumerate(four):
-        total = nd.zeros(n // k, ctx=device)  # after a reduce-scatter
-        for other in range(k):
-            total += gradients[other, parts[rank]].as_in_context(device)
-        shard = replicas[rank][parts[rank]].copy()
-        update(shard, total / k, means[rank])
-        updated.append(shard)
-    for device, replica in zip(four, replicas):  # all-gather
-        replica[:] = nd.concat(*[shard.as_in_context(device) for shard in updated], dim=0)
-
-for replica in replicas:
-    assert largest_difference(replica, whole) < 1e-5
-print(f"after 20 steps equal to 1e-5; state on each device: {means[0].size} of {n} numbers")
 
 # %% [markdown]
 # Does PyTorch's gloo send what a ring sends? The operating system counts the bytes that pass
@@ -321,8 +286,7 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
       f"{all_gather:.2f} of the whole from each of two ranks")
 
 # %% [markdown]
-# A ring would send 1, ½ and ½. Gloo's reduce-scatter sends as much as an all-reduce, twice that (in
-# `ProcessGroupGloo.cpp` before 2.13 it was one, of which each rank kept its shard). The bytes that
+# A ring would send 1, ½ and ½. Gloo's reduce-scatter sends as much as an all-reduce. The bytes that
 # we speak of are a ring's.
 #
 # ## What it costs in time
@@ -332,7 +296,7 @@ print(f"all_reduce {all_reduce:.2f}, reduce_scatter {reduce_scatter:.2f}, all_ga
 # DDP.
 
 # %% tags=["fold", "trains", "few:rounds=12=>rounds=3"]
-# measure: ms of a step of each, in turns, 16 images a rank
+# measure: ms of a step of each, in turns, 16 images a rank; printed by the next cell
 import time
 
 
@@ -379,7 +343,7 @@ def take_turns(names, rounds=12):
 times = ranks(take_turns, ["data parallel", "stage 1", "stage 2", "stage 3"])[0]
 
 # %% tags=["fold", "measured"]
-# measure: the middle half (from 25 to 75 %) of a step's times; does it overlap data parallel's?
+# measure: the middle half (25 to 75 %) of a step's times; where two overlap, there's no winner
 their_low, their_median, their_high = np.percentile(times["data parallel"], [25, 50, 75])
 print(f"data parallel: {their_median:.0f} ms a step, middle half {their_low:.0f} to "
       f"{their_high:.0f}")
@@ -394,14 +358,18 @@ for name in ["stage 1", "stage 2", "stage 3"]:
     print(f"{name}: {median:.0f} ms, middle half {low:.0f} to {high:.0f}; {verdict}")
 
 # %% [markdown]
-# Such times are of one run, on two cores that compute and send. What is held between steps, and
-# what a ring sends, doesn't depend on the machine.
+# Such times are of one run, on two cores that compute and send. By the counts above, gloo sends
+# more for each stage than for data parallelism here; whether that costs time wasn't tried. What
+# is held between steps, and what a ring sends, doesn't depend on the machine.
 
 # %% [markdown]
 # ## PyTorch's own
 #
-# Does our FSDP give what PyTorch's gives? That is `fully_shard`, to be called on each layer and
-# then on the whole. Its *mesh* says which ranks share the weights: here all, in one row.
+# Does our FSDP give what PyTorch's gives? That is `fully_shard`, called on each block and then on
+# the whole. Its *mesh* says which ranks share the weights: here all, in one row. `compute` is the
+# type in which layers compute and send. With bfloat16, two bytes a number, each rank still updates
+# its shard in float32, the *master weights*: in bfloat16 a small update would be lost, there 1 +
+# 0.001 is 1.
 
 # %% tags=["trains"]
 from torch.distributed.device_mesh import init_device_mesh
@@ -442,9 +410,7 @@ def our_five_steps(compute):
 
 
 # %% [markdown]
-# With `compute` bfloat16, layers compute and send in two bytes a number, while each rank updates
-# its shard in float32, the *master weights*. In bfloat16 a small update would be lost: there 1 +
-# 0.001 is 1. Five steps with AdamW:
+# Five steps with AdamW:
 
 # %% tags=["measured"]
 pairs = {}
@@ -457,7 +423,7 @@ for k in [2, 4]:
         print(f"{k} ranks, {compute}: ours and theirs differ by {difference:.0e}")
 
 # %% tags=["fold", "trains"]
-# check: they differ by rounding, most in a bias whose gradient is nothing else
+# check: they differ by rounding, most in a bias of which a part has no gradient but rounding
 for (k, compute), (ours, theirs) in pairs.items():
     for name in ours:
         most = 0.02 if compute == torch.bfloat16 else 1e-3 if "qkv.bias" in name else 1e-5
@@ -474,20 +440,22 @@ print("all but qkv.bias agree to 1e-5 in float32, and all to 0.02 in bfloat16")
 
 # %% [markdown]
 # On two ranks nothing differs: a sum of two numbers has only one order. On four, rounding does. In
-# float32 only `qkv.bias` differs by more than $10^{-5}$: a part of it has no gradient but rounding,
-# and Adam makes full steps of that. What does PyTorch call each stage?
+# float32 only `qkv.bias` differs by more than $10^{-5}$: the gradient of a part of it is nothing
+# but rounding, and Adam, which divides a gradient by its size, takes full steps there.
 #
-# | sharded | ZeRO's paper | ours | PyTorch |
+# What does PyTorch call each stage?
+#
+# | sharded | in ZeRO | ours | PyTorch |
 # | --- | --- | --- | --- |
-# | state | $P_{os}$, stage 1 | `ShardedOptimizer` | `ZeroRedundancyOptimizer` |
-# | state, gradients | $P_{os+g}$, stage 2 | `ShardedGradients` | nothing of that name |
-# | all | $P_{os+g+p}$, stage 3 | `FSDP` | `fully_shard` |
+# | state | stage 1 | `ShardedOptimizer` | `ZeroRedundancyOptimizer` |
+# | state, gradients | stage 2 | `ShardedGradients` | nothing of that name |
+# | all | stage 3 | `FSDP` | `fully_shard` |
 #
 # - `ZeroRedundancyOptimizer` cuts no parameter: each belongs to one rank, which broadcasts it after
-#   the update. That is one half, and the gradients' all-reduce before it two. So **PyTorch's stage
-#   1 sends as much as stage 3**, on average over the ranks.
-# - Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`: it gathers once for both
-#   passes.
+#   the update. The gradients' all-reduce is two halves, all broadcasts together are one more. So
+#   **PyTorch's stage 1 sends as much as stage 3**, on average over the ranks.
+# - Nearest to stage 2 is `fully_shard` with `reshard_after_forward=False`: it gathers once and
+#   keeps weights whole till the backward pass.
 #
 # (Sources: `zero_redundancy_optimizer.py`; `fully_shard`'s documentation.)
 #
@@ -549,23 +517,27 @@ print("ours learns either way")
 # ## On many GPUs
 #
 # Does a sharded step get longer with more GPUs? Two published runs tell; neither tells how long a
-# step takes *without* sharding. First, how long do all messages take, if nothing hides them? A ring
-# goes from machine to machine, so each byte enters a machine once. Its eight network adapters share
-# that work:
+# step takes *without* sharding. First, how long do all messages take, if nothing hides them? In
+# both runs a machine has eight GPUs and eight network adapters. A ring goes through a machine's
+# GPUs and then to the next machine, so each byte enters a machine once. We assume that its adapters
+# share that work:
 
 # %%
 def message_seconds(weights, bytes_each, gpus, adapter_bits):
-    machine_bytes_a_second = 8 * adapter_bits / 8  # 8 adapters; 8 bits in a byte
-    return weights * bytes_each * (gpus - 1) / gpus / machine_bytes_a_second
+    adapters = 8
+    bits_in_a_byte = 8
+    machine_bytes_a_second = adapters * adapter_bits / bits_in_a_byte
+    bytes_in_all = weights * bytes_each * (gpus - 1) / gpus
+    return bytes_in_all / machine_bytes_a_second
 
 
 # %% [markdown]
 # ### A batch that grows
 #
-# PyTorch's project torchtitan trained Llama 3.1, 8 billion weights, by FSDP on 8 and on 128 H100s,
-# each with two sequences of 8,192 tokens. Weights are gathered twice in bfloat16 and gradients
-# reduced in float32: 2 + 2 + 4 bytes. Published are tokens a second on each GPU, also with
-# PyTorch's compiler.
+# PyTorch's project torchtitan trained Llama 3.1, 8 billion weights, by FSDP on 8 H100s, one
+# machine, and on 128, each with two sequences of 8,192 tokens. Weights are gathered twice in
+# bfloat16 and gradients reduced in float32: 2 + 2 + 4 bytes. It publishes tokens a second on each
+# GPU, without PyTorch's compiler and with it.
 
 # %%
 weights = 8_030_261_248
@@ -582,9 +554,10 @@ for name, (on_8, on_128) in tokens_a_second.items():
           f"{longer[name] / seconds_8:.1%}")
 
 # %% [markdown]
-# Sixteen times the GPUs compute sixteen times the batch in a step that is 2 to 3 % longer: less
-# than the messages take, but these are single readings. **A few per cent, in this run.** And
-# memory, which was the aim?
+# Sixteen times the GPUs compute sixteen times the batch in a step that is 2 to 3 % longer. That is
+# less than the messages take, so some are hidden, if single readings can be trusted. **A few per
+# cent, in this run.** (Its H100s have HBM2e memory and a limit of 500 W in place of 700: slower
+# computing may hide more.) And memory, which was the aim?
 
 # %% tags=["fold"]
 # check: the longer step, and the memory that 128 GPUs save, within 10 % of 16 bytes a weight
@@ -600,7 +573,7 @@ for name, (on_8, on_128) in {"without compile": (82.4, 67.0), "with compile": (7
 # %% [markdown]
 # Chapter 16's formula, 16 bytes a weight, of which a GPU keeps 1/128 in place of 1/8, misses by 7
 # to 9 %; we don't know why. (Source: torchtitan's `benchmarks/llama3_h100_202412_torchtitan.md`,
-# with H100s of 96 GB, its defaults and `train_configs/llama3_8b.toml`.)
+# with selective activation checkpointing, and its `train_configs/llama3_8b.toml`.)
 #
 # ### A fixed batch
 #
@@ -610,18 +583,21 @@ for name, (on_8, on_128) in {"without compile": (82.4, 67.0), "with compile": (7
 # for 300 billion tokens, projected from throughput. We assume 2 + 2 + 2 bytes: gradients are
 # reduced in two, and no weight is gathered a third time, to compute activations again.
 #
-# What should a step take at most? We scale the step of 384 GPUs, as if all of it were computing,
-# and add all messages once more. **Predict:** how much faster are 1,536 GPUs than 384?
+# What should a step take at most? The step of 384 GPUs has messages in it. We scale all of it, as
+# if it were computing, and add all messages once more. **Predict:** how much faster are 1,536 GPUs
+# than 384?
 
 # %%
-steps = 300e9 / (1536 * 2048)
+sequences = 1536
+steps = 300e9 / (sequences * 2048)  # of the whole training
 published = {}  # seconds a step, by GPUs
 for gpus, days in [(384, 90), (768, 74), (1536, 74)]:
     published[gpus] = days * 24 * 3600 / steps
 at_most = {}
 for gpus, seconds in published.items():
     messages = message_seconds(174.6e9, bytes_each=2 + 2 + 2, gpus=gpus, adapter_bits=200e9)
-    at_most[gpus] = published[384] * 384 / gpus + messages
+    scaled = published[384] * 384 / gpus
+    at_most[gpus] = scaled + messages
     print(f"{gpus} GPUs: expected at most {at_most[gpus]:.0f} s, {messages:.0f} s of it messages; "
           f"published {seconds:.0f} s")
 
@@ -650,8 +626,8 @@ assert 1.2 < published[384] / published[1536] < 1.25
 # Four times the GPUs are 1.2 times as fast, 67 s in place of 82, where even with all messages 26
 # should do. Each then has one sequence in place of four, which may make computing less efficient;
 # the paper blames communication between machines. We can't separate the two. With tensor and
-# pipeline parallelism, which gather no weights, it estimates 23 days in place of 74 (see [the
-# map](../map.md)).
+# pipeline parallelism, which gather no weights, it estimates 23 days on 1,536 GPUs in place of 74
+# (see [the map](../map.md)).
 #
 # ## Summary
 #
@@ -665,5 +641,6 @@ assert 1.2 < published[384] / published[1536] < 1.25
 # - Published: with a batch that grew, a step on 128 H100s was 2 to 3 % longer than on 8 (single
 #   readings). With a fixed batch, a step (projected) took 82 s on 384 A100s, and 67 on 768 and on
 #   1,536.
-# - Stages 2 and 3 are for a replica that doesn't fit; stage 1 sends no more than data parallelism.
-#   Take the first stage that fits, and measure: what bandwidths alone predict may be far too good.
+# - Stages 2 and 3 are for a replica that doesn't fit; stage 1 sends no more than data parallelism
+#   (PyTorch's `ZeroRedundancyOptimizer` does). Take the first stage that fits, and measure: what
+#   bandwidths alone predict may be far too good.

@@ -57,7 +57,7 @@ def draw_who_holds_what():
 def draw_gathered_weight():
     drawn = [words(230, 30, "forward", 20, bold=True), words(478, 30, "backward", 20, bold=True),
              line(354, 12, 354, 292, GREY, 1)]
-    whole = {"layer 2": ((110, 214), (490, 594)), "layer 3": ((236, 340), (366, 470))}
+    whole = {"layer 2": ((110, 200), (486, 576)), "layer 3": ((214, 304), (366, 456))}
     for row, layer in enumerate(LAYERS):
         floor = 148 + 122 * row
         drawn.append(words(10, floor - 2, layer, anchor="start", bold=True))
@@ -69,7 +69,7 @@ def draw_gathered_weight():
                                fill="white"))
             drawn.append(arrow(begin + 1, floor - 88, begin + 1, floor - 66, "black", 3))
             drawn.append(words(begin + 8, floor - 72, "gather", anchor="start"))
-            drawn.append(words(end + 2, floor - 72, "free", anchor="end"))
+            drawn.append(words(end + 4, floor - 72, "free", anchor="start"))
             if number == 1:
                 drawn.append(arrow(end, floor, end, floor + 24, ORANGE, 4, class_="gradient"))
     drawn.append(words(40, 30, "time →", 18))
