@@ -332,7 +332,7 @@ show(fig, alt=f"{title}. Three timelines from the begin of the pass to the last 
 
 # %% [markdown]
 # A black line begins each message, and its latency is pale. 44 messages begin at once, but pay 44
-# latencies. One can't begin before the last gradient is there (which is a moment before
+# latencies. One message can't begin before the last gradient is there (which is a moment before
 # `backward()` returns). With six, sending begins during the pass, and costs six latencies. What is
 # left after the pass is what still waits for the link, and the *last* message, which leaves with
 # the last gradient. (These are three steps, so their passes aren't equally long.)
@@ -412,7 +412,7 @@ show(fig, alt=f"{title}. Step time against the number of messages on a simulated
 # %% [markdown]
 # The last line answers: its first number is what sending costs without overlap, its second what is
 # left with it. With one message both ways do the same, so a difference in its row is noise. Noise
-# may be larger elsewhere: of two ways whose bars overlap, none is the winner.
+# may be larger elsewhere: of two ways whose bars overlap, neither is the winner.
 #
 # **Where a step waits for the link, a bucket should be large against the latency, and small against
 # all that is sent.** In half a millisecond this link could have moved 0.5 MB. Buckets of 2.5 or
@@ -447,8 +447,8 @@ for pass_lasts in (10, 20, 30, 40):  # ms
 assert fewest > 6, "more messages for a longer pass"
 
 # %% [markdown]
-# The longer the pass, the more messages are best: it hides their latencies, and the last one, which
-# it can't hide, is smaller.
+# Among these passes: the longer, the more messages are best. It hides their latencies, and the last
+# message, which it can't hide, is smaller.
 #
 # **On GPUs:** NCCL's kernels take a part of the GPU from the backward pass (its user guide, on CTA
 # policy flags). So there, too, the sender isn't quite free. We didn't measure what that costs.
