@@ -506,9 +506,9 @@ for p in backwards:  # as their gradients come
 
 # %% [markdown]
 # Why wait for those before it? *All ranks must send in the same order.* If rank 0 sent bucket 1
-# first and rank 1 bucket 2, these two would be added up if they are equally long, and otherwise
-# both ranks would wait for ever. (Gradients may come in other orders where the ranks' data take
-# other ways through a network.)
+# first and rank 1 bucket 2, these two would be added up if they are equally long; otherwise the
+# ranks would hang, or one be aborted. (Gradients may come in other orders where the ranks' data
+# take other ways through a network.)
 #
 # Now the class, which wraps a network. Its hook is `mark_ready`:
 
