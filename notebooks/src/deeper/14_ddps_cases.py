@@ -356,9 +356,9 @@ for order in [["upper", "lower"], ["lower", "upper"]]:
 
 # %% [markdown]
 # 12 is rank 0's `upper` plus rank 1's `lower`, 10 + 2. **Messages meet by their place in the order,
-# not by name**, and where they are equally long no error is raised. (Where they aren't, with gloo
-# the ranks hung in some of our trials, and in others a process was aborted, by `pair.cc`.) So in our
-# `DDP` a complete bucket waits until those before it have left.
+# not by name**, and where they are equally long no error is raised. (Where they aren't, ranks hung
+# in some of our trials with gloo, and in others one was aborted.) So in our `DDP` a complete bucket
+# waits until those before it have left.
 
 # %% tags=["fold"]
 # check: these sums

@@ -388,14 +388,17 @@ alike = []
 for limit in LIMITS:
     if limit != best and rows[limit].low <= rows[best].high:
         alike.append(str(messages_of(limit)))
+print()
+print(f"shortest during the pass, by the number of messages: {messages_of(best)}; "
+      f"not to be told from it: {', '.join(alike) or 'none'}")
 nothing = np.median(link_times["nothing sent"])
 adds_at_end = np.median(link_times[f"{best} MB, at the end"]) - nothing
 adds_during = rows[best].median - nothing
-print()
-print(f"shortest during the pass: {messages_of(best)} messages; "
-      f"not to be told from it: {' and '.join(alike) or 'none'}")
-print(f"with {messages_of(best)} messages sending adds {adds_at_end:.1f} ms at the end, "
-      f"{adds_during:.1f} ms during the pass")
+if winner(link_times[f"{best} MB, during"], link_times[f"{best} MB, at the end"]) == "during":
+    print(f"with {messages_of(best)} messages sending adds {adds_at_end:.1f} ms at the end, "
+          f"and {adds_during:.1f} ms during the pass")
+else:
+    print("this run was too unsteady to say how much overlap saves")
 fig, ax = figure(title, "messages, and the limit of a bucket", "ms a step")
 for kind, color, style in (("at the end", ORANGE, "s--"), ("during", BLUE, "o-")):
     quartiles = [spread(link_times[f"{limit} MB, {kind}"]) for limit in LIMITS]
@@ -410,9 +413,9 @@ show(fig, alt=f"{title}. Step time against the number of messages on a simulated
      "without overlap: medians, and bars for the middle halves.")
 
 # %% [markdown]
-# The last line answers: its first number is what sending costs without overlap, its second what is
-# left with it. With one message both ways do the same, so a difference in its row is noise. Noise
-# may be larger elsewhere: of two ways whose bars overlap, neither is the winner.
+# The last line answers: what sending costs without overlap, and what is left of it with overlap.
+# With one message both ways do the same, so a difference in its row is noise. Noise may be larger
+# elsewhere: of two ways whose bars overlap, neither is the winner.
 #
 # **Where a step waits for the link, a bucket should be large against the latency, and small against
 # all that is sent.** In half a millisecond this link could have moved 0.5 MB. Buckets of 2.5 or
