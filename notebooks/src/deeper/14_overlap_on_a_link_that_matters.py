@@ -415,7 +415,7 @@ show(fig, alt=f"{title}. Step time against the number of messages on a simulated
 # %% [markdown]
 # Where the run was steady enough, the last line answers: what sending costs without overlap, and
 # what is left of it with overlap. With one message both ways do the same, so a difference in its
-# row is noise. Noise may be larger elsewhere: of two ways whose bars overlap, neither is the winner.
+# row is noise. Noise may be larger elsewhere: of two ways whose bars overlap, neither wins.
 #
 # **Where a step waits for the link, a bucket should be large against the latency, and small against
 # all that is sent.** In half a millisecond this link could have moved 0.5 MB. Buckets of 2.5 or
