@@ -164,7 +164,8 @@ class DDP(nn.Module):
     one rank does, all must do: as many steps, load_state_dict(), a change of weights by hand.
     Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start.
     Ranks count alike, however many examples each has. Send nothing else between the backward
-    pass and its finish. All the rest is as in PyTorch's with find_unused_parameters=True.
+    pass and its finish. All else that isn't refused is as in PyTorch's with
+    find_unused_parameters=True and forward_sync_buffers=False, or right where PyTorch's isn't.
     """
 
     def __init__(self, module, bucket_size_mb=25):

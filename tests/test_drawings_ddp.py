@@ -106,7 +106,7 @@ def test_the_film_begins_complete_and_stops_for_those_who_ask():
 
 
 def test_messages_are_added_up_by_their_place():
-    gradients = [{"second": 10, "first": 1}, {"second": 0, "first": 2}]  # as in the notebook
+    gradients = [{"upper": 10, "lower": 1}, {"upper": 0, "lower": 2}]  # as in the notebook
     orders = with_class(read("ddp_crossed"), "orders")
     assert [each.get("data-name") for each in orders] == ["the same order", "another order"]
     mixed = []

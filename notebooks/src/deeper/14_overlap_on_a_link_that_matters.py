@@ -11,7 +11,7 @@
 #
 # ## What you'll learn
 #
-# - what sending adds to a step, beside the all-reduce itself;
+# - what sending adds to a step, and how much of that overlap hides;
 # - what limits the size of a good bucket, from below and from above;
 # - which sizes PyTorch takes.
 #
@@ -21,6 +21,7 @@
 
 # %% tags=["torch", "fold"]
 # define: imports, from chapter 14's files too
+import os
 import sys
 import time
 from time import perf_counter
@@ -44,8 +45,8 @@ from ranks import ranks
 
 # %%
 def deep():
-    layers = [nn.Linear(512, 512), nn.ReLU()]
-    for _ in range(20):
+    layers = []
+    for _ in range(21):
         layers += [nn.Linear(512, 512), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(512, 10))
 
@@ -68,12 +69,13 @@ class AtEnd(DDP):
         self.ready.add(p)
 
 # %% [markdown]
-# A *limit* is the most that a bucket may hold. Two ranks with 32 examples each make a step in five
-# ways, in turns: nothing is sent; buckets with a limit of 0.01 MB, which is a message for each of
-# 44 parameters, at the end or during the pass; and the same with a limit of 5 MB.
+# A *limit* is the most that a bucket may hold; a larger parameter has a bucket of its own. Two
+# ranks with 32 examples each make a step in five ways, in turns: nothing is sent; buckets with a
+# limit of 0.01 MB, which is a message for each of 44 parameters, at the end or during the pass; and
+# the same with a limit of 5 MB.
 
 # %% tags=["fold", "trains"]
-# define: a step on the clock, all ways in turns, a DDP that sends nothing, and the race on gloo
+# define: now_ms, race_in_turns, which takes all ways in turns, NothingSent, and the race on gloo
 def now_ms():
     return 1e3 * perf_counter()
 
@@ -166,11 +168,12 @@ assert winner([7, 8, 9], [1, 2, 3]) == "at the end"
 assert winner([1, 8, 9], [7, 8, 9]) == "none"
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 11=>ROUNDS = 3"]
-# measure: ms a step on gloo, medians and middle halves; the winner's half is wholly below the other
+# measure: ms a step on gloo, medians and middle halves, and what sending adds to a step
 ROUNDS = 11
 times = ranks(race_on_gloo, ROUNDS, seconds=120)[0]
 alone = spread(ranks(all_reduce_alone, ROUNDS)[0]).median
 without = spread(times["nothing sent"]).median
+print(f"{os.cpu_count()} cores, two ranks, and each computes with one thread")
 print(f"a step in which nothing is sent: {without:.1f} ms")
 print(f"an all-reduce of {BYTES / MB:.1f} MB, nothing else: {alone:.1f} ms")
 print()
@@ -187,13 +190,14 @@ for limit in (0.01, 5):
           f"{adds:.1f} ms")
 
 # %% [markdown]
-# *Winner* answers whether overlap saved time here. A winner's middle half lies wholly below the
-# other's. Don't be surprised by `none`: while a core computes, it can't carry messages.
+# *Winner* answers whether overlap saved time here: a winner's middle half lies wholly below the
+# other's. `none` means only that these rounds don't tell.
 #
-# *Sending adds* compares "at the end" with "nothing sent". What it has beyond the all-reduce alone
-# may be latencies, one a message, and waiting for the slower rank: we didn't measure them apart.
-#
+# Don't expect much: messages need cores too, and on two cores two ranks leave none free.
 # **Overlap needs somebody who is free to send.**
+#
+# *Sending adds* is "at the end" less "nothing sent". Where 44 messages add more than 6, that may be
+# latencies, one a message, or more waiting for the slower rank: we didn't measure them apart.
 #
 # ## A link of its own
 #
@@ -224,7 +228,8 @@ for nbytes in [4000, 0, 9000]:
 
 # %% [markdown]
 # Each waits for the one before: 1 + 4, then 1, then 1 + 9 ms. For a `DDP` on this link only `send`
-# changes. Where it waits for a message, it sleeps until the arrival:
+# changes: it asks the link when the message will arrive. `finish_gradient_synchronization` calls
+# each message's `wait()`, and that now sleeps until the arrival:
 
 # %%
 class Arrival:
@@ -247,7 +252,7 @@ class Linked(DDP):
 
 
 class LinkedAtEnd(AtEnd, Linked):
-    """mark_ready from AtEnd, send from Linked."""
+    """mark_ready from AtEnd, send from Linked: Python asks DDP, which both extend, last."""
 
 # %% tags=["fold"]
 # check: these arrivals; an idle link begins at once; wait lasts until the arrival
@@ -262,17 +267,18 @@ arrival.wait()  # it has arrived already
 assert LinkedAtEnd.send is Linked.send and LinkedAtEnd.mark_ready is AtEnd.mark_ready
 
 # %% [markdown]
-# From here on there is one process, and nothing is really sent: if all ranks do the same at the
-# same time, it waits as each of them would. It takes 64 examples, for a pass long enough to hide
-# something behind. The link has a latency of half a millisecond and moves 1 GB/s.
+# From here on nothing is really sent. We suppose that all ranks do the same at the same time. Then
+# one process waits as each of them would. (`ranks` still starts it, since a `DDP` needs a group.)
+# It takes 64 examples, so that the pass is long enough to hide messages. The link has a latency of
+# half a millisecond and moves 1 MB a ms, about 1 GB/s.
 #
-# **Predict:** 44 messages, one for each parameter; or 6; or one. Which step is the shortest, and
-# why not the other two?
+# **Predict:** 44 messages, one for each parameter; or 6; or one. With which is the least left to
+# wait for after the pass?
 
 # %% tags=["fold", "measured", "trains"]
-# draw: one step for each, the shortest of nine
+# draw: a step with 44, with 6 and with one message, each the shortest of nine
 LATENCY = 0.5
-RATE = 1e6
+RATE = MB
 
 
 def new_link(model):
@@ -297,31 +303,43 @@ def shortest_step(limit):
 
 
 panels = {}
+left = {}  # ms from the end of the pass to the last arrival, by messages
 for limit in (0.01, 5, 25):
     (found,) = ranks(shortest_step, limit, world=1)
     pass_ends, spans = found
     messages = [(begin, end - begin, "communication") for begin, end in spans]
     word = "message" if len(spans) == 1 else "messages"
-    heading = (f"{len(spans)} {word}: the last arrives "
-               f"{spans[-1][1] - pass_ends:.0f} ms after the pass")
+    name = f"{len(spans)} {word}"
+    left[name] = spans[-1][1] - pass_ends
+    heading = f"{name}: the last arrives {left[name]:.0f} ms after the pass"
     panels[heading] = {"backward": [(0, pass_ends, "compute")], "link": messages}
     assert len(spans) == messages_of(limit)
     if len(spans) > 1:
         assert spans[0][0] < pass_ends, "the first begins during the pass"
-fig, axes = timeline("A backward pass, and its messages on a link of its own", panels)
+least = min(left, key=left.get)
+title = f"With {least} the least is left to send after the backward pass"
+fig, axes = timeline(title, panels)
 longest = max(ax.get_xlim()[1] for ax in axes)
-for ax in axes:
+for ax, panel in zip(axes, panels.values()):
     ax.set_xlim(0, longest)
-show(fig, alt="Three timelines from the first gradient to the last arrival. With 44 messages the "
-     "link begins early and works long. With 6 it begins a little later and ends sooner. With one "
-     "it begins when the pass has ended.")
+    latencies = [(begin, LATENCY) for begin, duration, kind in panel["link"]]
+    ax.broken_barh(latencies, (1 - 0.45 / 2, 0.45), fc="white", alpha=0.6)
+    for begin, duration, kind in panel["link"]:
+        ax.vlines(begin, 1 - 0.45 / 2, 1 + 0.45 / 2, color="black", lw=0.8)
+show(fig, alt=f"{title}. Three timelines from the begin of the pass to the last arrival. With 44 "
+     "messages the link begins early, and a large part of its time is latencies. With 6 it begins "
+     "a little later and has few. With one it begins when the pass has ended.")
 
 # %% [markdown]
-# 44 messages begin at once, but pay 44 latencies. One message can't begin before the last gradient
-# is there. Six begin during the pass, and pay six latencies. But the *last* message leaves with the
-# last gradient, when the pass is over, so it can't be hidden.
+# A black line begins each message, and its latency is pale. 44 messages begin at once, but pay 44
+# latencies. One message can't begin before the last gradient is there (which is a moment before
+# `backward()` returns). With six, sending begins during the pass, and costs six latencies. What is
+# left after the pass is what still waits for the link, and the *last* message, which leaves with
+# the last gradient. (These are three steps, so their passes aren't equally long.)
 #
-# How much does that save, in whole steps and for more limits?
+# How much does overlap save, in whole steps and for more limits? `race_in_turns`, from a folded
+# cell above, takes all ways in turns, and calls `new_link(model)` before each step. `NothingSent`
+# packs its gradients and sends nothing.
 
 # %%
 LIMITS = [0.01, 1.5, 2.5, 5, 11, 25]  # MB
@@ -336,7 +354,11 @@ def race_on_link(rounds):
 
 # %% tags=["trains", "few:ROUNDS = 9=>ROUNDS = 3"]
 ROUNDS = 9
-(linked,) = ranks(race_on_link, ROUNDS, world=1, seconds=120)
+link_times = ranks(race_on_link, ROUNDS, world=1, seconds=120)[0]  # by rank 0, the only one
+
+# %% [markdown]
+# In the table *link works* is the time that all messages take: half a millisecond each, and 1 ms
+# for each of 21.1 MB.
 
 # %% tags=["fold", "measured"]
 # draw: medians and middle halves of ms a step against the number of messages
@@ -346,13 +368,13 @@ for limit in LIMITS:
     count = messages_of(limit)
     labels.append(f"{count}\n{limit:g} MB")
     works = count * LATENCY + BYTES / RATE
-    end = linked[f"{limit} MB, at the end"]
-    during = linked[f"{limit} MB, during"]
+    end = link_times[f"{limit} MB, at the end"]
+    during = link_times[f"{limit} MB, during"]
     print(f"{limit:9}  {count:8}  {works:7.1f} ms  {np.median(end):7.1f} ms  "
           f"{np.median(during):6.1f}  {winner(during, end)}")
-print(f"nothing sent: {np.median(linked['nothing sent']):.1f} ms")
+print(f"nothing sent: {np.median(link_times['nothing sent']):.1f} ms")
 
-rows = {limit: spread(linked[f"{limit} MB, during"]) for limit in LIMITS}
+rows = {limit: spread(link_times[f"{limit} MB, during"]) for limit in LIMITS}
 best = min(LIMITS, key=lambda limit: rows[limit].median)
 beaten = [limit for limit in (LIMITS[0], LIMITS[-1]) if rows[best].high < rows[limit].low]
 if len(beaten) == 2:
@@ -362,14 +384,28 @@ elif beaten:
     title = f"{name} best; for the rest this run was too unsteady"
 else:
     title = "This run was too unsteady for a winner"
-print(f"shortest during the pass: {messages_of(best)} messages. {title}")
+alike = []
+for limit in LIMITS:
+    if limit != best and rows[limit].low <= rows[best].high:
+        alike.append(str(messages_of(limit)))
+print()
+print(f"shortest during the pass, by the number of messages: {messages_of(best)}; "
+      f"not to be told from it: {', '.join(alike) or 'none'}")
+nothing = np.median(link_times["nothing sent"])
+adds_at_end = np.median(link_times[f"{best} MB, at the end"]) - nothing
+adds_during = rows[best].median - nothing
+if winner(link_times[f"{best} MB, during"], link_times[f"{best} MB, at the end"]) == "during":
+    print(f"with {messages_of(best)} messages sending adds {adds_at_end:.1f} ms at the end, "
+          f"and {adds_during:.1f} ms during the pass")
+else:
+    print("this run was too unsteady to say how much overlap saves")
 fig, ax = figure(title, "messages, and the limit of a bucket", "ms a step")
 for kind, color, style in (("at the end", ORANGE, "s--"), ("during", BLUE, "o-")):
-    quartiles = [spread(linked[f"{limit} MB, {kind}"]) for limit in LIMITS]
+    quartiles = [spread(link_times[f"{limit} MB, {kind}"]) for limit in LIMITS]
     low, median, high = np.transpose(quartiles)
     ax.errorbar(range(len(LIMITS)), median, (median - low, high - median), fmt=style, color=color,
                 label=kind, capsize=3)
-ax.axhline(np.median(linked["nothing sent"]), color=GREY, ls=":", label="nothing sent")
+ax.axhline(np.median(link_times["nothing sent"]), color=GREY, ls=":", label="nothing sent")
 ax.set_xticks(range(len(LIMITS)), labels)
 ax.set_ylim(bottom=0)
 ax.legend()
@@ -377,15 +413,18 @@ show(fig, alt=f"{title}. Step time against the number of messages on a simulated
      "without overlap: medians, and bars for the middle halves.")
 
 # %% [markdown]
-# With one message both ways do the same. So what its row shows as a difference is noise, and
-# smaller differences in other rows may be noise too.
+# Where the run was steady enough, the last line answers: what sending costs without overlap, and
+# what is left of it with overlap. With one message both ways do the same, so a difference in its
+# row is noise. Noise may be larger elsewhere: of two ways whose bars overlap, neither wins.
 #
-# **A bucket should be large against the latency, and small against all that is sent.** In half a
-# millisecond this link could have moved 0.5 MB. Buckets of 5 MB are ten times that. Which limit
-# is best depends on the link and on the network.
+# **Where a step waits for the link, a bucket should be large against the latency, and small against
+# all that is sent.** In half a millisecond this link could have moved 0.5 MB. Buckets of 2.5 or
+# 5 MB are five or ten times that.
+#
+# What if the pass takes longer? The timetable alone can tell, if gradients come evenly during it:
 
 # %% tags=["fold"]
-# check: by the timetable alone, 5 MB ends before 44 messages, one message, and PyTorch's two
+# check: by the timetable alone, which number of messages ends first, for passes of 10 to 40 ms
 def last_arrival(buckets, pass_lasts):
     """When the last message arrives, if gradients come evenly during a pass."""
     timetable = Link(LATENCY, RATE)
@@ -398,33 +437,53 @@ def last_arrival(buckets, pass_lasts):
 
 
 backwards = parameters[::-1]
-first = []  # PyTorch's is closed when it has reached 1 MB
-while sum(p.nbytes for p in first) < MB:
-    first.append(backwards[len(first)])
-pytorchs = [first, backwards[len(first):]]
-for pass_lasts in (15, 25, 35):  # ms
-    arrivals = {limit: last_arrival(fill_buckets(backwards, limit * MB), pass_lasts)
-                for limit in LIMITS}
-    assert arrivals[5] < arrivals[0.01]
-    assert arrivals[5] < last_arrival(pytorchs, pass_lasts) < arrivals[25] + LATENCY
-    assert arrivals[25] == pass_lasts + LATENCY + BYTES / RATE, "nothing is hidden"
-assert sum(p.nbytes for p in pytorchs[1]) / MB < 25, "the rest fits into the second"
-print(messages_of(5), "messages end before 44, before one, and before PyTorch's two")
+fewest = 1
+for pass_lasts in (10, 20, 30, 40):  # ms
+    arrivals = {}
+    for limit in LIMITS:
+        arrivals[messages_of(limit)] = last_arrival(fill_buckets(backwards, limit * MB), pass_lasts)
+    count = min(arrivals, key=arrivals.get)
+    print(f"a pass of {pass_lasts} ms: {count} messages end first, after {arrivals[count]:.1f} ms")
+    assert arrivals[1] == pass_lasts + LATENCY + BYTES / RATE, "one message hides nothing"
+    assert fewest <= count < 44
+    fewest = count
+assert fewest > 6, "more messages for a longer pass"
 
 # %% [markdown]
+# Among these passes: the longer, the more messages are best. It hides their latencies, and the last
+# message, which it can't hide, is smaller.
+#
 # **On GPUs:** NCCL's kernels take a part of the GPU from the backward pass (its user guide, on CTA
-# policy flags; a CTA is a block of GPU threads). We didn't measure what that costs.
+# policy flags). So there, too, the sender isn't quite free. We didn't measure what that costs.
 #
 # ## What PyTorch takes
 #
-# Is PyTorch's default good? In the first step it has one bucket for all gradients of a type
-# (`compute_bucket_size_limits` in `torch/nn/parallel/distributed.py`). Then it fills buckets anew,
-# in the order in which gradients came (`rebuild_buckets` in `reducer.hpp`; chapter 14's first
-# exercise): the first of about 1 MB, so that sending begins soon, all others of 25 MB.
+# Is PyTorch's default good? In the first step it has one bucket for all gradients of one type of
+# numbers (`compute_bucket_size_limits` in `torch/nn/parallel/distributed.py`). Then it fills
+# buckets anew, in the order in which gradients came (`rebuild_buckets` in `reducer.hpp`): the first
+# of about 1 MB, so that sending begins soon, all others of about 25 MB.
 #
 # *Our network is too small for that.* All but the first megabyte of its 21 goes into the second
-# bucket, which leaves at the very end. A network of 200 MB fills nine buckets. For a small one,
-# `DistributedDataParallel(net, bucket_cap_mb=5)` sets another limit.
+# bucket, which leaves at the very end. By the same timetable:
+
+# %% tags=["fold"]
+# check: PyTorch's two messages end before one message, and after six
+first = []  # PyTorch's first bucket is closed when it has reached 1 MB
+while sum(p.nbytes for p in first) < MB:
+    first.append(backwards[len(first)])
+pytorchs = [first, backwards[len(first):]]
+assert sum(p.nbytes for p in pytorchs[1]) / MB < 25, "the rest fits into the second"
+for pass_lasts in (10, 20, 30, 40):  # ms
+    of_six = last_arrival(fill_buckets(backwards, 5 * MB), pass_lasts)
+    of_two = last_arrival(pytorchs, pass_lasts)
+    of_one = last_arrival([backwards], pass_lasts)
+    assert of_six < of_two < of_one
+    print(f"a pass of {pass_lasts} ms: six messages end after {of_six:.1f} ms, "
+          f"PyTorch's two after {of_two:.1f}, one after {of_one:.1f}")
+
+# %% [markdown]
+# For such a network `DistributedDataParallel(net, bucket_cap_mb=5)` sets another limit. One of
+# 200 MB fills about nine buckets, and only the last must wait for the end of the pass.
 #
 # ## Summary
 #
@@ -432,4 +491,5 @@ print(messages_of(5), "messages end before 44, before one, and before PyTorch's 
 # - Where a link of its own carries them, overlap hides a part of the sending, but not the last
 #   message, nor what is still waiting for the link.
 # - Many small buckets pay many latencies. One large bucket leaves when the pass has ended. Good
-#   ones are large against the latency, and small against all that is sent.
+#   ones are large against the latency, and small against all that is sent; for a longer pass,
+#   smaller.

@@ -205,9 +205,10 @@ def draw_ways():
 
 # ---- Messages in another order ----
 
-GRADIENTS = [{"second": 10, "first": 1}, {"second": 0, "first": 2}]  # of each rank
-ORDERS = {"the same order": [("second", "first"), ("second", "first")],
-          "another order": [("second", "first"), ("first", "second")]}
+GRADIENTS = [{"upper": 10, "lower": 1}, {"upper": 0, "lower": 2}]  # of each rank
+ORDERS = {"the same order": [("upper", "lower"), ("upper", "lower")],
+          "another order": [("upper", "lower"), ("lower", "upper")]}
+PLACES = ["1st message", "2nd message"]
 
 
 def draw_crossed():
@@ -221,6 +222,7 @@ def draw_crossed():
         parts.append(words(8, top + 154, "both get", anchor="start"))
         for place in range(2):
             left = 158 + 240 * place
+            parts.append(words(left + 105, top + 14, PLACES[place]))
             total = 0
             sent = []
             for rank, order in enumerate(orders):
@@ -228,7 +230,7 @@ def draw_crossed():
                 sent.append(gradient)
                 value = GRADIENTS[rank][gradient]
                 total += value
-                blue = gradient == "second"
+                blue = gradient == "upper"
                 parts.append(group([
                     box(left, top + 26 + 50 * rank, 210, 42, BLUE if blue else ORANGE, "white",
                         stroke_width=2),
@@ -245,8 +247,8 @@ def draw_crossed():
             ], class_="sum", data_place=place, data_value=total))
         drawn.append(group(parts, class_="orders", data_name=name))
     return page(640, 440, "Two messages of two ranks, in the same order and in another", (
-        "In the same order second meets second, 10 + 0, and first meets first, 1 + 2. Where rank 1 "
-        "sends first before second, rank 0's second meets rank 1's first, and both get 12; then "
+        "In the same order upper meets upper, 10 + 0, and lower meets lower, 1 + 2. Where rank 1 "
+        "sends lower before upper, rank 0's upper meets rank 1's lower, and both get 12; then "
         "both get 1. These sums mix two gradients."), drawn)
 
 
