@@ -850,9 +850,7 @@ torch.set_rng_state(mine)
 
 # %% tags=["torch", "trains", "fold"]
 # measure: what the machine that stays prints
-settings = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-            # A store that is shared over restarts still has the addresses of those who are gone.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+settings = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 os.environ.update(settings)
 (folder / "elastic.pt").unlink(missing_ok=True)
 port = free_port()

@@ -144,7 +144,7 @@ def draw_stale_gradient():
         drawn.append(work(0, time, time + width, 88, "gradient"))
         drawn.append(update(0, time + width + gap / 2, number))
         time += width + gap
-    drawn.append(work(1, 112, time + 24, 220, "gradient"))
+    drawn.append(work(1, 112, time + 24, 220, f"gradient, of age {MEANWHILE} when it arrives"))
     drawn.append(update(1, time + 46, MEANWHILE + 1))
     return page(640, 262, said,
                 "Time goes to the right. Worker 0 computes one gradient after the other, and the "
