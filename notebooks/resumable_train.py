@@ -78,11 +78,11 @@ def train_step(step, model, optimizer, images, labels):
 
 
 def restore(path, model, optimizer):
-    saved = torch.load(path)
+    saved = torch.load(path)  # loads data only: code hidden in it isn't run
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     rank = dist.get_rank()
-    if rank < len(saved["random"]):  # a new rank has no saved state
+    if rank < len(saved["random"]):  # otherwise it has joined later
         torch.set_rng_state(saved["random"][rank])
     return saved["step"]
 
@@ -92,11 +92,11 @@ def begin_or_resume(name, path):
     begin = 0
     if os.path.exists(path):
         begin = restore(path, model, optimizer)
-    print(f"{name} begins at step {begin}; ranks: {dist.get_world_size()}")
+    print(f'training "{name}" begins at step {begin}; ranks: {dist.get_world_size()}')
     return model, optimizer, begin
 
 
-# define: `accident` does what the command line asks for, at the first start only; `flat_weights`
+# define: `accident` (as the command line asks, at the first start only) and `flat_weights`
 def accident(step, options):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return

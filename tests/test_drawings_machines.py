@@ -51,6 +51,20 @@ def test_the_server_adds_what_the_workers_have():
         assert texts(worker)[1] == f"has {value}, gets {total}"
 
 
+def test_a_stale_gradient_is_as_old_as_the_updates_made_meanwhile():
+    root = read("stale_gradient")
+    (late,) = [work for work in with_class(root, "work") if work.get("data-worker") == "1"]
+    meanwhile = []
+    for update in with_class(root, "update"):
+        inside = float(late.get("data-begin")) < float(update.get("data-time"))
+        if inside and float(update.get("data-time")) < float(late.get("data-end")):
+            assert update.get("data-worker") == "0"
+            meanwhile.append(update)
+    numbers = [texts(update)[0] for update in with_class(root, "update")]
+    assert numbers == [str(number) for number in range(1, len(meanwhile) + 2)]
+    assert f"a gradient of age {len(meanwhile)}" in texts(root)[0]
+
+
 def test_the_program_stands_alone():
     imported = set()
     for node in ast.walk(ast.parse(PROGRAM.read_text())):

@@ -12,14 +12,14 @@
 #
 # ## What you'll learn
 #
-# - when one server is the limit, and when as many servers as workers equal a ring;
-# - why, of three models, LeNet pays most on every link here, and a billion parameters least;
+# - when one server is the limit, and what several change;
+# - on what the price of communication depends;
 # - what every DDP worker holds, whatever the batch.
 #
 # ## What you need
 #
 # Chapters 03 and 15, and deeper: The parameter server. No GPU. Reading takes {reading time},
-# running a few seconds. One cell needs PyTorch; without it, skip that.
+# running a few seconds. Three cells need PyTorch, those on activations; without it, skip them.
 
 # %%
 import numpy as np
@@ -44,9 +44,9 @@ def most_sent(messages):
 print(most_sent([("a", "b", 1), ("a", "a", 5), ("b", "a", 2)]))
 
 # %% [markdown]
-# Each worker sends its gradients to the servers and gets $S$ back. Each of several servers has an
-# equal part of the keys. In a ring (chapter 03), each worker sends a $k$-th to the next, $2(k-1)$
-# times:
+# The workers' machines are called 0 to $k-1$. With servers, each worker sends them its gradients (a
+# *push*) and gets $S$ back (a *pull*); each of several servers has an equal part. In a ring
+# (chapter 03), each worker sends $S/k$ to the next, $2(k-1)$ times:
 
 # %%
 def server_messages(k, server_machines):
@@ -67,9 +67,9 @@ def ring_messages(k):
     return messages
 
 # %% [markdown]
-# The workers' machines are called 0 to 7. A single server is on a machine of its own; eight servers
-# are on the workers' machines. **Predict:** what does the single server send? And each machine with
-# a worker and a server?
+# Now 8 workers. A single server is on a machine of its own; eight servers are on the workers'
+# machines. **Predict:** what does the single server send? And each machine with a worker and a
+# server?
 
 # %%
 one_server = most_sent(server_messages(8, ["its own machine"]))
@@ -101,9 +101,9 @@ for workers in range(2, 17):
 # - **In a ring**, each machine sends and receives at once, and has $2(k-1)$ messages in turn.
 
 # %%
-def server_seconds(others, part, bandwidth, latency):
-    """A server gets `part` bytes from each of the other machines' workers, and sends as much."""
-    one_way = latency + others * part / bandwidth
+def server_seconds(others, size, bandwidth, latency):
+    """Each of the workers on `others` machines sends `size` bytes, and gets as many."""
+    one_way = latency + others * size / bandwidth
     return 2 * one_way
 
 
@@ -112,16 +112,16 @@ def ring_seconds(k, size, bandwidth, latency):
     return 2 * (k - 1) * one_message
 
 
-server_8 = server_seconds(others=8, part=1, bandwidth=1, latency=0)
+server_8 = server_seconds(others=8, size=1, bandwidth=1, latency=0)
 ring_8 = ring_seconds(k=8, size=1, bandwidth=1, latency=0)
 ring_8_slow = ring_seconds(k=8, size=1, bandwidth=1, latency=1)
 print("8 workers, gradients of 1 byte, links of 1 byte/s")
 print("    one server:               ", server_8, "s, 8 to receive and 8 to send")
-print("    ring:                     ", ring_8, "s")
-print("    ring, each message + 1 s: ", ring_8_slow, "s")
+print("    ring:                     ", ring_8, "s, 14 messages of 1/8 byte")
+print("    ring, each message + 1 s: ", ring_8_slow, "s, 14 more")
 
 # %% tags=["fold"]
-# check: seconds follow from the counts of bytes; a ring of 8 has 14 latencies
+# check: these seconds by the bytes counted above; a ring of 8 has 14 latencies
 assert server_8 == 16, "it receives 8 S, then sends 8 S"
 assert np.isclose(server_seconds(7, 1 / 8, 1, 0), eight_servers)
 assert np.isclose(ring_8, ring)
@@ -135,60 +135,73 @@ assert ring_8_slow == 14 + 1.75
 # - each worker's batch has 256 images of 28×28, or 16 texts of 1,024 tokens;
 # - training takes three forward passes; those of LeNet and ResNet-18 were counted in deeper:
 #   Counting operations, predicting GPUs. A language model takes 2 operations forward for each
-#   parameter and token;
+#   parameter and token, a multiplication and an addition;
 # - devices train at 5 TFLOP/s. On a device ten times as fast, each share below is ten times as
 #   large;
 # - nothing is overlapped (chapter 14).
 #
-# The table shows communication as a share of the computing. **Predict:** for which model is it
-# largest, and for which smallest?
+# The table shows communication as a share of the computing: at 100 % it takes as long. **Predict:**
+# for which model is it largest, and for which smallest?
 
 # %%
-parameters = {"LeNet": 129_068, "ResNet-18": 11_175_818, "a billion": 1e9}
+parameters = {"LeNet": 129_068, "ResNet-18": 11_175_818, "language model": 1e9}
+images = 256
+tokens = 16 * 1024
+passes = 3  # as long as three forward passes
+flops = 5e12  # operations in a second
 computing = {  # seconds in a step
-    "LeNet": 256 * 3 * 4_500_720 / 5e12,
-    "ResNet-18": 256 * 3 * 911_601_664 / 5e12,
-    "a billion": 16 * 1024 * 3 * 2 * 1e9 / 5e12,
+    "LeNet": images * passes * 4_500_720 / flops,
+    "ResNet-18": images * passes * 911_601_664 / flops,
+    "language model": tokens * passes * 2 * 1e9 / flops,
 }
 bandwidths = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}  # bytes/s
 
 share = {}
+header = f"{'':14}   computing"
+for link in bandwidths:
+    header += f"{link:>12}"
+print(header)
 for model in parameters:
-    print(f"{model}: {1000 * computing[model]:,.1f} ms of computing")
+    row = f"{model:14} {1000 * computing[model]:8,.1f} ms"
     for link, bandwidth in bandwidths.items():
-        seconds = ring_seconds(16, 4 * parameters[model], bandwidth, latency=10e-6)
+        size = 4 * parameters[model]  # bytes
+        seconds = ring_seconds(k=16, size=size, bandwidth=bandwidth, latency=10e-6)
         share[model, link] = seconds / computing[model]
-        print(f"    {link:10} {share[model, link]:6.0%}")
+        row += f"{share[model, link]:12.0%}"
+    print(row)
 
 # %% tags=["fold"]
-# check: the sentences below; and what a latency of 100 µs changes
+# check: what the next paragraph says of these shares; and what a latency of 100 µs changes
 latencies_of_lenet = 30 * 10e-6 / computing["LeNet"]
-more_gradients = parameters["a billion"] / parameters["ResNet-18"]
-more_work = computing["a billion"] / computing["ResNet-18"]
+more_gradients = parameters["language model"] / parameters["ResNet-18"]
+more_work = computing["language model"] / computing["ResNet-18"]
 print(f"30 latencies: {latencies_of_lenet:.0%} of LeNet's computing; "
-      f"the billion has {more_gradients:.0f} times ResNet-18's gradients, "
+      f"the language model has {more_gradients:.0f} times ResNet-18's gradients, "
       f"and {more_work:.0f} times its work")
 assert 0.4 < latencies_of_lenet < 0.45
 assert (round(more_gradients), round(more_work)) == (89, 140)
 for link, bandwidth in bandwidths.items():
     assert share["LeNet", link] > 0.4
-    assert share["a billion", link] < share["ResNet-18", link] < share["LeNet", link]
+    assert share["language model", link] < share["ResNet-18", link] < share["LeNet", link]
     for model in parameters:
         slower = ring_seconds(16, 4 * parameters[model], bandwidth, 100e-6) / computing[model]
         added = slower - share[model, link]
         assert 3.8 < added < 4 if model == "LeNet" else added < 0.02
-half = ring_seconds(16, 4e9, bandwidths["10 Gbit/s"], 10e-6) / (computing["a billion"] / 2)
-assert half > share["ResNet-18", "10 Gbit/s"], "of 8 texts, not 16"
+    of_8_texts = 2 * share["language model", link]
+    assert of_8_texts > share["ResNet-18", link]
 
 # %% [markdown]
 # LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
-# link gets below that. At 100 µs each they would take four times as long as the computing, and the
-# two others' shares would grow by at most two hundredths of the computing. The billion has 89 times
-# ResNet-18's gradients, but 140 times its work; with 8 texts it would have 70 times. **Apart from
+# link gets below that. The language model has 89 times ResNet-18's gradients, but 140 times its
+# work: so it pays less. With 8 texts it would have 70 times the work, and pay more. **Apart from
 # latencies, the work for each byte decides, and that grows with each worker's batch.**
 #
+# ### More workers, and more servers
+#
 # How do servers do, with more workers? MXNet cuts only arrays of a million entries or more into
-# equal parts. Any other goes whole to server `key * 9973 % k` (deeper: The parameter server).
+# equal parts, one for each server. Any other goes whole to server `key * 9973 % k` (deeper: The
+# parameter server). `in_cut` lists the sizes of ResNet-18's arrays that are cut; `in_whole` has
+# those of the others, by key.
 
 # %% tags=["fold"]
 # measure: ResNet-18's arrays, those that MXNet cuts and those that it doesn't
@@ -216,18 +229,19 @@ assert sum(in_cut) + sum(in_whole.values()) == parameters["ResNet-18"]
 
 # %% [markdown]
 # So each server gets a $k$-th of the cut arrays, and the whole ones whose keys lead to it. The step
-# waits for the server with the most bytes. Messages now take 100 µs.
+# waits for the server with the most bytes. A message's latency is now ten times as long, 100 µs.
 
 # %%
 bandwidth = bandwidths["10 Gbit/s"]
 latency = 100e-6
-size = 4 * 11_175_818  # bytes of all gradients
+size = 4 * parameters["ResNet-18"]  # bytes of all gradients
 
 
 def most_by_rule(k):
     load = np.full(k, 4 * sum(in_cut) / k)  # bytes on each server
     for key, entries in in_whole.items():
-        load[key * 9973 % k] += 4 * entries
+        server = key * 9973 % k
+        load[server] += 4 * entries
     return max(load)
 
 
@@ -249,7 +263,6 @@ for k in [2, 128]:
 
 # %% tags=["fold"]
 # draw: predicted milliseconds of communication against the number of workers
-assert size == 4 * parameters["ResNet-18"]
 assert most_by_rule(1) == size
 for k in [2, 3, 128]:
     least = 4 * sum(in_cut) / k + 4 * max(in_whole.values())
@@ -264,10 +277,11 @@ for way in seconds_by_way(2):
     assert (max(seconds) < limit) == stays_below, way
     if not stays_below:
         assert max(seconds) / 2 > limit, "nor would it if the server sent while it receives"
-lines["computing"] = ([2, 128], [1000 * limit, 1000 * limit])
 title = ("Predicted, ResNet-18, 10 Gbit/s, 100 µs: only equal parts and a ring\nstay below the "
          "computing up to 128 workers")
 fig, ax = curves(title, "workers", "milliseconds in a step", lines, logx=True, logy=True)
+ax.axhline(1000 * limit, color="black", label="computing")
+ax.legend(frameon=False)
 ax.set_xticks(numbers, numbers)
 ax.minorticks_off()
 show(fig, alt="Milliseconds of communication in a step for 2 to 128 workers. One server: in "
@@ -275,21 +289,23 @@ show(fig, alt="Milliseconds of communication in a step for 2 to 128 workers. One
               "rule it goes on rising, and so does a ring, more slowly.")
 
 # %% [markdown]
-# **Only equal parts and a ring stay below the computing up to 128 workers**, even if servers took
-# half as long. A ring's latencies grow with the workers; a server's overlap, or so we assumed.
+# Above the black line, a step communicates longer than it computes. **Only equal parts and a ring
+# stay below it up to 128 workers**, even if servers took half as long. By MXNet's rule, an array
+# that isn't cut stays on one server, to which all workers send it. A ring's latencies grow with the
+# workers; a server's overlap, or so we assumed.
 #
 # ## Memory
 #
 # What does each device hold? A billion parameters in float32 are 4 GB, and their gradients 4 GB.
 # Momentum would be 4 GB; Adam has two moments in its place, 8 GB. With Adam that makes 16 GB, and
 # *every* DDP worker holds all of it. DDP's buckets take another 4 GB, unless you pass
-# `gradient_as_bucket_view=True` (`torch/nn/parallel/distributed.py`).
+# `gradient_as_bucket_view=True`.
 #
 # Activations come on top: what the forward pass keeps for the backward pass. For LeNet we count
 # them:
 
 # %% tags=["torch", "fold"]
-# define: activation_bytes(net, images), of all tensors kept for the backward pass except weights
+# define: activation_bytes(net, images), the bytes kept for the backward pass, without weights
 import torch
 from helpers.torch_networks import lenet
 
@@ -325,7 +341,7 @@ print(f"activations of 128 images:    {for_128 / 1e6:5.1f} MB")
 assert for_128 == 2 * for_64, "in proportion to the batch"
 
 # %% tags=["torch", "fold"]
-# check: counted by hand: inputs, what layers give, and 8 bytes for each index of max pooling
+# check: by hand: 4 bytes for each input and output of a layer, 8 for where max pooling's maxima are
 floats = 784 + 20 * 26 * 26 + 20 * 13 * 13 + 50 * 9 * 9 + 50 * 4 * 4 + 128
 indices = 20 * 13 * 13 + 50 * 4 * 4
 assert for_64 == 64 * (4 * floats + 8 * indices)
@@ -334,11 +350,10 @@ assert for_64 == 64 * (4 * floats + 8 * indices)
 # Activations grow with the batch, so a smaller one, or several accumulated (chapter 14), helps.
 # Weights, gradients and optimizer state don't shrink with the batch, nor with more workers.
 #
-# What if they are divided? Let each of 16 machines, without GPUs, have a worker and a server. The
-# worker has all weights and gradients. The server has weights, sums of gradients and moments, for a
-# 16th of the keys (`store_` and `update_buf_` in `src/kvstore/kvstore_dist_server.h`). When
-# everything is *sharded* (chapter 16), each worker holds a 16th of all. **Predict** the bytes for
-# each parameter, with Adam.
+# What if they are divided? Let each of 16 machines have a worker and a server, in the same memory
+# (no GPUs). The worker has all weights and gradients. The server has weights, sums of gradients and
+# moments, for a 16th of the keys. When everything is *sharded* (chapter 16), each worker holds a
+# 16th of all, between steps. **Predict** the bytes for each parameter, with Adam.
 
 # %%
 memory = {
@@ -351,9 +366,11 @@ for who, parts in memory.items():
     print(f"{who:17} {total:2.0f} B for a parameter, {total:2.0f} GB for a billion")
 
 # %% tags=["fold"]
-# draw: GB for a billion parameters with Adam, by what holds them
+# draw: GB for a billion parameters with Adam, three times
 totals = [sum(parts.values()) for parts in memory.values()]
 assert totals == [16, 9, 1]
+# What the server has: `store_` and `update_buf_` in `src/kvstore/kvstore_dist_server.h`. DDP's
+# buckets: `torch/nn/parallel/distributed.py`.
 # On GPUs, the server's part lies in host memory, and gradients pass a pinned host buffer
 # (`comm_buf_` in `kvstore_dist.h`): the device keeps 8 GB, the host has the server's 1 and 4.
 fig, ax = figure("Adam, a billion parameters: 16 GB on a DDP worker, 9 GB with 16\nservers, "
@@ -385,7 +402,8 @@ show(fig, alt="Bars of memory for a billion parameters in float32 with Adam, wit
 # - a failure comes with probability $T/M$ and loses half the interval, $T/2$: on average
 #   $T^2/2M$ of $T$ seconds, a share of $T/2M$.
 #
-# The sum is least where the two are equal, at $T = \sqrt{2CM}$ (J. W. Young, CACM, 1974). We try:
+# Their product doesn't depend on $T$. So their sum is least where the two are equal, at
+# $T = \sqrt{2CM}$ (J. W. Young, CACM, 1974). We try:
 
 # %%
 def lost_share(interval, saving, between_failures):
@@ -407,7 +425,8 @@ assert abs(best - by_formula) <= 10
 # - One server sends $kS$ bytes and becomes the limit; in a ring, or with $k$ equal servers beside
 #   the workers, a machine sends $2\frac{k-1}{k}S$.
 # - A ring costs $2(k-1)$ latencies, whatever the link's rate.
-# - What decides is the work for each byte of gradients. It grows with each worker's batch.
+# - Apart from latencies, what share communication takes depends on the work for each byte of
+#   gradients, which grows with each worker's batch.
 # - A billion parameters with Adam take 16 GB on every DDP worker, 20 GB with DDP's default buckets,
 #   before activations.
 # - Save about every $\sqrt{2CM}$ seconds.

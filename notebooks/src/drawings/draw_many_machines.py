@@ -1,7 +1,7 @@
 """The drawings of chapter 15: who starts whom, and what a checkpoint holds; and of its deeper
-notebook: a parameter server.
+notebook: a parameter server, and a gradient that comes late.
 
-Run it to write three SVG files beside it, the same bytes each time. The elements are those of
+Run it to write four SVG files beside it, the same bytes each time. The elements are those of
 `draw_all_reduce.py`.
 """
 
@@ -80,8 +80,8 @@ def draw_checkpoint():
                             words(320, y + 25, name, 20, bold=True),
                             words(320, y + 48, what, 17)], class_="part", data_name=name))
         middle = y + (height - 8) / 2
-        drawn.append(arrow(146, middle, 212, middle, "black", 3))
-        drawn.append(arrow(428, middle, 494, middle, "black", 3))
+        drawn.append(arrow(146, middle, 200, middle, "black", 3))
+        drawn.append(arrow(440, middle, 494, middle, "black", 3))
     return page(640, bottom + 36, "A checkpoint holds all that changes during training",
                 "A file with four parts: the model's weights, the optimizer's momentum, the step, "
                 "which says which images are next, and the random states, one for each rank. An "
@@ -104,17 +104,56 @@ def draw_parameter_server():
         toward = 320 + 56 * (rank - 1)
         drawn.append(arrow(x - 14, 242, toward - 12, 134, BLUE, 4))
         drawn.append(arrow(toward + 12, 134, x + 14, 242, ORANGE, 4, dashed=True))
-    drawn.append(box(474, 66, 150, 52, "white", GREY, stroke_width=2, rx=8))
-    drawn.append(words(549, 98, "scheduler", 18))
-    drawn.append(line(412, 92, 472, 92, GREY, 2, stroke_dasharray="3 4"))
+    drawn.append(box(466, 56, 158, 74, "white", GREY, stroke_width=2, rx=8))
+    drawn.append(words(545, 86, "scheduler"))
+    drawn.append(words(545, 114, "introduces all"))
     return page(640, 336, "Workers push gradients to a server and pull their sum",
                 "Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which "
                 "adds them up to 6; dashed arrows lead back, and each gets 6. A scheduler stands "
                 "beside the server; no arrow leads to it.", drawn)
 
 
+MEANWHILE = 3  # updates by worker 0 while worker 1 computes
+NUMBERS = {1: "One update", 2: "Two updates", 3: "Three updates"}
+
+
+def draw_stale_gradient():
+    """Time goes to the right: one worker's updates while the other computes a single gradient."""
+    said = f"{NUMBERS[MEANWHILE]} meanwhile: a gradient of age {MEANWHILE}"
+    drawn = [words(320, 32, said, 22, bold=True)]
+    for name, y in [("worker 0", 88), ("server", 154), ("worker 1", 220)]:
+        drawn.append(words(54, y + 6, name, 20, bold=True))
+    drawn.append(line(110, 154, 630, 154, GREY, 2))
+
+    def work(worker, begin, end, y, text):
+        return group([box(begin, y - 24, end - begin, 48, PALE_BLUE, BLUE, stroke_width=3, rx=6),
+                      words((begin + end) / 2, y + 6, text)],
+                     class_="work", data_worker=worker, data_begin=begin, data_end=end)
+
+    def update(worker, time, number):
+        from_y = 114 if worker == 0 else 194
+        to_y = 136 if worker == 0 else 172
+        return group([arrow(time, from_y, time, to_y, BLUE, 4),
+                      box(time - 16, 138, 32, 32, PALE_ORANGE, ORANGE, stroke_width=3, rx=16),
+                      words(time, 160, str(number))],
+                     class_="update", data_worker=worker, data_time=time)
+
+    width, gap = 118, 24  # of worker 0's gradients
+    time = 112
+    for number in range(1, MEANWHILE + 1):
+        drawn.append(work(0, time, time + width, 88, "gradient"))
+        drawn.append(update(0, time + width + gap / 2, number))
+        time += width + gap
+    drawn.append(work(1, 112, time + 24, 220, f"gradient, of age {MEANWHILE} when it arrives"))
+    drawn.append(update(1, time + 46, MEANWHILE + 1))
+    return page(640, 262, said,
+                "Time goes to the right. Worker 0 computes one gradient after the other, and the "
+                f"server updates with each: updates 1 to {MEANWHILE}. Meanwhile worker 1 computes "
+                f"a single gradient. The server takes it as update {MEANWHILE + 1}.", drawn)
+
+
 DRAWINGS = {"checkpoint": draw_checkpoint, "parameter_server": draw_parameter_server,
-            "torchrun": draw_torchrun}
+            "stale_gradient": draw_stale_gradient, "torchrun": draw_torchrun}
 
 
 def main(folder=Path(__file__).parent):
