@@ -421,7 +421,7 @@ assert onp.median(of_sum) > -0.9, "not −1"
 #   its own root, $m^{1/4}$, and differently on both devices. Per image that adds $m^{1/4}/m =
 #   m^{-3/4}$ to the sum.
 # - **In ResNet-18 the sum isn't near −1**, even over large shards. It has many norms and many
-#   kinks, one after the other. Which of the two it is, we haven't separated.
+#   kinks; which of the two it is, we haven't separated.
 # - **Over small shards** the dense networks' difference and one device's error are steeper than −½.
 #   (The sum's slope may well be near −1 there: terms with $\delta^2$ shrink with $1/m$, too.)
 #
@@ -513,16 +513,16 @@ for name in ["dense, softrelu", "dense, relu", "ResNet-18, relu"]:
 
 # %% [markdown]
 # The noise shrinks with $1/\sqrt m$, the error of the step faster. **Keep this:** with a thousand
-# images per device the error of BatchNorm was under a third of the noise. (For ResNet-18 that is
-# two networks with one batch each; others may have more.) With a few images it can be as large as
-# the noise: then compare with synchronised statistics. (It needn't hurt: in chapter 09's runs on
-# MNIST the accuracies with 2 images per device and with 64 overlapped in the end.)
+# images per device the error of BatchNorm was under a third of the noise. (By the medians above.
+# ResNet-18's is of two networks with one batch each; others may have more.) With a few images it
+# can be as large as the noise: then compare with synchronised statistics. (It needn't hurt: in
+# chapter 09's runs accuracies overlapped in the end.)
 #
 # ## What the backward pass sends
 #
-# Synchronised BatchNorm normalises by the statistics of all devices. In chapter 09 `autograd` did
-# its backward pass. What has to be sent in it? $x$ is in its channel's mean and in its variance, so
-# the chain rule has two sums, one for each:
+# In chapter 09 `autograd` did the backward pass of synchronised BatchNorm. What has to be sent in
+# it? $x$ is in its channel's mean and in its variance, so the chain rule has two sums, one for
+# each:
 #
 # $$\frac{\partial L}{\partial x} = \frac{1}{\sqrt{\sigma^2 + \varepsilon}}
 # \Big(dy - \frac{1}{n}\sum dy - \frac{\hat x}{n} \sum dy\,\hat x\Big).$$
@@ -634,11 +634,11 @@ for mean in [0, 1]:
 #
 # A program that hangs needs a process of its own, with a deadline. Ours makes two networks with
 # equal weights: one with BatchNorm for one device, one with SyncBatchNorm for two. It makes a step
-# with both, and compares their outputs and gradients. Folded is `end_of(devices, spaces, deadline,
-# read_early)`: it runs that program with this many devices taking part, and returns what it `said`
-# and its `seconds`, or, at the deadline, how much CPU time it used in the next second. With
-# `read_early` it does what many training loops do: it reads device 0's loss as a number at once,
-# *before* device 1 is given its images.
+# with both, and compares their outputs and gradients. Folded is
+# `end_of(devices, spaces, deadline, read_early)`: it runs that program with this many devices
+# taking part, and returns what it `said` and its `seconds`. With `read_early` it does what many
+# training loops do: it reads device 0's loss as a number at once, *before* device 1 is given its
+# images.
 #
 # `spaces` is a second danger. Operators borrow *scratch space*, memory for intermediate results.
 # All CPU devices share 4 of them (`MXNET_CPU_TEMP_COPY`); `helpers` makes it 64.
@@ -793,8 +793,7 @@ assert refused
 # (`src/resource.cc` at 1.9.1), so that should not happen there; we haven't tested it.
 #
 # **Keep this:** with `SyncBatchNorm` give every device images in every step, equally many, and read
-# nothing before all have got theirs. (`helpers.training.fit` refuses a batch that doesn't divide if
-# a network has such a layer.)
+# nothing before all have got theirs. 
 #
 # ## Summary
 #
@@ -803,7 +802,7 @@ assert refused
 # - That held in two smooth networks with 64 to 1,024 images per device. With 4, second order still
 #   counts. With ReLU a dense network's sum shrinks more slowly; ResNet-18's wasn't near −1, either.
 # - A step's noise shrinks with $1/\sqrt m$. With 1,024 images per device the step's error was under
-#   a third of it in our networks, with 4 more than half of it in three kinds of five.
+#   a third of it (medians of our networks), with 4 more than half of it in three kinds of five.
 # - Synchronised BatchNorm all-reduces two sums per channel forward and two backward. Without those
 #   of the backward pass, outputs are right and gradients wrong.
 # - `SyncBatchNorm` waits inside an operator. It hangs if a device stays away, if a result is read

@@ -175,10 +175,10 @@ assert onp.isclose(by_key(easy._replace(largest=1e6), 4, 1e-3, 1e9), 24e-3)
 #
 # ## Are data sheets enough?
 #
-# We assume $\alpha$ = 5.7 µs (no data sheet has it: it is from a table in NVIDIA's library NCCL,
-# deeper: More all-reduces) and $B$ = 15.75 GB/s (PCIe 3.0 ×16, deeper: Three ways to divide a
-# network). A K80 is a board with two GPUs on one link; we let each have it alone. Loading data,
-# Python and the update take no longer than on one GPU.
+# We assume $\alpha$ = 5.7 µs (from a table in NVIDIA's library NCCL, not from a data sheet, deeper:
+# More all-reduces) and $B$ = 15.75 GB/s (PCIe 3.0 ×16, deeper: Three ways to divide a network). A
+# K80 is a board with two GPUs on one link; we let each have it alone. Loading data, Python and the
+# update take no longer than on one GPU.
 
 # %%
 ALPHA = 5.7e-6
@@ -635,8 +635,7 @@ assert round(lenet_rate / 1e9) == 172 and round(100 * lenet_rate / PEAK) == 1
 # - With one bandwidth fitted to one of them, by key came within 6 points of eleven others. A ring
 #   was off by up to 34 for AlexNet, half of whose bytes are in one array.
 # - A layer's operations are 2 · numbers out · weights of one channel or unit. Training takes about
-#   three forward passes. What share of the peak is reached stays an assumption, as do the link's
-#   constants.
+#   three forward passes. The share of the peak stays an assumption, as do the link's constants.
 # - ResNet-18 has 2.3 times LeNet's operations for each byte sent, and 21 times for each array.
 #
 # **Sources.** *The Straight Dope*, "Training on multiple GPUs with gluon" (commit 72a83ca, 2017).

@@ -287,10 +287,10 @@ print(one_sided(example, groups=np.array(["k = 1", "k = 1", "k = 2", "k = 2"])))
 
 # %% [markdown]
 # How good are these checks? They judge made-up times, fifteen rounds of each. We say that the law
-# misses if the size is more than 1.5 times the noise, or if a $k$ is one-sided. (Chapter 11 asks
-# for twice, with four points. Of 18, so much is rare by chance: see the first line.) Some times
-# follow the law. In others, computing on several devices is 10 % slower, or takes 2 ms more.
-# **Predict:** if all times scatter twice as widely, how many of these faults are still found?
+# misses if the size is more than 1.5 times the noise, or if a $k$ is one-sided. (Chapter 11, with
+# four points, asks for twice. With 18, 1.5 times is rare by chance: see "the law itself" below.)
+# Some times follow the law. In others, computing on several devices is 10 % slower, or takes 2 ms
+# more. **Predict:** if all times scatter twice as widely, how many of these faults are still found?
 
 # %% tags=["fold"]
 # measure: how often the law is found to miss each kind of made-up times
@@ -553,8 +553,8 @@ for key in by_key:
         assert (array.asnumpy() == 11).all()
 
 # %% [markdown]
-# What does one small array cost? That seems easy to measure. **Predict:** does it matter what ran
-# just before? We time a kilobyte right after itself, after 16 MB, and after a pause.
+# What does one small array cost? **Predict:** does it matter what ran just before? We time a
+# kilobyte right after itself, after 16 MB, and after a pause.
 
 # %%
 def seconds_after(before, action):
