@@ -793,7 +793,7 @@ assert refused
 # (`src/resource.cc` at 1.9.1), so that should not happen there; we haven't tested it.
 #
 # **Keep this:** with `SyncBatchNorm` give every device images in every step, equally many, and read
-# nothing before all have got theirs. 
+# nothing before all have got theirs.
 #
 # ## Summary
 #
