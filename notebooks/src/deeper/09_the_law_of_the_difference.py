@@ -398,7 +398,7 @@ for name in ["dense, softrelu", "dense, relu"]:
     for kind in ["difference", "one device"]:
         assert median_slope(name, kind, "small") < -0.6, "steeper than −½ over small shards"
 for name in NETWORKS:
-    assert -0.65 < median_slope(name, "noise", "large") < -0.35, "the noise: −½"
+    assert -0.7 < median_slope(name, "noise", "large") < -0.3, "the noise: −½"
 smooth = on_pair(dense_network("softrelu"), seed=0)
 kinked = on_pair(dense_network("relu"), seed=0)
 for this, that in zip(smooth.collect_params().values(), kinked.collect_params().values()):
