@@ -729,9 +729,9 @@ print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 # without its sums.
 #
 # Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` takes only `mx.nd` arrays. Give it equal shards
-# and no empty ones: else it is silently wrong, or hangs (deeper: The law of the difference). In
-# PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every
-# BatchNorm.
+# and no empty ones, and read no loss before all devices have theirs: else it is silently wrong, or
+# hangs (deeper: The law of the difference). In PyTorch,
+# `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every BatchNorm.
 #
 # ## Summary
 #
