@@ -46,15 +46,15 @@ import tempfile
 import time
 from pathlib import Path
 
-import mxnet as mx
-import numpy as np
-import psutil
-from mxnet import autograd, gluon, nd
-
 from helpers import load_data
 from helpers.cluster import SERVER, Cluster, Failed, run
 from helpers.compare import largest_difference
 from helpers.networks import lenet
+
+import mxnet as mx
+import numpy as np
+import psutil
+from mxnet import autograd, gluon, nd
 
 scratch = tempfile.TemporaryDirectory()
 folder = Path(scratch.name)
