@@ -36,7 +36,8 @@ START = 120                   # seconds for a process to get ready, on a machine
 
 
 class Limits(NamedTuple):
-    """What one exercise's solution may use, in all its calls and processes together."""
+    """What one exercise's solution may use, in all its calls and processes together. A cell of an
+    earlier exercise that is read before it has the same for itself."""
 
     work: float = 20            # seconds of one core
     patience: float = 60        # seconds by the clock, while it is its turn
@@ -49,6 +50,16 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
+
+
+class Used(NamedTuple):
+    """What a process and all that came of it have in use, or have used so far."""
+
+    processes: int = 0
+    threads: int = 0
+    work: float = 0       # seconds of one core
+    memory: int = 0       # bytes
+    printed: int = 0      # bytes
 
 
 class Ended(Exception):
@@ -162,7 +173,8 @@ class Process:
     """
 
     def __init__(self, stage, hidden=(), limits=LIMITS, ranks=1):
-        self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
+        self.limits, self.why, self._printed, self._tail = limits, None, 0, b""
+        self._begin, self._before = None, Used()   # at the first start of the clock, at the last
         self._scratch = tempfile.mkdtemp(prefix="solution-")
         pairs = [socket.socketpair() for _ in range(ranks)]
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
@@ -195,10 +207,17 @@ class Process:
             thread.start()
 
     def start_clock(self):
-        """From now on it is the solution that works: all before was getting ready."""
+        """From now on it is the solution that works: all before was getting ready.
+
+        Started again, for the next cell, what the cells before have used is not counted.
+        """
         for line in self.lines:
             line.channel.left = self.limits.patience
-        self._before = self._measure()[2]
+        now = self._measure()
+        self._begin = self._begin or now
+        # What getting ready takes counts, but for its work; what cells leave behind does not.
+        left = Used(*(max(0, one - first) for one, first in zip(now, self._begin)))
+        self._before = left._replace(work=now.work, printed=now.printed)
 
     def end(self, why):
         """End it for the reason `why`, which `Ended` then has; raises that."""
@@ -255,16 +274,20 @@ class Process:
     def _watch(self):
         limits = self.limits
         while not self._done.wait(0.05):
-            count, threads, worked, used = self._measure()
-            worked -= worked if self._before is None else self._before
+            before, ready = self._before, self._begin is not None
+            now = self._measure()
+            used = Used(*(one - other for one, other in zip(now, before)))
             for too_much, why in (
-                    (used > limits.memory,
+                    (used.memory > limits.memory,
                      f"took more than {limits.memory / 2**30:g} GiB of memory"),
-                    (count > limits.processes, f"started more than {limits.processes} processes"),
-                    (threads > limits.threads, f"started more than {limits.threads} threads"),
-                    (self._printed > limits.output,
+                    (used.processes > limits.processes,
+                     f"started more than {limits.processes} processes"),
+                    (used.threads > limits.threads,
+                     f"started more than {limits.threads} threads"),
+                    (used.printed > limits.output,
                      f"printed more than {limits.output // 10**6} MB"),
-                    (worked > limits.work, f"worked for more than {limits.work:g} seconds")):
+                    (ready and used.work > limits.work,
+                     f"worked for more than {limits.work:g} seconds")):
                 if too_much:
                     self.why = self.why or f"it {why}"
                     with contextlib.suppress(ProcessLookupError):
@@ -274,7 +297,7 @@ class Process:
                             one.kill()
 
     def _measure(self):
-        """(processes, threads, seconds of work, bytes), with the work of those that have ended."""
+        """What it has used: `Used`, with the work of processes that have ended."""
         count, threads, worked, used = -self._own, 0, 0, 0
         for process in find_children():
             with contextlib.suppress(psutil.Error):
@@ -285,7 +308,8 @@ class Process:
                     used += process.memory_info().rss
                     threads += process.num_threads()
                 count += 1
-        return count, threads, max(worked, sum(self._seen.values())), used
+        worked = max(worked, sum(list(self._seen.values())))   # a copy: two threads measure
+        return Used(count, threads, worked, used, self._printed)
 
     def _drain(self):
         with contextlib.suppress(ValueError, OSError):
