@@ -89,16 +89,16 @@ class Solution:
             self.lines[0].send([given, names])
             for line in self.lines:
                 self._expect("given", line)
+            running.start_clock()
         except process.Ended as error:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
                                f"{running.describe_output()}") from error
         for cell in cells:
             if cell.part != NOTHING:
-                running.start_clock()   # each has time and memory of its own
-                self._read(cell, cell is cells[-1])
+                self._read(running, cell, cell is cells[-1])
         self.deadline = time.monotonic() + TIME
 
-    def _read(self, cell, last):
+    def _read(self, running, cell, last):
         """Have a cell read. Raises Stuck where that ends the process, unless it's the `last`."""
         try:
             for line in self.lines:
@@ -111,6 +111,8 @@ class Solution:
                         cell.broke = shorten(why)
                     case _:
                         line.end("what it told the judge is no answer")
+            if not last:
+                running.start_clock()   # the next one has time and memory of its own
         except process.Ended as error:
             cell.broke = f"stopped: {error}"
             cell.reduce()

@@ -175,6 +175,7 @@ class Process:
     def __init__(self, stage, hidden=(), limits=LIMITS, ranks=1):
         self.limits, self.why, self._printed, self._tail = limits, None, 0, b""
         self._begin, self._before = None, Used()   # at the first start of the clock, at the last
+        self._account = threading.Lock()           # nothing is set against an older start
         self._scratch = tempfile.mkdtemp(prefix="solution-")
         pairs = [socket.socketpair() for _ in range(ranks)]
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
@@ -209,15 +210,19 @@ class Process:
     def start_clock(self):
         """From now on it is the solution that works: all before was getting ready.
 
-        Started again, for the next cell, what the cells before have used is not counted.
+        Started again, for the next cell, what the cells before have used is not counted. Raises
+        Ended where they have used too much.
         """
-        for line in self.lines:
-            line.channel.left = self.limits.patience
-        now = self._measure()
-        self._begin = self._begin or now
-        # What getting ready takes counts, but for its work; what cells leave behind does not.
-        left = Used(*(max(0, one - first) for one, first in zip(now, self._begin)))
-        self._before = left._replace(work=now.work, printed=now.printed)
+        with self._account:
+            if self.why:
+                raise Ended(self.why)
+            for line in self.lines:
+                line.channel.left = self.limits.patience
+            now = self._measure()
+            self._begin = self._begin or now
+            # What getting ready takes counts, but for its work; what cells leave behind does not.
+            left = Used(*(max(0, one - first) for one, first in zip(now, self._begin)))
+            self._before = left._replace(work=now.work, printed=now.printed)
 
     def end(self, why):
         """End it for the reason `why`, which `Ended` then has; raises that."""
@@ -272,29 +277,31 @@ class Process:
         end_children()
 
     def _watch(self):
-        limits = self.limits
         while not self._done.wait(0.05):
-            before, ready = self._before, self._begin is not None
-            now = self._measure()
-            used = Used(*(one - other for one, other in zip(now, before)))
-            for too_much, why in (
-                    (used.memory > limits.memory,
-                     f"took more than {limits.memory / 2**30:g} GiB of memory"),
-                    (used.processes > limits.processes,
-                     f"started more than {limits.processes} processes"),
-                    (used.threads > limits.threads,
-                     f"started more than {limits.threads} threads"),
-                    (used.printed > limits.output,
-                     f"printed more than {limits.output // 10**6} MB"),
-                    (ready and used.work > limits.work,
-                     f"worked for more than {limits.work:g} seconds")):
-                if too_much:
+            with self._account:
+                if why := self._find_excess():
                     self.why = self.why or f"it {why}"
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(self._process.pid, signal.SIGKILL)
                     for one in find_children():
                         with contextlib.suppress(psutil.Error):
                             one.kill()
+
+    def _find_excess(self):
+        """Of what it has used more than it may, or None."""
+        limits, now = self.limits, self._measure()
+        used = Used(*(one - before for one, before in zip(now, self._before)))
+        if used.memory > limits.memory:
+            return f"took more than {limits.memory / 2**30:g} GiB of memory"
+        if used.processes > limits.processes:
+            return f"started more than {limits.processes} processes"
+        if used.threads > limits.threads:
+            return f"started more than {limits.threads} threads"
+        if used.printed > limits.output:
+            return f"printed more than {limits.output // 10**6} MB"
+        if self._begin and used.work > limits.work:   # getting ready may take its time
+            return f"worked for more than {limits.work:g} seconds"
+        return None
 
     def _measure(self):
         """What it has used: `Used`, with the work of processes that have ended."""
