@@ -11,22 +11,35 @@ from pathlib import Path
 import conftest  # noqa: F401  where the marking lies
 
 
-def judge_cell(name, exercise, answer, limits=None, bare=False):
-    """The marks of one solution cell. bare: as on a machine without bubblewrap."""
+def judge_cell(name, exercise, answer, limits=None, bare=False, earlier=()):
+    """The marks of one solution cell. bare: as on a machine without bubblewrap. earlier: pairs
+    (exercise, source) of the student's cells above it."""
     from marking import assignment, judge, process
 
     process.adopt_orphans()
     if bare:
         process.find_bubblewrap = lambda: None
     read = assignment.read_assignment(name)
-    (one,) = (e for e in read.exercises if e.name == exercise)
+    exercises = {e.name: e for e in read.exercises}
+    cells = [judge.Cell(key, source, exercises[key].given)
+             for key, source in (*earlier, (exercise, answer))]
     if limits:
         process.Process.__init__.__defaults__ = (), process.Limits(**limits), 1
     with tempfile.TemporaryDirectory() as folder:
         stage = process.make_stage(Path(folder), judge.HANDED_OUT)
-        marks = judge.judge_answer(read, one, [answer], assignment.load_tests(name), stage,
-                                   [process.REPOSITORY])
+        marks = judge.judge_answer(read, exercises[exercise], cells, [],
+                                   assignment.load_tests(name), stage, [process.REPOSITORY])
     return marks, len(process.find_children())
+
+
+def judge_notebook(name, text, limits=None):
+    """The report on a notebook's text."""
+    from marking import assignment, judge, process
+
+    process.adopt_orphans()
+    if limits:
+        process.Process.__init__.__defaults__ = (), process.Limits(**limits), 1
+    return judge.judge_submission(assignment.read_assignment(name), text, [process.REPOSITORY])
 
 
 def start(workers=2):

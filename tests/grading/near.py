@@ -93,8 +93,8 @@ def judge_near(name, exercise, answer):
     """The marks of one solution cell, in this process and its forks."""
     read = assignment.read_assignment(name)
     (one,) = (e for e in read.exercises if e.name == exercise)
-    return judge.judge_exercise(read, one, answer, assignment.load_tests(name),
-                                Process(one.ranks))
+    return judge.judge_exercise(read, one, [judge.Cell(exercise, answer, one.given)],
+                                assignment.load_tests(name), Process(one.ranks))
 
 
 def judge_all(jobs, workers=2):

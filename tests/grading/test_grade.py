@@ -14,14 +14,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
+import types
 
 import nbformat
 import psutil
 import pytest
-from marking import assignment, gradebook, grade, harmless, judge, process
+from marking import assignment, files, gradebook, grade, harmless, judge, notebook, process
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from hand_in import REPOSITORY, make_source, put, run_make
+
 FULL = {"even-values": 2, "even-care": 2, "uneven-values": 2, "uneven-care": 1,
         "pairs-values": 2, "pairs-care": 1}  # fmt: skip
 SCRIPT = """Words <script>document.title = 'stolen'</script>
@@ -33,30 +34,6 @@ $\\href{javascript:alert(1)}{x}$
 </pre><script>document.title = 'stolen'</script>
 """
 FORMULA = "=HYPERLINK(\"http://127.0.0.1/\", \"click\")"
-
-
-def make_source(name="ps1", **answers):
-    """The source version, model answers in all solution cells, but for `answers`."""
-    content = assignment.make_notebook(name)
-    for cell in content.cells:
-        key = cell.metadata.get("nbgrader", {}).get("grade_id")
-        cell.source = answers.get(key, cell.source)
-    return content
-
-
-def put(folder, student, content, name="ps1.ipynb"):
-    path = folder / student / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, str):
-        path.write_text(content)
-    else:
-        path.write_text(json.dumps(content))   # nbformat would mind what is wrong with it
-    return path
-
-
-def run_make(folder, *more, **environment):
-    return subprocess.run(["make", "grade", f"SUBMISSIONS={folder}", *more], cwd=REPOSITORY,
-                          text=True, capture_output=True, env={**os.environ, **environment})
 
 
 def read_rows(out):
@@ -113,7 +90,7 @@ def run(tmp_path_factory):
                                          even="x = '\ud800'"))
     put(folder, "reason", make_source(even="def split_even(batch, devices):\n"
                                       "    raise ValueError(chr(0xd800) + chr(0x202e) + chr(0))"))
-    put(folder, "long", make_source(even="#" + "x" * judge.LONGEST, why='"' * 10**6))
+    put(folder, "long", make_source(even="#" + "x" * notebook.LONGEST, why='"' * 10**6))
     put(folder, "cut-in-two", make_source())
     (folder / "cut-in-two/ps1 (1).ipynb").touch()
     put(folder, FORMULA.replace('"', "'").replace("/", "."), make_source())
@@ -130,7 +107,7 @@ def run(tmp_path_factory):
     os.mkfifo(folder / "pipe/ps1.ipynb")
     (folder / "directory/ps1.ipynb").mkdir(parents=True)
     with open(put(folder, "large", ""), "wb") as file:
-        file.truncate(grade.LARGEST + 1)
+        file.truncate(files.LARGEST + 1)
     put(folder, "new\nline", make_source())
     put(folder, "red\x1b[31m", make_source())
     put(folder, "twice", make_source())
@@ -156,7 +133,8 @@ def test_full_marks_for_what_is_right_whatever_else_is_in_the_notebook(run, stud
 
 
 def test_an_untouched_student_version_earns_nothing(run):
-    assert points(run[0], "untouched") == dict.fromkeys(FULL, 0)
+    assert points(run[0], "untouched") == {**dict.fromkeys(FULL, 0), "why": 0}
+    assert run[0]["untouched"]["why"]["why not"] == "no answer"
     row = run[0]["untouched"]["even-values"]
     assert "not written yet" in row["why not"] and row["outcome"] == "stopped"
 
@@ -166,7 +144,7 @@ def test_an_untouched_student_version_earns_nothing(run):
     ("missing", "not handed in"), ("link", "ps1.ipynb is a link"),
     ("linked-folder", "ps1 is a link"),
     ("zero", "ps1.ipynb is a link"), ("pipe", "not a regular file"),
-    ("directory", "not a regular file"), ("large", "larger than 20 MiB")])
+    ("directory", "not a regular file"), ("large", "larger than 64 MiB")])
 def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
     assert points(run[0], student) == {**dict.fromkeys(FULL, 0), "why": 0}
     assert why in run[0][student]["even-values"]["why not"]
@@ -175,10 +153,10 @@ def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
 
 
 @pytest.mark.parametrize("student, why", [
-    ("two-solution-cells", "two different solution cells 'even'"),
+    ("two-solution-cells", "'even' was split into 2 cells: join them"),
     ("renamed", "split_even is not defined"), ("no-solution-cell", "'even' is missing"),
     ("wrong", "has 1 entry, not 2"), ("script", "KeyError"), ("surrogate", "Unicode"),
-    ("reason", "ValueError: ?"), ("long", "more than 1,000,000 characters")])
+    ("reason", "ValueError: ?"), ("long", "more than 300,000 characters")])
 def test_one_exercise_lost(run, student, why):
     assert points(run[0], student) == without_first()
     assert why in run[0][student]["even-values"]["why not"]
@@ -217,7 +195,11 @@ def test_nothing_that_is_shown_or_stored_can_do_anything(run):
 
 
 def test_notebooks_that_are_not_read_are_named(run):
-    assert "Not read: cut-in-two/ps1 (1).ipynb" in run[1].stderr
+    said = "cut-in-two/ps1 (1).ipynb: ps1.ipynb is what was read"
+    assert f"Not read: {said}" in run[1].stderr and f"Not read:\n  {said}\n" in run[1].stdout
+    assert run[0]["cut-in-two"][""]["outcome"] == "not read"
+    page = (run[2] / "feedback/cut-in-two/ps1/ps1.html").read_text()
+    assert "Not read: ps1 (1).ipynb: ps1.ipynb is what was read" in page
 
 
 def test_a_long_answer_is_shown_in_part(run):
@@ -428,8 +410,8 @@ def test_a_test_that_fails_by_itself_is_a_fault_of_the_marking():
         yield None
         raise AssertionError
     read = assignment.read_assignment("ps1")
-    test = read.exercises[0].tests[0]
-    mark = judge.run_test(test, broken, read.parameters, None, [], True)
+    test, solution = read.exercises[0].tests[0], types.SimpleNamespace(failed="")
+    mark = judge.run_test(test, broken, read.parameters, solution, [], True)
     assert mark.outcome == judge.NOT_JUDGED and mark.points is None
 
 

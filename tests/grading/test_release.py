@@ -160,3 +160,12 @@ def test_a_folder_with_somebodys_own_assignments_is_left_alone(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode != 0 and "choose another folder" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
+@pytest.mark.parametrize("name", assignment.list_names())
+def test_students_are_told_that_a_cell_may_call_those_above_it(name):
+    text = " ".join(cells(name)[0].source.split())
+    assert "It may call what your solution cells above it define" in text
+    whole = " ".join(" ".join(cell.source.split()) for cell in cells(name, "markdown"))
+    for wrong in ("read alone", "run by itself", "judged alone", "copy it into this cell"):
+        assert wrong not in whole

@@ -9,8 +9,11 @@ Each module uses only those above it:
     process      starts that process behind walls, limits it, ends it and all that it started
     cases        what a test asks for, and the one comparison that decides
     exchange     messages between a solution's ranks, carried and recorded by the judge
-    judge        runs an exercise's tests on a solution; a process for each submission
+    calls        a call of a test as a student can type it
     harmless     text of students made safe to print, to store and to show
+    notebook     a student's notebook: which of its cells are whose
+    judge        runs an exercise's tests on a solution; a process for each submission
+    files        finds what was handed in, and reads it, packed or not
     gradebook    nbgrader's folders and database, and the pages of feedback
     grade        marks a folder of submissions
 

@@ -17,11 +17,14 @@ docstring tells students what is tested. Other code cells only show something.
 import ast
 import functools
 import importlib.util
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parents[1] / "source"
 RANKS = 4   # most processes of a call
+UNWRITTEN = 'raise NotImplementedError("not written yet")'   # what students find for their code
+PLACEHOLDER = "YOUR ANSWER HERE"   # what students find where their words go
 
 
 class Test(NamedTuple):
@@ -32,7 +35,11 @@ class Test(NamedTuple):
 
 class Exercise(NamedTuple):
     """One solution cell: its grade_id, heading, model answer, the functions and classes in it,
-    tests, and the number of processes that it runs in."""
+    tests, and the number of processes that it runs in.
+
+    asked: those functions and classes that the handed-out cell has, so that students keep them.
+    given: how many of the assignment's given cells stand before it.
+    """
 
     name: str
     title: str
@@ -40,6 +47,8 @@ class Exercise(NamedTuple):
     functions: list
     tests: list
     ranks: int
+    asked: list
+    given: int
 
 
 class Assignment(NamedTuple):
@@ -95,7 +104,8 @@ def read_assignment(name):
         if meta.get("solution"):
             names = [node.name for node in _find_functions(cell.source, ast.ClassDef)]
             exercises.append(Exercise(meta["grade_id"], heading, cell.source, names, [],
-                                      RANKS if "ranks" in tags else 1))
+                                      RANKS if "ranks" in tags else 1,
+                                      find_asked(cell.source), len(given)))
         elif "points" in meta:
             exercises[-1].tests.append(
                 Test(meta["grade_id"], meta["points"], titles[meta["grade_id"]]))
@@ -118,6 +128,12 @@ def find_missing(assignment):
     if needs and importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed here: make setup TORCH=1"
     return ""
+
+
+def find_asked(source):
+    """The functions and classes of a solution cell that stand outside its model answer."""
+    handed_out = re.sub("### BEGIN SOLUTION.*?### END SOLUTION", "", source, flags=re.DOTALL)
+    return re.findall(r"^(?:def|class) (\w+)", handed_out, flags=re.MULTILINE)
 
 
 def _find_functions(source, *kinds):

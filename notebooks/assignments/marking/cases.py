@@ -60,6 +60,7 @@ class Case:
     {parameter: the same for what becomes of it}. raises: the exception due, in place of a value.
     names: what entries of the result are called, level by level. A function among `args` stays
     with the judge: the solution gets one that calls it, with what has crossed. It may raise Wrong.
+    typed: the call as a student can type it, where the arguments don't tell.
     """
 
     what: str
@@ -69,6 +70,7 @@ class Case:
     changes: dict = field(default_factory=dict)
     raises: type | None = None
     names: tuple = ()
+    typed: str = ""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Marks a folder of submissions: a table, marks.csv, and feedback that students can be given.
 
-SUBMISSIONS holds a folder a student, with psN.ipynb or nbgrader's psN/psN.ipynb in it. OUT, by
-default SUBMISSIONS-marks, gets marks.csv, feedback/ (HTML), reports/ (what the judge said, so that
+SUBMISSIONS holds a folder a student, with what `files` finds in it. OUT, by default
+SUBMISSIONS-marks, gets marks.csv, feedback/ (HTML), reports/ (what the judge said, so that
 nothing is judged twice), and nbgrader's gradebook, in which a person marks the answers in words.
 
 Each submission is judged by a process of its own (`judge`), which hands its solutions to others
@@ -17,112 +17,21 @@ import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import joblib
 from tqdm import tqdm
 
-from marking import gradebook, harmless, judge, process
-from marking.assignment import SOURCES, find_missing, list_names, read_assignment
+from marking import files, gradebook, harmless, judge, process
+from marking.assignment import SOURCES, find_missing, read_assignment
 
-LARGEST = 20 * 2**20   # bytes of a submission
-TO_BE_READ = "to be read"
+NOT_READ = "not read"   # a file, in place of the outcome of a test
 COLUMNS = ["student", "assignment", "exercise", "points", "of", "why not", "outcome"]
-
-
-class Submission(NamedTuple):
-    student: str
-    assignment: str
-    path: tuple | None     # names of folders and file; None: missing
-
-
-class Refused(Exception):
-    """A file that isn't read, and why: its author's fault."""
-
-
-def find_submissions(folder):
-    """(all submissions below `folder`, those missing included; {student: why it can't be used}).
-
-    What one student has handed in, every student should have.
-    """
-    if (folder / "submitted").is_dir():  # nbgrader's course folder
-        folder = folder / "submitted"
-    folder = folder.resolve()            # it may be a link: it is the teacher's
-    found, unusable = [], {}
-    for student in sorted(os.listdir(folder)):
-        kind = os.lstat(folder / student).st_mode
-        if student.startswith(".") or not (stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
-            continue
-        why = "it is a link" if stat.S_ISLNK(kind) else harmless.find_fault_in_name(student)
-        if not why and not os.access(folder / student, os.R_OK | os.X_OK):
-            why = "there is no permission to read it"
-        if why:
-            unusable[student] = why
-        for name in list_names():
-            paths = [(student, f"{name}.ipynb"), (student, name, f"{name}.ipynb")]
-            there = [path for path in paths if is_there(folder.joinpath(*path))]
-            if len(there) > 1:
-                unusable[student] = f"it has two of {name}, {name}.ipynb and {name}/{name}.ipynb"
-            found.append(Submission(student, name, there[0] if there else None))
-    handed_in = {one.assignment for one in found if one.path}
-    return folder, [one for one in found if one.assignment in handed_in], unusable
-
-
-def is_there(path):
-    """Whether there is something, be it a link to nothing or in a folder that can't be read."""
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def find_unread(folder, submissions):
-    """Notebooks in the students' folders that have no assignment's name, and so aren't read."""
-    read = {folder.joinpath(*one.path) for one in submissions if one.path}
-    found = {path for student in {one.student for one in submissions}
-             for pattern in ("*.ipynb", "*/*.ipynb", "*/*/*.ipynb")
-             for path in (folder / student).glob(pattern)}
-    return sorted(path for path in found - read if ".ipynb_checkpoints" not in path.parts)
-
-
-def read_submission(folder, path):
-    """The text of a submission: of a regular file, reached through no link, and not too large.
-
-    Raises Refused, and OSError where the file is there and this machine can't read it.
-    """
-    with contextlib.ExitStack() as opened:
-        def step(name, flags, place):
-            end = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
-            opened.callback(os.close, end)
-            return end
-        try:
-            place = step(folder, os.O_RDONLY | os.O_DIRECTORY, None)
-            for name in path:
-                if stat.S_ISLNK(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
-                    raise Refused(f"{name} is a link: hand in the file itself")
-                place = step(name, os.O_RDONLY, place)
-            if not stat.S_ISREG(os.fstat(place).st_mode):
-                raise Refused("not a regular file")
-            content = b""
-            while piece := os.read(place, 2**20):
-                content += piece
-                if len(content) > LARGEST:
-                    raise Refused(f"the file is larger than {LARGEST // 2**20} MiB")
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-                raise Refused(f"not a regular file: {error.strerror}") from error
-            raise
-    return content.decode("utf-8", "replace")
 
 
 def make_key(text, name):
@@ -142,7 +51,8 @@ class Judging:
     def __init__(self, one, text, hidden, scratch):
         assignment = read_assignment(one.assignment)
         self.one, self.key = one, make_key(text, one.assignment)
-        self.deadline = time.monotonic() + (1 + len(assignment.exercises)) * (
+        # Each cell of an earlier exercise may have to be ended twice.
+        self.deadline = time.monotonic() + (1 + 3 * len(assignment.exercises)) * (
             judge.TIME + process.START)
         self.files = [tempfile.TemporaryFile() for _ in range(3)]
         job = {"assignment": assignment, "text": text, "hidden": [str(path) for path in hidden]}
@@ -179,8 +89,12 @@ class Marking:
     """One run over a folder: what has been judged, and where it goes."""
 
     def __init__(self, folder, out):
-        self.folder, self.submissions, self.unusable = find_submissions(folder)
+        self.folder, self.submissions, self.unusable, self.unread = files.find_submissions(folder)
         self.out, self.rows, self.again = out, {}, 0
+        self.notes = {one: [f"Not read: {files.show(file.path)}: {file.why}"
+                            for file in self.unread if file.student == one.student
+                            and file.assignment in (None, one.assignment)]
+                      for one in self.submissions}   # what the page says above the marks
 
     def run(self):
         """Judge all submissions, as many at a time as there are cores, and record each.
@@ -226,15 +140,17 @@ class Marking:
             why = f"the folder can't be used: {self.unusable[one.student]}"
             return give_up(one, why), None
         if one.path is None:
-            return {"answers": {}, "marks": judge.refuse(assignment, "not handed in")}, None
+            why = files.explain_doubt(one) if one.doubtful else "not handed in"
+            return judge.refuse(assignment, why), None
         if missing := find_missing(assignment):
             return give_up(one, missing), None
         try:
-            text = read_submission(self.folder, one.path)
-        except Refused as error:
-            return {"answers": {}, "marks": judge.refuse(assignment, str(error))}, None
+            text, notes = files.read_submission(self.folder, one)
+        except files.Refused as error:
+            return judge.refuse(assignment, str(error)), None
         except OSError as error:
             return give_up(one, f"the file can't be read: {error.strerror}"), None
+        self.notes[one] = notes + self.notes[one]
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             report = json.loads(self.find_report(one).read_text())
             if report.pop("key") == make_key(text, one.assignment):
@@ -269,7 +185,8 @@ class Marking:
     def file(self, book, one, report):
         """Put a report where it belongs: gradebook, feedback, table. What could not be judged
         changes nothing in the first two."""
-        words = {key: (None, "") for key, _, _ in read_assignment(one.assignment).words}
+        words = {}
+        report = {**report, "notes": self.notes[one] + report["notes"]}
         if any(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
             gradebook.record(book, self.out, one.student, one.assignment, report)
             report = {**report, "marks": gradebook.read_changes(
@@ -283,6 +200,8 @@ class Marking:
         rows = [row for one in self.submissions
                 for row in self.rows.get(one) or make_rows(
                     one, give_up(one, "the marking was stopped before"), {})]
+        rows += [[file.student, file.assignment or "", "", "", "",
+                  f"{files.show(file.path)}: {file.why}", NOT_READ] for file in self.unread]
         stream = io.StringIO(newline="")
         table = csv.writer(stream)
         table.writerow(COLUMNS)
@@ -291,7 +210,7 @@ class Marking:
 
     def show(self):
         """Print points by student and assignment, with the reasons in short; then what was not
-        judged. Returns whether all was."""
+        read, and what was not judged. Returns whether all was."""
         width = max(len(harmless.for_terminal(one.student)) for one in self.submissions)
         missed = []
         for one in self.submissions:
@@ -299,17 +218,20 @@ class Marking:
             counted = [row for row in self.rows[one] if row[3]]
             points, of = (sum(float(row[place]) for row in counted) for place in (3, 4))
             left = {outcome: sum(float(row[4]) for row in self.rows[one] if row[6] == outcome)
-                    for outcome in (TO_BE_READ, judge.NOT_JUDGED)}
+                    for outcome in (gradebook.TO_BE_READ, judge.NOT_JUDGED)}
             print(f"{who}  {points:g} of {of:g}" + "".join(
                 f", {more:g} {outcome}" for outcome, more in left.items() if more))
             reasons = {}
             for row in self.rows[one]:
-                if row[5] and row[6] != TO_BE_READ:
+                if row[5] and row[6] != gradebook.TO_BE_READ:
                     reasons.setdefault(harmless.for_terminal(row[5]), []).append(row[2])
                     missed += [f"{who}: {row[5]}"] * (row[6] == judge.NOT_JUDGED)
             for why, tests in reasons.items():
                 name = tests[0] if len(tests) == 1 else f"{len(tests)} tests"
                 print(f"{'':{width}}       {name}: {shorten(why)}")
+        if self.unread:
+            print("Not read:", *(harmless.for_terminal(f"{'/'.join(file.path)}: {file.why}")
+                                 for file in self.unread), sep="\n  ")
         if missed:
             print("Not judged:", *map(harmless.for_terminal, dict.fromkeys(missed)), sep="\n  ")
         return not missed
@@ -317,8 +239,7 @@ class Marking:
 
 def give_up(one, why):
     """The report on a submission that could not be judged."""
-    return {"answers": {}, "marks": judge.refuse(
-        read_assignment(one.assignment), why, judge.NOT_JUDGED)}
+    return judge.refuse(read_assignment(one.assignment), why, judge.NOT_JUDGED)
 
 
 def read_marks(report):
@@ -330,15 +251,10 @@ def make_rows(one, report, words):
     rows = [[one.student, one.assignment, mark.exercise,
              "" if mark.points is None else f"{mark.points:g}", f"{mark.of:g}", mark.why,
              mark.outcome] for mark in report["marks"]]
-    for key, of, _ in read_assignment(one.assignment).words:
-        score = words.get(key, (None, ""))[0]
-        why, outcome = ("", "read") if score is not None else (TO_BE_READ, TO_BE_READ)
-        if score is None and not report["answers"].get(key, "").strip():
-            score, why, outcome = 0, "no answer", judge.JUDGED
-            if all(mark.outcome == judge.NOT_JUDGED for mark in report["marks"]):
-                score, why, outcome = None, report["marks"][0].why, judge.NOT_JUDGED
-        rows.append([one.student, one.assignment, key, "" if score is None else f"{score:g}",
-                     f"{of:g}", why, outcome])
+    for word in gradebook.judge_words(one.assignment, report, words):
+        rows.append([one.student, one.assignment, word.key,
+                     "" if word.points is None else f"{word.points:g}", f"{word.of:g}", word.why,
+                     word.outcome])
     return rows
 
 
@@ -365,8 +281,11 @@ def mark(folder, out):
     except OSError as error:
         raise SystemExit(f"SUBMISSIONS={folder}: it can't be read: {error.strerror}") from None
     if not marking.submissions:
+        lost = [file for file in marking.unread if not file.student]
         raise SystemExit(f"{marking.folder}: no submissions; needs STUDENT/ps1.ipynb or "
-                         "STUDENT/ps1/ps1.ipynb")
+                         "STUDENT/ps1/ps1.ipynb" + (
+                             f", and {harmless.for_terminal(lost[0].path[0])} lies in no student's "
+                             "folder" if lost else ""))
     if out.resolve().is_relative_to(marking.folder):
         raise SystemExit(f"OUT={out}: inside the folder of submissions; choose another one")
     if set(str(out)) & set("?%#"):
@@ -376,9 +295,9 @@ def mark(folder, out):
     for student, why in marking.unusable.items():
         print(f"The folder '{harmless.for_terminal(student)}' can't be used: {why}",
               file=sys.stderr)
-    for path in find_unread(marking.folder, marking.submissions):
-        print(f"Not read: {harmless.for_terminal(path.relative_to(marking.folder))}, which is not "
-              "STUDENT/psN.ipynb or STUDENT/psN/psN.ipynb", file=sys.stderr)
+    for file in marking.unread:
+        print(harmless.for_terminal(f"Not read: {'/'.join(file.path)}: {file.why}"),
+              file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
               "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)
@@ -417,4 +336,4 @@ def explain(error, out):
         why = "there is no permission to write there: choose another folder (OUT=folder)"
     else:
         why = "the marks can't be kept there"
-    return f"{out}: {why}, then give the same command again ({judge.shorten(text)})"
+    return f"{out}: {why}, then give the same command again ({harmless.shorten(text)})"

@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import nbformat
@@ -25,11 +26,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from marking import harmless, judge
-from marking.assignment import make_notebook, read_assignment
+from marking.assignment import PLACEHOLDER, UNWRITTEN, make_notebook, read_assignment
 from marking.process import REPOSITORY
 
-STUB = """# Your code goes here, in place of the next line.
-raise NotImplementedError("not written yet")"""
+STUB = f"# Your code goes here, in place of the next line.\n{UNWRITTEN}"
 OURS = "# Written by the course; JupyterLab's Formgrader reads it when started from this folder."
 COURSE = "many-devices"
 CONFIG = OURS + """
@@ -41,6 +41,19 @@ c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader wa
 
 
 FAULTS = SQLAlchemyError, InvalidEntry
+TO_BE_READ = "to be read"
+
+
+class Words(NamedTuple):
+    """What an answer in words has earned. points: None as long as nobody has read it."""
+
+    key: str
+    title: str
+    points: float | None
+    of: float
+    why: str
+    outcome: str
+    comment: str         # a person's
 
 
 class Unusable(Exception):
@@ -57,6 +70,7 @@ def start_nbgrader(root):
     config.CourseDirectory.db_url = f"sqlite:///{root}/gradebook.db"
     config.Exchange.root = f"{root}/exchange"
     config.ClearSolutions.code_stub = {"python": STUB}
+    config.ClearSolutions.text_stub = PLACEHOLDER
     config.NbGraderAPI.log_level = logging.ERROR
     config.Application.log_level = logging.ERROR
     return NbGraderAPI(config=config)
@@ -204,6 +218,23 @@ def read_words(book, student, name):
     return found
 
 
+def judge_words(name, report, words):
+    """`Words` for each question of an assignment: the same on the page and in the table.
+
+    words: from `read_words`; empty where nothing is known of them.
+    """
+    judged = []
+    for key, of, title in read_assignment(name).words:
+        points, comment = words.get(key, (None, ""))
+        why, outcome = ("", "read") if points is not None else (TO_BE_READ, TO_BE_READ)
+        if points is None and not report["answers"].get(key, "").strip():
+            points, why, outcome = 0, "no answer", judge.JUDGED
+            if all(mark.outcome == judge.NOT_JUDGED for mark in report["marks"]):
+                points, why, outcome = None, report["marks"][0].why, judge.NOT_JUDGED
+        judged.append(Words(key, title, points, of, why, outcome, comment))
+    return judged
+
+
 def describe_mark(mark):
     """What a mark says, in a line."""
     if mark.outcome == judge.NOT_JUDGED:
@@ -241,21 +272,18 @@ def write_feedback(root, student, name, report, words):
             "key": key, "code": cell.cell_type == "code", "answer": answer,
             "test": bool(meta.get("grade")) and answer is None,
             "text": cell.source if cell.cell_type == "code" else Markup(render_text(cell.source))})
-    answered = {key for key, answer in report["answers"].items() if answer.strip()}
     rows = [(e.title, t.grade_id, t.title, marks[t.grade_id], describe_mark(marks[t.grade_id]))
             for e in read.exercises for t in e.tests]
     counted = [m for m in marks.values() if m.outcome != judge.NOT_JUDGED]
-    read_points = [score for score, _ in words.values() if score is not None]
+    answers = judge_words(name, report, words)
+    counted += [word for word in answers if word.points is not None]
     page = _PAGES.get_template("feedback.html").render(
         name=name, student=student, rows=rows, cells=cells, marks=marks,
         titles={key: title for _, key, title, *_ in rows}, describe=describe_mark,
-        not_judged=len(counted) < len(marks),
-        words=[(key, title, of, *words[key], key in answered) for key, of, title in read.words],
-        points=sum(m.points for m in counted) + sum(read_points),
-        of=sum(m.of for m in counted) + sum(
-            of for key, of, _ in read.words if words[key][0] is not None),
-        unread=sum(of for key, of, _ in read.words
-                   if words[key][0] is None and key in answered))
+        not_judged=any(m.outcome == judge.NOT_JUDGED for m in marks.values()), words=answers,
+        notes=[harmless.for_database(note) for note in report["notes"]],
+        points=sum(m.points for m in counted), of=sum(m.of for m in counted),
+        unread=sum(word.of for word in answers if word.outcome == TO_BE_READ))
     path = root / "feedback" / student / name / f"{name}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")

@@ -5,12 +5,20 @@ Pages of our own are made with Jinja, which escapes everything that isn't marked
 
 import html
 
+WORDS = 300   # most characters of a reason
+
 
 def for_database(text):
     """Text that UTF-8 and SQLite can hold, and HTML and notebooks show: no lone surrogate and no
     control character but new lines and tabs."""
     text = str(text).encode("utf-8", "replace").decode("utf-8")
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def shorten(text, most=WORDS):
+    """One line, of a length that can be read and of characters that can be shown."""
+    text = str(text)[:2 * most].encode("utf-8", "replace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:most]
 
 
 def for_terminal(text):

@@ -13,25 +13,26 @@ failed, which is no fault of the student's.
 import concurrent.futures
 import itertools
 import json
+import re
 import resource
 import sys
 import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from marking import cases, process
+from marking import calls, cases, notebook, process
 from marking.assignment import Assignment, Exercise, Test, load_tests
 from marking.channel import Array, Function
 from marking.exchange import KINDS, Exchange
+from marking.harmless import WORDS, shorten
 
 MEMORY = 2 * 2**30    # bytes of addresses for the judge itself
 CALLS = 100_000       # most calls of the judge's functions in one case
 TIME = 240            # seconds by the clock for an exercise, the judge's own work included
-LONGEST = 10**6       # characters of a solution cell
 SHOWN = 10**5         # characters of an answer in the feedback
-WORDS = 300           # most characters of a reason
 JUDGED, STOPPED, NOT_JUDGED = "judged", "stopped", "not judged"
 HANDED_OUT = ["__init__.py", "engine.py", "gpu.py", "device.py"]  # of helpers/, for students
 
@@ -42,6 +43,33 @@ class Mark(NamedTuple):
     of: float
     why: str             # "" where nothing is missing
     outcome: str
+    call: str = ""       # the call that failed, as a student can type it
+
+
+WHOLE, DEFINITIONS, NOTHING = "whole", "definitions", "nothing"   # what is read of a cell
+
+
+@dataclass
+class Cell:
+    """A student's solution cell, for its own exercise and for those below it.
+
+    given: how many of the assignment's given cells stand above it. broke: why it could not be read
+    to its end, "" if it could. part: what is read of it from now on.
+    """
+
+    exercise: str
+    source: str
+    given: int
+    broke: str = ""
+    part: str = WHOLE
+
+    def reduce(self):
+        """It has ended its process: next time leave out what it does, then all of it."""
+        self.part = DEFINITIONS if self.part == WHOLE else NOTHING
+
+
+class Stuck(Exception):
+    """A cell above the one that is judged has ended the process. Without it another can go on."""
 
 
 class Solution:
@@ -50,36 +78,70 @@ class Solution:
     Raises RuntimeError where the process doesn't come up, which is no student's fault.
     """
 
-    def __init__(self, running, given, answer, names):
+    def __init__(self, running, given, cells, names, others=()):
+        """cells: the student's, as `Cell`, of which the last one is judged. names: what it is to
+        define. others: sources of cells that aren't read, to explain what is missing."""
         self.lines, self.numbers, self.deadline = running.lines, itertools.count(), float("inf")
-        line = self.lines[0]
+        self.earlier, self.others = cells[:-1], others
+        self.failed = ""   # why no call will come back any more
         try:
-            self._expect("started", line)
-            line.send([given, answer, names])
-            self._expect("given", line)
+            self._expect("started", self.lines[0])
+            self.lines[0].send([given, names])
+            for line in self.lines:
+                self._expect("given", line)
+            running.start_clock()
         except process.Ended as error:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
                                f"{running.describe_output()}") from error
-        running.start_clock()
+        for cell in cells:
+            if cell.part != NOTHING:
+                self._read(running, cell, cell is cells[-1])
         self.deadline = time.monotonic() + TIME
-        self.failed = None
+
+    def _read(self, running, cell, last):
+        """Have a cell read. Raises Stuck where that ends the process, unless it's the `last`."""
         try:
             for line in self.lines:
-                self._expect("ready", line)
+                line.send([cell.exercise, cell.source, cell.given, last, cell.part == WHOLE])
+            for line in self.lines:
+                match line.receive():
+                    case "read":
+                        pass
+                    case {"broke": str(why)}:
+                        cell.broke = shorten(why)
+                    case _:
+                        line.end("what it told the judge is no answer")
+            if not last:
+                running.start_clock()   # the next one has time and memory of its own
         except process.Ended as error:
-            self.failed = error
+            cell.broke = f"stopped: {error}"
+            cell.reduce()
+            if not last:
+                raise Stuck from error
+        if last and cell.broke:
+            self.failed = f"not run, as the cell could not be read to its end: {cell.broke}"
+
+    def explain(self, error):
+        """What is known of a name that the solution has not found; "" for any other error."""
+        match = re.search(r"\bNameError: (?:name )?'?(\w+)'? is not defined", str(error))
+        if not match:
+            return ""
+        for cell in self.earlier:
+            if cell.broke and notebook.defines(cell.source, match[1]):
+                return (f". It is in your cell {cell.exercise!r}, which could not be read to its "
+                        f"end: {cell.broke}")
+        if any(notebook.defines(source, match[1]) for source in self.others):
+            return (". Another cell of your notebook has it, but only solution cells are read, up "
+                    "to this one: join the two")
+        return ""
 
     def call(self, case):
         """(arguments as sent, `cases.Reply`) for a case. Raises process.Ended, and cases.Wrong
         where one of the judge's functions was called with what it can't take."""
-        if self.failed:
-            raise self.failed
         return self._ask(self.lines[0], case)
 
     def call_ranks(self, ranks):
         """(the same for each rank, their `Exchange`) for `cases.Ranks`."""
-        if self.failed:
-            raise self.failed
         world = len(ranks.cases)
         exchange = ranks.exchange = Exchange(world)
 
@@ -189,13 +251,16 @@ class Solution:
         return value
 
 
-def judge_exercise(assignment, exercise, answer, tests, running):
-    """A `Mark` for each test of an exercise, for the solution cell `answer`.
+def judge_exercise(assignment, exercise, cells, tests, running, others=()):
+    """A `Mark` for each test of an exercise. Raises Stuck.
 
-    tests: from `load_tests`. running: a `process.Process`, or what speaks as it does.
+    cells: the student's solution cells up to the exercise's own. tests: from `load_tests`. running:
+    a `process.Process`, or what speaks as it does. others: cells that aren't read.
     """
     try:
-        solution = Solution(running, assignment.given, answer, exercise.functions)
+        solution = Solution(running, assignment.given, cells, exercise.functions, others)
+    except Stuck:
+        raise
     except Exception as error:
         return [Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
                 for test in exercise.tests]
@@ -208,9 +273,11 @@ def judge_exercise(assignment, exercise, answer, tests, running):
 def run_test(test, generate, parameters, solution, careless, last):
     """The `Mark` of one test: all points, or none at the first case that fails.
 
-    careless: reasons found in the exercise so far, none or one, which cost the `last` test.
+    careless: (case, reason) found in the exercise so far, none or one, which cost the `last` test.
     """
-    outcome, why = JUDGED, ""
+    if solution.failed:
+        return Mark(test.grade_id, 0, test.points, solution.failed, STOPPED)
+    outcome, why, case = JUDGED, "", None
     try:
         for case in generate():
             judge_case = judge_ranks if isinstance(case, cases.Ranks) else judge_call
@@ -218,24 +285,29 @@ def run_test(test, generate, parameters, solution, careless, last):
                 done = judge_case(case, parameters, solution)
             except cases.Wrong as error:
                 outcome = STOPPED if isinstance(error, cases.Broke) else JUDGED
-                why = f"{case.what}: {error}"
+                why = f"{case.what}: {error}{solution.explain(error)}"
                 break
             for call, *given in done if not careless else ():
                 try:
                     cases.find_carelessness(call, parameters[call.function], *given)
                 except cases.Wrong as error:
-                    careless.append(f"{case.what}: {error}")
+                    careless.append((case, f"{case.what}: {error}"))
                     break
         if last and careless and not why:
-            why = careless[0]
+            case, why = careless[0]
     except process.Ended as error:
-        outcome, why = STOPPED, f"stopped: {error}"
+        outcome, why = STOPPED, f"{case.what}: stopped: {error}"
+        solution.failed = f"not run, as the solution was stopped before: {error}"
     except MemoryError:
-        outcome, why = STOPPED, "stopped: what came back is more than the judge can hold"
+        outcome, why = STOPPED, (f"{case.what}: stopped: what came back is more than the judge can "
+                                 "hold")
     except Exception as error:
         return Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
-    return Mark(test.grade_id, 0 if why else test.points, test.points,
-                shorten(why), outcome)
+    if not why:
+        return Mark(test.grade_id, test.points, test.points, "", outcome)
+    return Mark(test.grade_id, 0, test.points,
+                f"{shorten(why)}, in {calls.shorten_call(case, parameters)}", outcome,
+                calls.write_call(case, parameters))
 
 
 def judge_call(case, parameters, solution):
@@ -269,13 +341,6 @@ def judge_ranks(ranks, parameters, solution):
     return [(case, *result) for case, result in zip(ranks.cases, results)]
 
 
-def shorten(why):
-    """A reason in one line, of a length that can be read and of characters that can be shown: it
-    may be a student's text."""
-    text = why[:2 * WORDS].encode("utf-8", "replace").decode()
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:WORDS]
-
-
 def describe_fault(error):
     """What is said where the marking failed: the error, and where."""
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -283,76 +348,50 @@ def describe_fault(error):
         f" ({Path(place.filename).name}:{place.lineno})")
 
 
-class Refused(Exception):
-    """A submission that can't be read; nothing in it counts."""
-
-
-def read_answers(text, names):
-    """{grade_id: [source, ...]} of the cells `names`, which students fill in, from a notebook's
-    text: more than one where there are several, all different.
-
-    Nothing else of a submission is looked at: not its tests, not its other cells, not its
-    outputs. Raises Refused where it is no notebook.
-    """
-    try:
-        content = json.loads(text)
-        if content.get("nbformat", 4) != 4:  # an old one: slower
-            import nbformat
-            content = nbformat.reads(text, as_version=4)
-        found = {}
-        for cell in content["cells"]:
-            meta = cell.get("metadata", {}).get("nbgrader", {})
-            if meta.get("solution") and meta.get("grade_id") in names:
-                source = cell["source"]
-                source = source if isinstance(source, str) else "".join(source)
-                if source not in found.setdefault(meta["grade_id"], []):
-                    found[meta["grade_id"]].append(source)
-    except Exception as error:  # whatever is wrong with it
-        raise Refused(shorten(f"not a notebook: {type(error).__name__}: {error}")) from error
-    return found
-
-
 def refuse(assignment, why, outcome=JUDGED):
-    """Marks for a submission that earns nothing, or, where not judged, has no points at all."""
+    """The report on a submission that earns nothing, or, where not judged, has no points at all."""
     points = None if outcome == NOT_JUDGED else 0
-    return [Mark(test.grade_id, points, test.points, why, outcome)
-            for exercise in assignment.exercises for test in exercise.tests]
+    return {"answers": {}, "notes": [],
+            "marks": [Mark(test.grade_id, points, test.points, why, outcome)
+                      for exercise in assignment.exercises for test in exercise.tests]}
 
 
 def judge_submission(assignment, text, hidden):
-    """Judge a notebook's text: {"answers": {grade_id: source}, "marks": [Mark, ...]}.
+    """Judge a notebook's text: {"answers": {grade_id: source}, "marks": [Mark, ...], "notes":
+    sentences for its author}.
 
     hidden: folders that its solutions must not see.
     """
-    names = [one.name for one in assignment.exercises] + [key for key, *_ in assignment.words]
     try:
-        answers = read_answers(text, names)
-    except Refused as error:
-        return {"answers": {}, "marks": refuse(assignment, str(error))}
-    tests, marks = load_tests(assignment.name), []
+        found = notebook.read_notebook(assignment, text)
+    except notebook.Refused as error:
+        return refuse(assignment, str(error))
+    tests, marks, cells = load_tests(assignment.name), [], []
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         stage = process.make_stage(Path(folder), HANDED_OUT)
         for exercise in assignment.exercises:
-            marks += judge_answer(assignment, exercise, answers.get(exercise.name, []), tests,
-                                  stage, hidden)
-    shown = {name: "\n\n".join(sources)[:SHOWN] for name, sources in answers.items()}
-    return {"answers": shown, "marks": marks}
+            # Those that can't be judged too, as later ones may call what they define.
+            cells += [Cell(exercise.name, source, exercise.given)
+                      for source in found.answers[exercise.name]
+                      if len(source) <= notebook.LONGEST]
+            if fault := found.faults.get(exercise.name):
+                marks += [Mark(t.grade_id, 0, t.points, fault, JUDGED) for t in exercise.tests]
+            else:
+                marks += judge_answer(assignment, exercise, cells, found.others, tests, stage,
+                                      hidden)
+    shown = {name: "\n\n".join(sources)[:SHOWN] for name, sources in found.answers.items()}
+    return {"answers": shown, "marks": marks, "notes": found.notes}
 
 
-def judge_answer(assignment, exercise, sources, tests, stage, hidden):
-    """Marks for one solution cell, behind walls. sources: of all cells that claim to be it."""
-    why = ""
-    if not sources:
-        why = f"the solution cell {exercise.name!r} is missing"
-    elif len(sources) > 1:
-        why = f"there are two different solution cells {exercise.name!r}; leave one"
-    elif len(sources[0]) > LONGEST:
-        why = f"the solution cell has more than {LONGEST:,} characters"
-    if why:
-        return [Mark(t.grade_id, 0, t.points, why, JUDGED) for t in exercise.tests]
-    (answer,) = sources
-    with process.Process(stage, hidden, ranks=exercise.ranks) as running:
-        return judge_exercise(assignment, exercise, answer, tests, running)
+def judge_answer(assignment, exercise, cells, others, tests, stage, hidden):
+    """Marks for one solution cell, the last of `cells`, behind walls. Those before it are read
+    first, as in the student's notebook, and what they did to be ended is not done again."""
+    while True:
+        with process.Process(stage, hidden, ranks=exercise.ranks) as running:
+            try:
+                return judge_exercise(assignment, exercise, cells, tests, running, others)
+            except Stuck:
+                continue
 
 
 def main():
@@ -362,7 +401,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     job = json.load(sys.stdin)
     name, given, parameters, exercises, words = job["assignment"]
-    exercises = [Exercise(*e[:4], [Test(*t) for t in e[4]], e[5]) for e in exercises]
+    exercises = [Exercise(*e[:4], [Test(*t) for t in e[4]], *e[5:]) for e in exercises]
     assignment = Assignment(name, given, parameters, exercises, words)
     report = judge_submission(assignment, job["text"], job["hidden"])
     process.end_children()

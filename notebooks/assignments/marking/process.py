@@ -36,7 +36,8 @@ START = 120                   # seconds for a process to get ready, on a machine
 
 
 class Limits(NamedTuple):
-    """What one exercise's solution may use, in all its calls and processes together."""
+    """What one exercise's solution may use, in all its calls and processes together. A cell of an
+    earlier exercise that is read before it has the same for itself."""
 
     work: float = 20            # seconds of one core
     patience: float = 60        # seconds by the clock, while it is its turn
@@ -49,6 +50,16 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
+
+
+class Used(NamedTuple):
+    """What a process and all that came of it have in use, or have used so far."""
+
+    processes: int = 0
+    threads: int = 0
+    work: float = 0       # seconds of one core
+    memory: int = 0       # bytes
+    printed: int = 0      # bytes
 
 
 class Ended(Exception):
@@ -162,7 +173,9 @@ class Process:
     """
 
     def __init__(self, stage, hidden=(), limits=LIMITS, ranks=1):
-        self.limits, self.why, self._printed, self._tail, self._before = limits, None, 0, b"", None
+        self.limits, self.why, self._printed, self._tail = limits, None, 0, b""
+        self._begin, self._before = None, Used()   # at the first start of the clock, at the last
+        self._account = threading.Lock()           # nothing is set against an older start
         self._scratch = tempfile.mkdtemp(prefix="solution-")
         pairs = [socket.socketpair() for _ in range(ranks)]
         walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
@@ -195,10 +208,21 @@ class Process:
             thread.start()
 
     def start_clock(self):
-        """From now on it is the solution that works: all before was getting ready."""
-        for line in self.lines:
-            line.channel.left = self.limits.patience
-        self._before = self._measure()[2]
+        """From now on it is the solution that works: all before was getting ready.
+
+        Started again, for the next cell, what the cells before have used is not counted. Raises
+        Ended where they have used too much.
+        """
+        with self._account:
+            if self.why:
+                raise Ended(self.why)
+            for line in self.lines:
+                line.channel.left = self.limits.patience
+            now = self._measure()
+            self._begin = self._begin or now
+            # What getting ready takes counts, but for its work; what cells leave behind does not.
+            left = Used(*(max(0, one - first) for one, first in zip(now, self._begin)))
+            self._before = left._replace(work=now.work, printed=now.printed)
 
     def end(self, why):
         """End it for the reason `why`, which `Ended` then has; raises that."""
@@ -253,19 +277,9 @@ class Process:
         end_children()
 
     def _watch(self):
-        limits = self.limits
         while not self._done.wait(0.05):
-            count, threads, worked, used = self._measure()
-            worked -= worked if self._before is None else self._before
-            for too_much, why in (
-                    (used > limits.memory,
-                     f"took more than {limits.memory / 2**30:g} GiB of memory"),
-                    (count > limits.processes, f"started more than {limits.processes} processes"),
-                    (threads > limits.threads, f"started more than {limits.threads} threads"),
-                    (self._printed > limits.output,
-                     f"printed more than {limits.output // 10**6} MB"),
-                    (worked > limits.work, f"worked for more than {limits.work:g} seconds")):
-                if too_much:
+            with self._account:
+                if why := self._find_excess():
                     self.why = self.why or f"it {why}"
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(self._process.pid, signal.SIGKILL)
@@ -273,8 +287,24 @@ class Process:
                         with contextlib.suppress(psutil.Error):
                             one.kill()
 
+    def _find_excess(self):
+        """Of what it has used more than it may, or None."""
+        limits, now = self.limits, self._measure()
+        used = Used(*(one - before for one, before in zip(now, self._before)))
+        if used.memory > limits.memory:
+            return f"took more than {limits.memory / 2**30:g} GiB of memory"
+        if used.processes > limits.processes:
+            return f"started more than {limits.processes} processes"
+        if used.threads > limits.threads:
+            return f"started more than {limits.threads} threads"
+        if used.printed > limits.output:
+            return f"printed more than {limits.output // 10**6} MB"
+        if self._begin and used.work > limits.work:   # getting ready may take its time
+            return f"worked for more than {limits.work:g} seconds"
+        return None
+
     def _measure(self):
-        """(processes, threads, seconds of work, bytes), with the work of those that have ended."""
+        """What it has used: `Used`, with the work of processes that have ended."""
         count, threads, worked, used = -self._own, 0, 0, 0
         for process in find_children():
             with contextlib.suppress(psutil.Error):
@@ -285,7 +315,8 @@ class Process:
                     used += process.memory_info().rss
                     threads += process.num_threads()
                 count += 1
-        return count, threads, max(worked, sum(self._seen.values())), used
+        worked = max(worked, sum(list(self._seen.values())))   # a copy: two threads measure
+        return Used(count, threads, worked, used, self._printed)
 
     def _drain(self):
         with contextlib.suppress(ValueError, OSError):

@@ -6,18 +6,22 @@ SOCKETS are the numbers of open sockets to the judge, as 3,4: one for each rank.
 first the process forks once more, before it has run anything of the solution's. FILE and SPACE
 limit the bytes of a file and of addresses.
 
-The judge sends the assignment's own cells and the solution first, then calls of functions by name.
+The judge sends the assignment's own cells first, then the student's solution cells, one after the
+other up to the one that is judged, then calls of functions by name.
 Back goes what a function returns or raises, and what has become of its arguments: the very objects
 that it was given, in the lists in which it finds them, with their values and devices. Hidden tests,
 expected values and model answers never come here. Nothing protects this process from the solution.
 It may do with it what it likes, and all that the judge will believe are values.
 """
 
+import ast
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import socket
+import symtable
 import sys
 import threading
 import traceback
@@ -27,6 +31,12 @@ import channel
 import helpers  # noqa: F401  before mxnet, which reads its settings once
 import numpy as np
 from channel import Array, Device, Function, Other
+
+
+SOLUTION = "<solution>"   # the cell that is judged, in tracebacks
+MOST = 250                # characters of an error's text
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+WORK = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Await)
 
 
 def serve(lines, namespace):
@@ -40,29 +50,37 @@ def serve(lines, namespace):
     """
     line = lines[0]
     line.send("started")
-    given, answer, names = line.receive()
-    course = {"__name__": "course"}
+    given, names = line.receive()
+    course, bound = {"__name__": "course"}, []
     for number, cell in enumerate(given):
         exec(compile(cell, f"<given cell {number + 1}>", "exec"), course)
-    namespace.update({name: value for name, value in course.items() if name[:2] != "__"})
+        bound.append({name: course[name] for name in find_bound(cell) if name in course})
+        namespace.update(bound[-1])
     if len(lines) > 1:
         import backend  # noqa: F401  with PyTorch: once for all ranks
-    line.send("given")
     line = fork_ranks(lines)
-    failed = None
-    try:
-        exec(compile(answer, "<solution>", "exec"), namespace)
-    except Exception as error:
-        failed = error
+    line.send("given")
+    passed, last = None, False
+    while not last:
+        label, source, place, last, whole = line.receive()
+        # In a notebook a given cell takes back a name that a solution cell above it had taken.
+        for again in bound[passed:place] if passed is not None else ():
+            namespace.update(again)
+        passed, broke = place, None
+        try:
+            exec(compile(source if whole else take_definitions(source),
+                         SOLUTION if last else f"<the cell {label!r}>", "exec"), namespace)
+        except BaseException as error:
+            if last and not isinstance(error, Exception):
+                raise
+            broke = error   # sys.exit() in an earlier cell: a notebook goes on too
+        line.send("read" if broke is None else describe_broken(broke, source))
     course.update({name: namespace[name] for name in names if name in namespace})
-    line.send("ready")
     while True:
         name, args, *place = line.receive()
         desk = Desk(line)
         args = desk.unpack(args)
         try:
-            if failed:
-                raise failed
             if name not in course:
                 raise NameError(f"{name} is not defined")
             with desk.join(*place) if place else contextlib.nullcontext():
@@ -72,6 +90,21 @@ def serve(lines, namespace):
         reply["arguments"] = desk.pack(args)
         reply["objects"] = [desk.pack(value) for value in desk.received]
         line.send(reply)
+
+
+def find_bound(cell):
+    """The names that a cell defines at its top level."""
+    return [one.get_name() for one in symtable.symtable(cell, "<given cell>", "exec").get_symbols()
+            if one.is_assigned() or one.is_imported()]
+
+
+def take_definitions(source):
+    """Of a cell that has ended a process: functions, classes, imports, and names for values that
+    nothing has to be called for."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS) or isinstance(
+        node, ast.Assign) and not any(isinstance(part, WORK) for part in ast.walk(node))]
+    return tree
 
 
 def fork_ranks(lines):
@@ -201,19 +234,46 @@ def pack_device(context):
     return device if channel.is_device(*device) else Other(f"device {device}")
 
 
+def describe_broken(error, source):
+    """What is said of a cell that could not be read to its end, and why not."""
+    if isinstance(error, SyntaxError) and (magic := find_magic(source, error.lineno)):
+        return {"broke": f"line {error.lineno} of it, `{magic}`, is a magic: Jupyter's, not "
+                         "Python's, which is what is read here. Take it out"}
+    said = describe_error(error)
+    return {"broke": f"{said['raised']}: {said['why']}"}
+
+
+def find_magic(source, number):
+    """Line `number` of a cell, if it is an order to Jupyter: %timeit, %%time, !ls, x = !ls, f?."""
+    lines = source.splitlines()
+    line = lines[number - 1].strip() if number and number <= len(lines) else ""
+    return line[:60] if re.match(r"(\w+\s*=\s*)?(%|!)|\?|.*\?$", line) else ""
+
+
 def describe_error(error):
     """What is said of an exception: its kind, its text, and the solution's line."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
-             if f.filename == "<solution>"]
+    where = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
-        lines = [error.lineno]
+        where.append((str(error.filename), error.lineno))
+    where = [(file, line) for file, line in where
+             if file == SOLUTION or file.startswith("<the cell ")]
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-    try:
-        text = str(error)[:2000]
+    try:   # of a SyntaxError without the file and line, which come below
+        text = find_cause(str(getattr(error, "msg", error)))[:MOST]
     except Exception:
         text = ""
-    where = f" (line {lines[-1]} of the solution)" if lines else ""
-    return {"raised": type(error).__name__, "kinds": kinds, "why": text + where}
+    if where:
+        file, line = where[-1]
+        text += f" (line {line} of {'the solution' if file == SOLUTION else file.strip('<>')})"
+    return {"raised": type(error).__name__, "kinds": kinds, "why": text}
+
+
+def find_cause(text):
+    """An error's text without what MXNet puts around it: C++ files and a stack."""
+    text = text.partition("Stack trace:")[0].strip()
+    text = re.sub(r'^Traceback \(most recent call last\):\s*(File "[^"]*", line \d+\s*)*', "", text)
+    text = text.removeprefix("MXNetError: ")
+    return re.sub(r"^(\[\d\d:\d\d:\d\d\] )?\S+\.(cc|cpp|cu|h):\d+: ", "", text.strip())
 
 
 # What the judge's functions and messages raise.

@@ -19,7 +19,8 @@
 # on other values, other sizes and other numbers of devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
 
 # %% tags=["given"]
 from helpers import devices
@@ -127,8 +128,7 @@ else:
 # Shuffle the images one way and the labels another, and the network still trains, on noise, and
 # nothing says so.
 #
-# About five lines. **Each cell is read alone**: if you call your `split_uneven`, copy it into this
-# cell too, or the call will fail when it is marked.
+# About five lines. You may call your `split_uneven`.
 
 
 # %% nbgrader={"grade_id": "pairs", "solution": true}

@@ -16,7 +16,8 @@
 # on other values, other sizes and other devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
 
 # %% tags=["given"]
 from helpers import devices

@@ -12,12 +12,13 @@
 # names, but neither Gluon nor a `kvstore`.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
-# read. Each exercise is judged alone, so none needs the solution of another. Each is tested in
-# the open, so that you can see how you are doing, and again, on other values, other sizes and
-# other numbers of devices, when it is marked.
+# read. None of the exercises needs the solution of another. Each is tested in the open, so that
+# you can see how you are doing, and again, on other values, other sizes and other numbers of
+# devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
 
 # %% tags=["given"]
 from helpers import devices

@@ -178,7 +178,7 @@ def steps(what, numbers, cuts, sizes=(4, 6, 2), lr=0.3, seed=0, alone=False):
     copies = [[mx(w, d, gradient=True) for w in start] for d in there]
     what = (f"{what}, k={len(there)}, {len(cuts)} step{'s' * (len(cuts) > 1)} with shards of "
             + ", then ".join("+".join(map(str, cut)) for cut in cuts[:3])
-            + ", ..." * (len(cuts) > 3))
+            + ", ..." * (len(cuts) > 3) + f", from start({seed}, {inputs}, {hidden}, {outputs})")
     changes = {"replicas": expect_replicas(start, weights, there)}
     if alone:
         return Case(what, "train_step", [*batches[0], copies, lr],

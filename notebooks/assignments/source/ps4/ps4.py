@@ -16,7 +16,9 @@
 # on other values, other sizes, other networks and other numbers of devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. The imports, `network`, `squared` and `flat` are there.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# The imports, `network`, `squared` and `flat` are there.
 
 # %% tags=["given"]
 import mxnet as mx
@@ -202,8 +204,8 @@ assert abs(mean_norm(huge, 1) / 5e25 - 1) < 1e-6, "squares of 1e25 need float64"
 # device. (Clip the gradients themselves: what `update` is given is rounded to float32. The tests
 # have batches of 2, 4, 8 and 16, where that does no harm.)
 #
-# About nine lines. If you call your `mean_norm`, copy it into this cell too: each cell is read
-# alone. And mind that it expects gradients that have not been summed yet.
+# About nine lines. If you call your `mean_norm`, mind that it expects gradients that have not been
+# summed yet.
 
 
 # %% nbgrader={"grade_id": "step", "solution": true}

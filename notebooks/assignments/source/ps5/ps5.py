@@ -15,7 +15,8 @@
 # other values, other sizes and other numbers of devices, when it is marked.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
 #
 # No real clock is read here. Times come from formulas and from a machine that is simulated, so
 # the right answer is known, and it is the same on every computer.

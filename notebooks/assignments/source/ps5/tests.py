@@ -87,7 +87,8 @@ def measured(what, costs, handing=0.0, left=0.0, now=1000.0, time=True, log=Fals
             compare(found, Near(right, 1e-12), "the time of a step")
 
     return Case(f"rounds={rounds}, steps={steps}, {what}", "measure",
-                [machine.push, machine.wait, machine.clock, steps, rounds], returns=check)
+                [machine.push, machine.wait, machine.clock, steps, rounds], returns=check,
+                typed=f"on_machine({costs.tolist()}, {handing}, {left}, {steps}, {rounds})")
 
 
 def measure_values():

@@ -17,10 +17,12 @@
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
-# on other values, other networks and with one to four ranks, when it is marked. Each solution cell
-# is run by itself, with the given cells (imports, `Net`, `squared`): it can't use what you wrote in
-# another exercise, so repeat it where you need it. It is run as plain Python: without magics such as
-# `%timeit`, and without variables from cells that only show something.
+# on other values, other networks and with one to four ranks, when it is marked.
+#
+# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# The imports, `Net` and `squared` are there.
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError` or
 # `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends after

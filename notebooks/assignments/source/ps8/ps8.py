@@ -18,11 +18,12 @@
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
-# on other values and with one to four ranks, when it is marked. Each solution cell is run by
-# itself: it can't use what you wrote in another one. It may define more than what is asked for.
+# on other values and with one to four ranks, when it is marked. A solution cell may define more
+# than what is asked for.
 #
 # A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something.
+# from cells that only show something. It may call what your solution cells above it define; one
+# that is wrong costs its own points only, and the later one is judged with it as it stands.
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError`. If
 # one rank waits for a message that another doesn't send, a test ends after 30 seconds with
