@@ -49,12 +49,13 @@ for what, check in (
         ("divisible either way", "if n % k and k % n: raise ValueError"),
         ("more than one example is left over", "if n % k > 1: raise ValueError"),
         ("looked at only where examples suffice", "if n >= k and n % k: raise ValueError"),
-        ("looked at for two devices only", "if k == 2 and n % k: raise ValueError"),
-        ("the share by a factor, which rounds", "if n * (1 / k) % 1: raise ValueError")):
+        ("looked at for two devices only", "if k == 2 and n % k: raise ValueError")):
     wrong("even", ["even-care"], what, even(check=check))
 wrong("even", ["even-values", "even-care"], "evenly: an even number of examples",
       even(check="if n % 2 and k > 1: raise ValueError"))
-wrong("even", ["even-care"], "a shard's size by a factor, which rounds",
+wrong("even", ["even-values"], "the share by a factor, which rounds",
+      even(check="if n * (1 / k) % 1: raise ValueError"))
+wrong("even", ["even-values"], "a shard's size by a factor, which rounds",
       even(ends="[i * int(n * (1 / k)) for i in range(k + 1)]"))
 wrong("even", ["even-care"], "shards of an earlier batch like this one", even(**REMEMBERED))
 wrong("even", ["even-care"], "shards in memory that an earlier call has returned",
@@ -114,6 +115,9 @@ wrong("uneven", ["uneven-care"], "too few only where there is none",
 wrong("uneven", ["uneven-care"], "looked at where they don't come out even, and half are there",
       uneven(check="if n % k and 2 * n < k: raise ValueError", shard="mx.nd.array("
              "batch.asnumpy()[a:b] if b > a else batch.asnumpy()[:1], d, batch.dtype)"))
+wrong("uneven", ["uneven-care"], "float16 becomes float32", uneven(
+    shard="mx.nd.array(batch.asnumpy()[a:b], d, 'float32' if batch.dtype == np.float16 else "
+    "batch.dtype)"))
 wrong("uneven", ["uneven-care"], "shards of an earlier batch like this one", uneven(**REMEMBERED))
 wrong("uneven", ["uneven-care"], "shards in memory that an earlier call has returned",
       uneven(**ONE_BUFFER))

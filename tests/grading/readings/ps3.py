@@ -118,7 +118,7 @@ wrong("replicas", ["replicas-care"], "in memory that an earlier call has returne
 wrong("replicas", ["replicas-values"], "the gradient that the parameter has, where it has one",
       replicas(attach="p.attach_grad(); old.grad is None or "
                "autograd.mark_variables([p], [old.grad])"))
-wrong("replicas", ["replicas-values"], "gradients in float32",
+wrong("replicas", ["replicas-care"], "gradients in float32",
       replicas(attach="autograd.mark_variables([p], [nd.zeros(p.shape, d)])"))
 wrong("replicas", ["replicas-values"], "added up where the parameter has a gradient", replicas(
     attach="p.attach_grad('write' if old.grad is None else 'add')"))
@@ -233,12 +233,12 @@ def train_epoch(images, labels, order, size, step):
 """
 
 
-BOTH = ["epoch-values", "epoch-care"]
+VALUES, BOTH = ["epoch-values"], ["epoch-values", "epoch-care"]
 for what, loses, index in (
-        ("the images' type", ["epoch-care"], "nd.array(part, dtype=images.dtype)"),
-        ("the labels' type", ["epoch-care"], "nd.array(part, dtype=labels.dtype)"),
-        ("uint8", ["epoch-care"], "nd.array(part, dtype='uint8')"),
-        ("float16", ["epoch-care"], "nd.array(part, dtype='float16')")):
+        ("the images' type", VALUES, "nd.array(part, dtype=images.dtype)"),
+        ("the labels' type", VALUES, "nd.array(part, dtype=labels.dtype)"),
+        ("uint8", VALUES, "nd.array(part, dtype='uint8')"),
+        ("float16", VALUES, "nd.array(part, dtype='float16')")):
     wrong("epoch", loses, f"numbers in {what}", epoch(index=index))
 UNIQUE = "order = order[np.append(True, order[1:] != order[:-1])]"
 for what, loses, parts in (
@@ -248,7 +248,7 @@ for what, loses, parts in (
         ("as many batches as in the first epoch", BOTH, dict(
             before="kept = []", first="kept.append(-(-len(order) // size))",
             parts="[order[b * size : (b + 1) * size] for b in range(kept[0])]")),
-        ("full batches by a factor, then the rest", ["epoch-care"], dict(
+        ("full batches by a factor, then the rest", VALUES, dict(
             parts="[order[b * size : (b + 1) * size] for b in range(int(m * (1 / size)))] + "
             "([order[m - m % size :]] if m % size else [])")),
         ("batches rounded to the nearest number", BOTH, dict(

@@ -40,6 +40,7 @@ def even_values():
         yield even(rng.normal(size=k).astype("float32"), [cpu(i) for i in numbers],
                    ", batch of numbers")
     yield even(rng.normal(size=(4, 2, 3, 2)).astype("float32"), [cpu(1), cpu(0)])
+    yield even(np.arange(49.0), [cpu(i) for i in range(49)])   # 49 * (1 / 49) is below 1
 
 
 def even_care():
@@ -58,7 +59,6 @@ def even_care():
     for n, k in ((7, 2), (2, 3), (10, 4), (1, 2)):
         yield Case(f"{n} examples, {k} devices", "split_even",
                    [mx(np.ones((n, 2))), [cpu(i) for i in range(k)]], raises=ValueError)
-    yield even(np.arange(49.0), [cpu(i) for i in range(49)])   # 49 * (1 / 49) is below 1
     batches = np.random.default_rng(5).normal(size=(3, 4, 2))
     yield in_turn(*(even(batch, [cpu(0), cpu(1)]) for batch in batches))
 
@@ -93,6 +93,7 @@ def uneven_care():
                      ", float64")
     yield uneven(np.array([BIG, 2, BIG + 2], "int32"), [cpu(1), cpu(0)], ", large int32")
     yield uneven(np.array([250, 2, 3], "uint8"), [cpu(1), cpu(0)], ", uint8")
+    yield uneven(np.array([1.5, 2, 3], "float16"), [cpu(1), cpu(0)], ", float16")
     yield uneven(np.array([2**53 + 1, 2**31, -(2**40)], "int64"), [cpu(1), cpu(0)], ", large int64")
     for home, numbers in ((1, [0, 1]), (1, [1]), (3, [2, 3, 0])):
         yield uneven(np.random.default_rng(home).normal(size=(5, 2)), [cpu(i) for i in numbers],

@@ -38,9 +38,9 @@ from mxnet import autograd, nd
 # on their device. Labels are whole numbers, in an array that may be of another type.
 #
 # Two things are easily missed. The loss is there to be differentiated, in a mean or in any other
-# weighted sum, so everything must be done with operators that autograd records. And $e^{1000}$ is infinite, even in float64, but scores of
-# any size must give the right loss. Subtracting one number from all scores of an example leaves
-# its loss as it is.
+# weighted sum, so everything must be done with operators that autograd records. And $e^{1000}$ is
+# infinite, even in float64, but scores of any size must give the right loss. Subtracting one number
+# from all scores of an example leaves its loss as it is.
 #
 # Write it with `exp`, `log`, `max`, `sum`, `pick` and the like; don't call `softmax`, `log_softmax` or a finished
 # loss. About two lines.
@@ -118,8 +118,8 @@ def make_replicas(params, devices):
 
 # %% [markdown]
 # To see your replicas' gradients at work: this runs two backward passes on each, through
-# $\frac{r + 1}{2} \sum w^2$ on replica $r$. The gradient of that is $(r + 1)\,w$. And one that makes
-# replicas of two models, one after the other.
+# $\frac{r + 1}{2} \sum w^2$ on replica $r$. The gradient of that is $(r + 1)\,w$. The second
+# function makes replicas of two models, one after the other.
 
 # %% tags=["driver"]
 def replica_gradients(params, devices):
@@ -136,7 +136,7 @@ def replica_gradients(params, devices):
 
 
 def two_models(first, second, devices):
-    return [make_replicas(first, devices), make_replicas(second, devices)]
+    return [make_replicas(params, list(devices)) for params in (first, second)]
 
 
 # %% nbgrader={"grade_id": "replicas-values", "points": 1}
@@ -224,8 +224,8 @@ def train_step(xs, ys, replicas, lr):
 
 
 # %% [markdown]
-# This one takes several steps of yours, one after the other. Before the first, gradients hold 7
-# everywhere, left from an earlier step as it were.
+# This one takes several steps of yours, one after the other. Before the first, all gradients hold
+# 7, as if left from an earlier step.
 
 # %% tags=["driver"]
 def run_steps(replicas, batches, lr):

@@ -90,6 +90,15 @@ def copies(values, there, home=0):
                 [[mx(v, d) for v in values] for d in there], names=("replica", "parameter"))
 
 
+def slopes(values, there, own=False):
+    """A case of the replicas' gradients. own: the parameters have gradients, too."""
+    return Case(f"{len(values)} parameters{' with gradients of their own' * own}, devices "
+                f"{', '.join(map(str, there))}, after the second backward pass",
+                "replica_gradients", [[mx(v, gradient=own) for v in values], list(there)],
+                [[near((r + 1) * v, 1e-6, d) for v in values] for r, d in enumerate(there)],
+                names=("replica", "the gradient of parameter"))
+
+
 def replicas_values():
     """Replicas: values, order, devices and gradients"""
     rng = np.random.default_rng(3)
@@ -102,19 +111,8 @@ def replicas_values():
                       [rng.normal(size=shape).astype("float32") for shape in shapes]))
     for there, values in tries:
         yield copies(values, there)
-        yield Case(f"{len(values)} parameters, devices {', '.join(map(str, there))}, after the "
-                   "second backward pass", "replica_gradients",
-                   [[mx(v) for v in values], list(there)],
-                   [[near((r + 1) * v, 1e-6, d) for v in values] for r, d in enumerate(there)],
-                   names=("replica", "the gradient of parameter"))
-    for kind in ("float32", "float64"):
-        values = [rng.normal(size=shape).astype(kind) for shape in ((2, 3), (3,))]
-        there = [cpu(1), cpu(0)]
-        yield Case(f"2 parameters in {kind} with gradients of their own, devices cpu(1), cpu(0), "
-                   "after the second backward pass", "replica_gradients",
-                   [[mx(v, gradient=True) for v in values], there],
-                   [[near((r + 1) * v, 1e-6, d) for v in values] for r, d in enumerate(there)],
-                   names=("replica", "the gradient of parameter"))
+        yield slopes(values, there)
+    yield slopes([v.astype("float32") for v in rng.normal(size=(2, 3))], [cpu(1), cpu(0)], True)
 
 
 def replicas_care():
@@ -125,6 +123,7 @@ def replicas_care():
         yield copies([rng.normal(size=shape) for shape in ((2, 3), (3,), (1,))],
                      [cpu(i) for i in numbers], home)
     yield copies([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
+    yield slopes([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
     yield copies([np.ones((2, 2), "float16"), np.ones(2, "float16")], [cpu(0), cpu(2)])
     for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2], [2, 0, 2, 1], [3, 5, 4, 1, 3], [*MIXED, 7]):
         yield Case(f"devices {', '.join(str(cpu(i)) for i in numbers)}", "make_replicas",
@@ -313,6 +312,13 @@ def epoch_values():
                         rng.permutation(total).astype("float32"), rng.permutation(total)[:m], size)
     yield epoch("examples named twice", rng.normal(size=(5, 2)).astype("float32"),
                 np.arange(5, dtype="float32"), np.array([4, 4, 1, 0, 1, 4, 2]), 3)
+    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
+        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
+        yield epoch(f"images and labels in {kind}", x, y,
+                    np.array([n - 1, 3, n - 49, n - 45, 0]), 2)
+    x, y = rng.normal(size=(49, 1)), rng.normal(size=49)
+    for what in ("first", "second"):
+        yield epoch(f"{what} epoch", x, y, rng.permutation(49), 49)
 
 
 def epoch_care():
@@ -336,10 +342,3 @@ def epoch_care():
     images = np.stack([y, 2 * y], axis=1)
     yield epoch("a first batch without a loss", images, 3 * y + (y > 1), np.arange(4), 2,
                 care=True)
-    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
-        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
-        yield epoch(f"images and labels in {kind}", x, y,
-                    np.array([n - 1, 3, n - 49, n - 45, 0]), 2, care=True)
-    x, y = rng.normal(size=(49, 1)), rng.normal(size=49)
-    for what in ("first", "second"):
-        yield epoch(f"{what} epoch", x, y, rng.permutation(49), 49, care=True)

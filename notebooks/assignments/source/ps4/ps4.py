@@ -101,8 +101,8 @@ def device_gradients(net, x, y, devices):
 
 # %% [markdown]
 # Your function needs a network, so the tests call this one, which makes it, hands it several
-# batches in turn, and says what there is afterwards. Before the first of them, gradients hold 7
-# everywhere, left from an earlier batch as it were.
+# batches in turn, and says what there is afterwards. Before the first of them, all gradients hold
+# 7, as if left from an earlier batch.
 
 
 # %% tags=["driver"]
