@@ -235,10 +235,10 @@ def train_epoch(images, labels, order, size, step):
 
 VALUES, BOTH = ["epoch-values"], ["epoch-values", "epoch-care"]
 for what, loses, index in (
-        ("the images' type", VALUES, "nd.array(part, dtype=images.dtype)"),
-        ("the labels' type", VALUES, "nd.array(part, dtype=labels.dtype)"),
-        ("uint8", VALUES, "nd.array(part, dtype='uint8')"),
-        ("float16", VALUES, "nd.array(part, dtype='float16')")):
+        ("the images' type", ["epoch-care"], "nd.array(part, dtype=images.dtype)"),
+        ("the labels' type", ["epoch-care"], "nd.array(part, dtype=labels.dtype)"),
+        ("uint8", ["epoch-care"], "nd.array(part, dtype='uint8')"),
+        ("float16", ["epoch-care"], "nd.array(part, dtype='float16')")):
     wrong("epoch", loses, f"numbers in {what}", epoch(index=index))
 UNIQUE = "order = order[np.append(True, order[1:] != order[:-1])]"
 for what, loses, parts in (

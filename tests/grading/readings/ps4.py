@@ -177,11 +177,11 @@ for what, loses, parts in (
          dict(early="if norm == 0: return norm")),
         ("no update where gradients are near 0", ["step-care"],
          dict(early="if norm < 1e-9: return norm")),
-        ("no update where the weights would stay, seen from gradients", ["step-care"],
+        ("no update where the weights would stay, seen from gradients", BOTH,
          dict(update="if any(r[0].asnumpy().any() for r in sums): trainer.update(n)")),
-        ("no update where the limit is 0", ["step-care"],
+        ("no update where the limit is 0", ["step-values"],
          dict(early="if not theta: return norm")),
-        ("a limit of 0 is none", BOTH, dict(clip="theta and norm > theta")),
+        ("a limit of 0 is none", ["step-values"], dict(clip="theta and norm > theta")),
         ("the whole step where it isn't clipped", ["step-care"],
          dict(early="if norm <= theta: trainer.step(n); return norm")),
         ("the lowest factor so far", BOTH, dict(
@@ -193,7 +193,7 @@ for what, loses, parts in (
         ("the limit shrinks with each clipped step", BOTH, dict(
             before="limits = {}", early="theta = limits.get(id(trainer), theta)",
             last="limits[id(trainer)] = theta * (theta / norm if norm > theta else 1)")),
-        ("the first limit for all steps", ["step-care"], dict(
+        ("the first limit for all steps", BOTH, dict(
             before="limits = {}", early="theta = limits.setdefault(trainer, theta)")),
         ("the first step isn't clipped", BOTH, dict(
             before="seen = []", clip="norm > theta and id(trainer) in seen",

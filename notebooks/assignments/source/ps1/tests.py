@@ -40,7 +40,8 @@ def even_values():
         yield even(rng.normal(size=k).astype("float32"), [cpu(i) for i in numbers],
                    ", batch of numbers")
     yield even(rng.normal(size=(4, 2, 3, 2)).astype("float32"), [cpu(1), cpu(0)])
-    yield even(np.arange(49.0), [cpu(i) for i in range(49)])   # 49 * (1 / 49) is below 1
+    # 49 * (1 / 49) is below 1.
+    yield even(np.arange(49, dtype="float32"), [cpu(i) for i in range(49)])
 
 
 def even_care():

@@ -228,8 +228,8 @@ def tree_values():
     yield sums("run_tree", [np.full(3, 10.0**r, "float32") for r in range(2)], [cpu(0), cpu(1)])
     yield from all_sums("run_tree", [
         (1, (3,)), (2, (2, 2)), (3, (5,)), (4, (1,)), (5, (2, 3)), (6, (4, 1, 2)), (7, (2,)),
-        (8, (3,)), (9, (2, 2)), (10, (1,)), (12, (3,)), (16, (2,)), (17, (1, 3)), (5, (4,)),
-        (33, (2,))])
+        (8, (3,)), (9, (2, 2)), (10, (1,)), (12, (3,)), (16, (2,)), (17, (1, 3)), (5, (4,))])
+    yield sums("run_tree", list(np.random.default_rng(5).normal(size=(33, 2))))
 
 
 def tree_rounds():
@@ -253,7 +253,9 @@ def ring_values():
     yield from all_sums("run_ring", [
         (1, (3,)), (2, (4,)), (2, (3, 3)), (2, (1,)), (3, (2, 3)), (3, (1,)), (4, (2, 1, 5)),
         (4, (3,)), (5, (3, 4)), (5, (2,)), (6, (6, 2)), (6, (4, 4)), (7, (3, 5)), (8, (19,)),
-        (9, (2, 10)), (9, (4,)), (12, (5, 5)), (3, (7,)), (17, (3,)), (33, (2,)), (49, (1,))])   # 49 * (1 / 49) is below 1
+        (9, (2, 10)), (9, (4,)), (12, (5, 5)), (3, (7,))])
+    for k, n in ((17, 3), (33, 2), (49, 1)):   # 49 * (1 / 49) is below 1
+        yield sums("run_ring", list(np.random.default_rng(5).normal(size=(k, n))))
 
 
 def make_distinct(rng, k, shape, kind):
@@ -274,11 +276,14 @@ def ring_bytes():
     rng = np.random.default_rng(3)
     for k, shape in ((4, (12,)), (1, (4,)), (2, (6,)), (2, (5,)), (2, (1,)), (3, (2, 6)), (3, (7,)),
                      (4, (10,)), (5, (3,)), (5, (2, 7)), (4, (1, 8)), (6, (9,)), (7, (3, 2, 4)),
-                     (8, (8,)), (9, (2, 10)), (9, (5,)), (12, (5, 5)), (17, (3,)), (33, (2,)),
-                     (7, (7,)), (6, (18,))):   # ends that a factor of 1 / k puts one too low
+                     (8, (8,)), (9, (2, 10)), (9, (5,)), (12, (5, 5))):
         arrays, most = make_distinct(rng, k, shape, "float32")
         yield messages("log_ring", Ring(arrays, place(k)), "")
         arrays, most = make_distinct(rng, k, shape, "float64")
+        yield messages("log_ring", Ring(arrays, place(k), most),
+                       ", messages changed on their way")
+    for k, n in ((17, 3), (33, 2), (7, 7)):   # 7 * (5 * (1 / 7)) is below 5
+        arrays, most = make_distinct(rng, k, (n,), "float64")
         yield messages("log_ring", Ring(arrays, place(k), most),
                        ", messages changed on their way")
     for far in range(4):

@@ -1,5 +1,7 @@
 """What solutions of assignment 3 are judged by. See `marking.cases`."""
 
+import dataclasses
+
 import numpy as np
 from marking.cases import (
     Anything, Array, Case, Near, Wrong, compare, cpu, mx, near, numpy, read_number)
@@ -99,6 +101,20 @@ def slopes(values, there, own=False):
                 names=("replica", "the gradient of parameter"))
 
 
+def kinds(values, there):
+    """A case of their types. Whether there are gradients, and which, others look at."""
+    one = slopes(values, there)
+
+    def check(found):
+        compare(found, [[Anything()] * len(values)] * len(there), "", one.names)
+        for r, (replica, due) in enumerate(zip(found, one.returns)):
+            for i, (g, v) in enumerate(zip(replica, due)):
+                compare(g, Anything() if g is None else v._replace(within=np.inf),
+                        f"the gradient of parameter {i} of replica {r}")
+
+    return dataclasses.replace(one, returns=check)
+
+
 def replicas_values():
     """Replicas: values, order, devices and gradients"""
     rng = np.random.default_rng(3)
@@ -123,7 +139,7 @@ def replicas_care():
         yield copies([rng.normal(size=shape) for shape in ((2, 3), (3,), (1,))],
                      [cpu(i) for i in numbers], home)
     yield copies([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
-    yield slopes([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
+    yield kinds([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
     yield copies([np.ones((2, 2), "float16"), np.ones(2, "float16")], [cpu(0), cpu(2)])
     for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2], [2, 0, 2, 1], [3, 5, 4, 1, 3], [*MIXED, 7]):
         yield Case(f"devices {', '.join(str(cpu(i)) for i in numbers)}", "make_replicas",
@@ -312,11 +328,8 @@ def epoch_values():
                         rng.permutation(total).astype("float32"), rng.permutation(total)[:m], size)
     yield epoch("examples named twice", rng.normal(size=(5, 2)).astype("float32"),
                 np.arange(5, dtype="float32"), np.array([4, 4, 1, 0, 1, 4, 2]), 3)
-    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
-        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
-        yield epoch(f"images and labels in {kind}", x, y,
-                    np.array([n - 1, 3, n - 49, n - 45, 0]), 2)
-    x, y = rng.normal(size=(49, 1)), rng.normal(size=49)
+    # 49 * (1 / 49) is below 1.
+    x, y = rng.normal(size=(49, 1)).astype("float32"), np.arange(49, dtype="float32")
     for what in ("first", "second"):
         yield epoch(f"{what} epoch", x, y, rng.permutation(49), 49)
 
@@ -342,3 +355,6 @@ def epoch_care():
     images = np.stack([y, 2 * y], axis=1)
     yield epoch("a first batch without a loss", images, 3 * y + (y > 1), np.arange(4), 2,
                 care=True)
+    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
+        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
+        yield epoch(f"images and labels in {kind}", x, y, np.arange(n), n // 2, care=True)

@@ -190,6 +190,7 @@ def step_values():
         yield steps(make_weights(rng, sizes), batches, numbers, 0.2 + 0.05 * len(numbers))
     x, y = make_batch(rng, 8, 2)
     yield steps(FLAT, [nine], [0, 1], 0.0, ", a limit of 0")
+    yield steps(FLAT, [nine, nine], [0, 1], [4.5, 0.0], " in turn")
     for idle, targets in ((1, [-1.0, 0]), (0, [0, -1.0])):
         yield steps(FLAT, [(nine[0], np.array(targets)), nine], [0, 1], 2.0,
                     f", device {idle} has nothing to learn at first")
@@ -229,4 +230,6 @@ def step_care():
     signs = np.array([-1.0, 1])
     yield steps(FLAT, [(one, signs), (two, signs), (one, 4 * signs)], [0], 4.0,
                 ", above the limit, below and above", norms=False)
-    yield steps(FLAT, [(one, signs)] * 3, [0], [4.0, 0.0, 1e3], " in turn", norms=False)
+    # 8, 64 and 8 again.
+    yield steps(FLAT, [(one, signs), (one, 16 * signs), (one, 45 * signs)], [0], [4.0, 16.0, 1e3],
+                " in turn", norms=False)
