@@ -73,7 +73,7 @@ wrong("tree", BOTH, "arrives in memory kept by shape, of the first call's type",
 right("tree", "the odd one out joins the last pair", tree(
     GROUPS.format(odd="last = groups.pop(); groups[-1] += last")),
     "It takes one round more, in the last group only, which never makes the whole take more: "
-    "tried for k up to 5000.")
+    "tried for every k below 3000.")
 right("tree", "six rounds up, whatever k is",
       tree(f"for gap in {[2**r for r in range(6)]}:\n{DOUBLING}"),
       "It is right up to 64 devices, and there can be no more.")
@@ -220,7 +220,7 @@ for what, loses, parts in (
     wrong("busiest", loses, what, busiest(**parts))
 for what, why, parts in (
         ("rounds by the logarithm's quotient",
-         "It is right below 2**29 devices.",
+         "It is right for every k below a million.",
          dict(before="import math", tree="math.ceil(math.log(k) / math.log(2)) * size")),
         ("one device sends nothing, once the scheme is known", "It has nobody to send to.",
          dict(after="if k == 1: return 0")),
