@@ -11,8 +11,9 @@
 # `split_data`: they are what you are asked to write.
 #
 # **In all exercises** a shard keeps its examples' type of number and their exact values. It is an
-# array of its own: whoever writes into a shard changes neither the batch nor another shard.
-# Whatever you are given stays as it is: arrays, and lists too. Devices come in any order and number.
+# array of its own: whoever writes into a shard changes neither the batch nor another shard, be it of
+# this call or of an earlier one. Whatever you are given stays as it is: arrays, and lists too. Devices
+# come in any order and number, each named once.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -36,6 +37,15 @@ import numpy as np
 labels = mx.nd.arange(10)
 images = mx.nd.stack(10 * labels, 10 * labels + 1, axis=1)
 print(images.asnumpy().T)
+
+# %% [markdown]
+# Some tests call a function of yours several times, one call after the other.
+
+# %% tags=["driver"]
+def in_turn(name, calls):
+    """What your function of that name returns for each of `calls`, which are lists of arguments."""
+    return [globals()[name](*arguments) for arguments in calls]
+
 
 # %% [markdown]
 # ## 1. Even shards (4 points)

@@ -7,10 +7,23 @@ CUT = ("shard",)
 BIG = 2**24 + 1   # float32 can't hold it
 
 
+def name(there):
+    """Devices, in words. More than nine of them are in order."""
+    words = ", ".join(map(str, there)) if len(there) < 10 else f"{there[0]} to {there[-1]}"
+    return f"devices {words}"
+
+
+def in_turn(*ones):
+    """A case of several, called one after the other."""
+    return Case("one after the other: " + "; ".join(one.what for one in ones), "in_turn",
+                [ones[0].function, [one.args for one in ones]], [one.returns for one in ones],
+                names=("call", *ones[0].names))
+
+
 def even(values, there, what="", home=0):
     """A case of split_even on a batch with these values, which is on cpu(home)."""
     parts = np.split(values, len(there))
-    return Case(f"{len(values)} examples, devices {', '.join(map(str, there))}{what}",
+    return Case(f"{len(values)} examples, {name(there)}{what}",
                 "split_even", [mx(values, cpu(home)), list(there)],
                 [mx(part, on=d) for part, d in zip(parts, there)], names=CUT)
 
@@ -27,6 +40,8 @@ def even_values():
         yield even(rng.normal(size=k).astype("float32"), [cpu(i) for i in numbers],
                    ", batch of numbers")
     yield even(rng.normal(size=(4, 2, 3, 2)).astype("float32"), [cpu(1), cpu(0)])
+    # 49 * (1 / 49) is below 1.
+    yield even(np.arange(49, dtype="float32"), [cpu(i) for i in range(49)])
 
 
 def even_care():
@@ -45,12 +60,14 @@ def even_care():
     for n, k in ((7, 2), (2, 3), (10, 4), (1, 2)):
         yield Case(f"{n} examples, {k} devices", "split_even",
                    [mx(np.ones((n, 2))), [cpu(i) for i in range(k)]], raises=ValueError)
+    batches = np.random.default_rng(5).normal(size=(3, 4, 2))
+    yield in_turn(*(even(batch, [cpu(0), cpu(1)]) for batch in batches))
 
 
 def uneven(values, there, what="", home=0):
     parts = np.array_split(values, len(there))
-    return Case(f"{len(values)} examples, devices {', '.join(map(str, there))}{what}",
-                "split_uneven", [mx(values, cpu(home)), list(there)],
+    return Case(f"{len(values)} examples, {name(there)}{what}", "split_uneven",
+                [mx(values, cpu(home)), list(there)],
                 [mx(part, on=d) for part, d in zip(parts, there)], names=CUT)
 
 
@@ -77,15 +94,19 @@ def uneven_care():
                      ", float64")
     yield uneven(np.array([BIG, 2, BIG + 2], "int32"), [cpu(1), cpu(0)], ", large int32")
     yield uneven(np.array([250, 2, 3], "uint8"), [cpu(1), cpu(0)], ", uint8")
+    yield uneven(np.array([1.5, 2, 3], "float16"), [cpu(1), cpu(0)], ", float16")
     yield uneven(np.array([2**53 + 1, 2**31, -(2**40)], "int64"), [cpu(1), cpu(0)], ", large int64")
     for home, numbers in ((1, [0, 1]), (1, [1]), (3, [2, 3, 0])):
         yield uneven(np.random.default_rng(home).normal(size=(5, 2)), [cpu(i) for i in numbers],
                      f", batch on {cpu(home)}", home)
+    yield uneven(np.arange(98.0), [cpu(i) for i in range(49)])   # 98 * (1 / 49) is below 2
+    batches = np.random.default_rng(5).normal(size=(3, 5, 2))
+    yield in_turn(*(uneven(batch, [cpu(0), cpu(1)]) for batch in batches))
 
 
 def pairs(x, y, order, there, what="", home=0):
     parts = np.array_split(order, len(there))
-    return Case(f"{len(order)} of {len(x)} examples, devices {', '.join(map(str, there))}{what}",
+    return Case(f"{len(order)} of {len(x)} examples, {name(there)}{what}",
                 "split_pairs", [mx(x, cpu(home)), mx(y, cpu(home)), numpy(order), list(there)],
                 [(mx(x[p], on=d), mx(y[p], on=d)) for p, d in zip(parts, there)],
                 names=("pair", "array"))
@@ -118,3 +139,15 @@ def pairs_care():
                 np.array([2, 0, 1]), [cpu(0), cpu(1)], ", large numbers")
     for there in ([cpu(2)], [cpu(0), cpu(2)]):
         yield pairs(x, y, np.arange(6), there, f", all on {cpu(2)}", 2)
+    yield pairs(x, y, np.array([5, 1, 3]), [cpu(1), cpu(0), cpu(2)], ", one for each")
+    yield pairs(x, y, np.array([4, 4, 1, 0, 1, 1, 4, 4, 4, 4, 4, 4, 2]), [cpu(0), cpu(1)],
+                ", order 4 4 1 0 1 1 4 4 4 4 4 4 2")
+    same = np.array([[1, 2], [1, 2], [3, 4], [1, 2]], "uint8")
+    yield pairs(same, np.array([0, 1, 1, 2]), np.array([3, 1, 0, 2, 1]), [cpu(0), cpu(1)],
+                ", equal images with other labels")
+    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
+        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
+        yield pairs(x, y, np.array([n - 1, 3, n - 49, n - 45, 0]), [cpu(0), cpu(1)], f", {kind}")
+    x, y = rng.normal(size=(49, 1)), rng.normal(size=49)
+    yield pairs(x, y, rng.permutation(49), [cpu(i) for i in range(49)])
+    yield in_turn(*(pairs(x, y, rng.permutation(49)[:5], [cpu(0), cpu(1)]) for _ in range(3)))

@@ -7,7 +7,7 @@ from marking.channel import Array, Device
 
 def place(k):
     """k devices in no order, with gaps, and for most k without number 0."""
-    return [cpu((7 * r + 5) % 19) for r in range(k)]
+    return [cpu((7 * r + 5) % (19 if k < 20 else 61)) for r in range(k)]
 
 
 def name(arrays):
@@ -153,7 +153,7 @@ def see_sums(arrays, there):
     k, kind = len(arrays), arrays[0].dtype
     total, mean = np.sum(arrays, axis=0), np.mean(arrays, axis=0, dtype=kind)
     exact = 1e-12 if kind == "float64" else 1e-5
-    scale = float(np.abs(arrays).sum(axis=0).max())
+    scale = float(np.abs(arrays).sum(axis=0).max(where=np.isfinite(total), initial=0))
 
     def is_near(one, values, within):
         try:
@@ -179,7 +179,7 @@ def see_sums(arrays, there):
     return look
 
 
-def sums(run, arrays, there=None):
+def sums(run, arrays, there=None, what=""):
     """A case whose arrays must become the sum."""
     there = there or place(len(arrays))
     post, see = Post(arrays, there), see_sums(arrays, there)
@@ -188,7 +188,8 @@ def sums(run, arrays, there=None):
         see(after)
         if post.silent and len(arrays) > 1:
             raise Wrong(f"the sum is there, but nothing was sent to {min(post.silent)}")
-    return Case(name(arrays), run, [[mx(a, on=d) for a, d in zip(arrays, there)], post.note],
+    return Case(name(arrays) + what, run,
+                [[mx(a, on=d) for a, d in zip(arrays, there)], post.note],
                 returns=[], changes={"arrays": check})
 
 
@@ -217,6 +218,9 @@ def all_sums(run, shapes):
         yield sums(run, list(rng.integers(2**24, 2**40, (k, 2 * k + 1)) * 2.0 + 1))
         yield sums(run, list(rng.normal(size=(k, 7)) * 10.0 ** np.arange(-9, 5, 2)))
         yield sums(run, [np.full((2, k), 0.5)] * k)
+        far = rng.normal(size=(k, 3))
+        far[0, 1] = far[-1, 2] = np.inf   # once there, nothing makes it finite
+        yield sums(run, list(far), what=", with infinite entries")
 
 
 def tree_values():
@@ -225,6 +229,7 @@ def tree_values():
     yield from all_sums("run_tree", [
         (1, (3,)), (2, (2, 2)), (3, (5,)), (4, (1,)), (5, (2, 3)), (6, (4, 1, 2)), (7, (2,)),
         (8, (3,)), (9, (2, 2)), (10, (1,)), (12, (3,)), (16, (2,)), (17, (1, 3)), (5, (4,))])
+    yield sums("run_tree", list(np.random.default_rng(5).normal(size=(33, 2))))
 
 
 def tree_rounds():
@@ -237,6 +242,9 @@ def tree_rounds():
             yield messages("log_tree", Tree(arrays, place(k)), "")
             yield messages("log_tree", Tree(arrays, place(k), 2**16),
                            ", messages changed on their way")
+    for k in (2, 3, 8):
+        yield messages("log_tree", Tree([np.zeros(3)] * k, place(k)), ", zeros")
+    yield messages("log_tree", Tree([np.full(3, float(r)) for r in range(33)], place(33)), "")
 
 
 def ring_values():
@@ -246,6 +254,8 @@ def ring_values():
         (1, (3,)), (2, (4,)), (2, (3, 3)), (2, (1,)), (3, (2, 3)), (3, (1,)), (4, (2, 1, 5)),
         (4, (3,)), (5, (3, 4)), (5, (2,)), (6, (6, 2)), (6, (4, 4)), (7, (3, 5)), (8, (19,)),
         (9, (2, 10)), (9, (4,)), (12, (5, 5)), (3, (7,))])
+    for k, n in ((17, 3), (11, 15)):   # 11 * (15 / 11) is below 15
+        yield sums("run_ring", list(np.random.default_rng(5).normal(size=(k, n))))
 
 
 def make_distinct(rng, k, shape, kind):
@@ -272,6 +282,15 @@ def ring_bytes():
         arrays, most = make_distinct(rng, k, shape, "float64")
         yield messages("log_ring", Ring(arrays, place(k), most),
                        ", messages changed on their way")
+    for k, n in ((17, 3), (7, 7)):   # 7 * (5 * (1 / 7)) is below 5
+        arrays, most = make_distinct(rng, k, (n,), "float64")
+        yield messages("log_ring", Ring(arrays, place(k), most),
+                       ", messages changed on their way")
+    for far in range(4):
+        arrays, _ = make_distinct(rng, 4, (4,), "float64")
+        for r, one in enumerate(arrays):
+            one[(r + far) % 4] = 0
+        yield messages("log_ring", Ring(arrays, place(4)), f", device r has 0 at place r + {far}")
 
 
 def count_arrays(k):
@@ -293,7 +312,7 @@ def busiest_values():
 
 def busiest_care():
     """The busiest device: any number of devices, an int, errors"""
-    for k in (3, *range(1, 34), 63, 65, 100, 1000, 1025):
+    for k in (3, *range(1, 34), 49, 63, 65, 98, 100, 103, 1000, 1025):
         for size in (k, 12 * k, (2**24 + 1) * k, 10**7 * k):
             for scheme, count in count_arrays(k).items():
                 yield Case(f"{scheme}, k={k}, {size} bytes", "busiest", [scheme, k, size],

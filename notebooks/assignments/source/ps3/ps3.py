@@ -38,10 +38,10 @@ from mxnet import autograd, nd
 # Return one loss an example, neither their sum nor their mean, in the scores' type of number and
 # on their device. Labels are whole numbers, in an array that may be of another type.
 #
-# Two things are easily missed. The loss is there to be differentiated, so everything must be done
-# with operators that autograd records. And $e^{1000}$ is infinite, even in float64, but scores of
-# any size must give the right loss. Subtracting one number from all scores of an example leaves
-# its loss as it is.
+# Two things are easily missed. The loss is there to be differentiated, in a mean or in any other
+# weighted sum, so everything must be done with operators that autograd records. And $e^{1000}$ is
+# infinite, even in float64, but scores of any size must give the right loss. Subtracting one number
+# from all scores of an example leaves its loss as it is.
 #
 # Write it with `exp`, `log`, `max`, `sum`, `pick` and the like; don't call `softmax`, `log_softmax` or a finished
 # loss. About two lines.
@@ -57,16 +57,17 @@ def cross_entropy(scores, labels):
 
 
 # %% [markdown]
-# This one lets autograd loose on your loss. The gradient is `None` where there is none.
+# This one lets autograd loose on your loss. The gradient is `None` where there is none. With
+# `weights`, it is that of the weighted sum.
 
 # %% tags=["driver"]
-def loss_and_gradient(scores, labels):
+def loss_and_gradient(scores, labels, weights=None):
     """What your loss gives, and the gradient of its sum with respect to `scores`."""
     scores.attach_grad()
     with autograd.record():
         losses = cross_entropy(scores, labels)
     try:
-        losses.backward()
+        losses.backward(weights)
     except mx.MXNetError:
         return losses, None
     return losses, scores.grad
@@ -118,7 +119,8 @@ def make_replicas(params, devices):
 
 # %% [markdown]
 # To see your replicas' gradients at work: this runs two backward passes on each, through
-# $\frac{r + 1}{2} \sum w^2$ on replica $r$. The gradient of that is $(r + 1)\,w$.
+# $\frac{r + 1}{2} \sum w^2$ on replica $r$. The gradient of that is $(r + 1)\,w$. The second
+# function makes replicas of two models, one after the other.
 
 # %% tags=["driver"]
 def replica_gradients(params, devices):
@@ -132,6 +134,10 @@ def replica_gradients(params, devices):
                         value = (r + 1) / 2 * (p * p).sum()
                     value.backward()
     return [[p.grad for p in replica] for replica in replicas]
+
+
+def two_models(first, second, devices):
+    return [make_replicas(params, list(devices)) for params in (first, second)]
 
 
 # %% nbgrader={"grade_id": "replicas-values", "points": 1}
@@ -219,15 +225,21 @@ def train_step(xs, ys, replicas, lr):
 
 
 # %% [markdown]
-# This one takes several steps of yours, one after the other.
+# This one takes several steps of yours, one after the other. Before the first, all gradients hold
+# 7, as if left from an earlier step.
 
 # %% tags=["driver"]
 def run_steps(replicas, batches, lr):
-    """One step for each (xs, ys) in `batches`; the list of losses that they return."""
+    """One step for each (xs, ys) in `batches`; the list of losses that they return.
+
+    lr: one rate, or a list of one for each step.
+    """
+    rates = lr if isinstance(lr, list) else [lr] * len(batches)
     for replica in replicas:
         for p in replica:
             p.attach_grad()
-    return [train_step(xs, ys, replicas, lr) for xs, ys in batches]
+            p.grad[:] = 7
+    return [train_step(xs, ys, replicas, rate) for (xs, ys), rate in zip(batches, rates)]
 
 
 # %% nbgrader={"grade_id": "step-values", "points": 2}

@@ -1,5 +1,7 @@
 """What solutions of assignment 3 are judged by. See `marking.cases`."""
 
+import dataclasses
+
 import numpy as np
 from marking.cases import (
     Anything, Array, Case, Near, Wrong, compare, cpu, mx, near, numpy, read_number)
@@ -33,14 +35,19 @@ def loss_values():
         yield Case(f"{n} examples, {classes} classes, {kind}, labels in {labels}, cpu({number})",
                    "cross_entropy", [mx(z, cpu(number)), mx(y, cpu(number), labels)],
                    near(due, 1e-12 if kind == "float64" else 1e-5, cpu(number), scale=1))
+    z, y = rng.normal(size=(2, 300)), np.array([299, 256])
+    yield Case("2 examples, 300 classes, labels 299 and 256", "cross_entropy", [mx(z), mx(y)],
+               near(cross_entropy(z, y)[0], 1e-12, scale=1))
 
 
-def slope(what, z, y, kind="float64"):
+def slope(what, z, y, kind="float64", weights=None):
     """A case of the loss and its gradient."""
     z = np.array(z, kind)
     within, scale = 1e-12 if kind == "float64" else 1e-6, max(1, np.abs(z).max())
-    due = [near(a.astype(kind), within, scale=scale)
-           for a in cross_entropy(z.astype("float64"), y)]
+    losses, slopes = cross_entropy(z.astype("float64"), y)
+    if weights is not None:
+        slopes = slopes * weights[:, None]
+    due = [near(a.astype(kind), within, scale=scale) for a in (losses, slopes)]
 
     def check(found):
         compare(found, (Anything(), Anything()))
@@ -52,7 +59,8 @@ def slope(what, z, y, kind="float64"):
             compare(one, expected, name)
 
     labels = mx(y, dtype="int32" if kind == "float64" else kind)
-    return Case(what, "loss_and_gradient", [mx(z, gradient=True), labels], check)
+    given = [mx(z, gradient=True), labels] + ([] if weights is None else [mx(weights)])
+    return Case(what, "loss_and_gradient", given, check)
 
 
 def loss_gradient():
@@ -71,6 +79,10 @@ def loss_gradient():
     yield slope("all scores negative and large", -1e5 * (1 + rng.random((4, 3))), [0, 1, 2, 1])
     yield slope("scores of a million", [[1e6, 0, -1e6], [-1e6, 1e6, 0]], [0, 2])
     yield slope("two largest scores", [[800, 800, 3], [-5, 2, 2]], [2, 1])
+    yield slope("scores of 1e300", [[1e300, 0, -1e300], [-1e300, 1e300, 0]], [0, 2])
+    for weights in (np.full(3, 1 / 3), np.array([2.0, 0, -1])):
+        yield slope(f"3 examples, 4 classes, weights {', '.join(f'{w:.3g}' for w in weights)}",
+                    rng.normal(size=(3, 4)), [3, 0, 1], weights=weights)
 
 
 def copies(values, there, home=0):
@@ -78,6 +90,29 @@ def copies(values, there, home=0):
     return Case(f"{len(values)} parameters on {cpu(home)}, devices {', '.join(map(str, there))}",
                 "make_replicas", [[mx(v, cpu(home)) for v in values], list(there)],
                 [[mx(v, d) for v in values] for d in there], names=("replica", "parameter"))
+
+
+def slopes(values, there, own=False):
+    """A case of the replicas' gradients. own: the parameters have gradients, too."""
+    return Case(f"{len(values)} parameters{' with gradients of their own' * own}, devices "
+                f"{', '.join(map(str, there))}, after the second backward pass",
+                "replica_gradients", [[mx(v, gradient=own) for v in values], list(there)],
+                [[near((r + 1) * v, 1e-6, d) for v in values] for r, d in enumerate(there)],
+                names=("replica", "the gradient of parameter"))
+
+
+def kinds(values, there):
+    """A case of their types. Whether there are gradients, and which, others look at."""
+    one = slopes(values, there)
+
+    def check(found):
+        compare(found, [[Anything()] * len(values)] * len(there), "", one.names)
+        for r, (replica, due) in enumerate(zip(found, one.returns)):
+            for i, (g, v) in enumerate(zip(replica, due)):
+                compare(g, Anything() if g is None else v._replace(within=np.inf),
+                        f"the gradient of parameter {i} of replica {r}")
+
+    return dataclasses.replace(one, returns=check)
 
 
 def replicas_values():
@@ -92,11 +127,8 @@ def replicas_values():
                       [rng.normal(size=shape).astype("float32") for shape in shapes]))
     for there, values in tries:
         yield copies(values, there)
-        yield Case(f"{len(values)} parameters, devices {', '.join(map(str, there))}, after the "
-                   "second backward pass", "replica_gradients",
-                   [[mx(v) for v in values], list(there)],
-                   [[near((r + 1) * v, 1e-6, d) for v in values] for r, d in enumerate(there)],
-                   names=("replica", "the gradient of parameter"))
+        yield slopes(values, there)
+    yield slopes([v.astype("float32") for v in rng.normal(size=(2, 3))], [cpu(1), cpu(0)], True)
 
 
 def replicas_care():
@@ -107,10 +139,25 @@ def replicas_care():
         yield copies([rng.normal(size=shape) for shape in ((2, 3), (3,), (1,))],
                      [cpu(i) for i in numbers], home)
     yield copies([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
+    yield kinds([np.ones(2, "float32"), rng.normal(size=3)], [cpu(1), cpu(0)])
     yield copies([np.ones((2, 2), "float16"), np.ones(2, "float16")], [cpu(0), cpu(2)])
-    for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2], [3, 5, 4, 1, 3], [*MIXED, 7]):
+    for numbers in ([0, 0], [1, 2, 1], [0, 1, 2, 2], [2, 0, 2, 1], [3, 5, 4, 1, 3], [*MIXED, 7]):
         yield Case(f"devices {', '.join(str(cpu(i)) for i in numbers)}", "make_replicas",
                    [[mx(np.ones(2))], [cpu(i) for i in numbers]], raises=ValueError)
+    yield Case("no parameters, devices cpu(1), cpu(1)", "make_replicas", [[], [cpu(1), cpu(1)]],
+               raises=ValueError)
+    yield copies([np.zeros(2), np.zeros(3), np.zeros(2)], [cpu(0), cpu(1)])
+    values, there = [rng.normal(size=2), rng.normal(size=2)], [cpu(0), cpu(1)]
+    one, other = map(mx, values)
+    yield Case("parameter 2 is parameter 0 once more, devices cpu(0), cpu(1)", "make_replicas",
+               [[one, other, one], there],
+               [[mx(values[i], d) for i in (0, 1, 0)] for d in there],
+               names=("replica", "parameter"))
+    models = [[rng.normal(size=shape) for shape in ((2, 3), (3,))] for _ in range(2)]
+    yield Case("two models of 2 parameters, devices cpu(0), cpu(1)", "two_models",
+               [*([mx(v) for v in model] for model in models), there],
+               [[[mx(v, d) for v in model] for d in there] for model in models],
+               names=("model", "replica", "parameter"))
 
 
 def train_on_one(weights, x, y, lr):
@@ -161,19 +208,25 @@ def expect_replicas(before, after, there):
     return check_and_explain
 
 
-def steps(what, numbers, cuts, sizes=(4, 6, 2), lr=0.3, seed=0, alone=False):
+def steps(what, numbers, cuts, sizes=(4, 6, 2), lr=0.3, seed=0, alone=False, twins=False,
+          again=False):
     """A case of steps on devices of these numbers, on batches whose shards have the lengths in
-    `cuts`. alone: one call of train_step, for one batch."""
+    `cuts`. lr: a rate, or one for each step. alone: one call of train_step, for one batch. twins:
+    each example is there twice. again: every batch is the first one."""
     rng, there = np.random.default_rng(seed), [cpu(i) for i in numbers]
     inputs, hidden, outputs = sizes
     weights = start = [rng.normal(size=shape) / 2
                        for shape in ((inputs, hidden), (hidden,), (hidden, outputs), (outputs,))]
     batches, means = [], []
-    for cut in cuts:
-        x, y = rng.normal(size=(sum(cut), inputs)), rng.normal(size=(sum(cut), outputs))
+    rates = lr if isinstance(lr, list) else [lr] * len(cuts)
+    for cut, rate in zip(cuts, rates):
+        if not (again and batches):
+            x, y = rng.normal(size=(sum(cut), inputs)), rng.normal(size=(sum(cut), outputs))
+        if twins:
+            x, y = (np.repeat(a[: len(a) // 2], 2, axis=0) for a in (x, y))
         batches.append([[mx(part, d) for part, d in zip(np.split(a, np.cumsum(cut)[:-1]), there)]
                         for a in (x, y)])
-        weights, mean = train_on_one(weights, x, y, lr)
+        weights, mean = train_on_one(weights, x, y, rate)
         means.append(Near(mean, 1e-12, max(1, mean)))
     copies = [[mx(w, d, gradient=True) for w in start] for d in there]
     what = (f"{what}, k={len(there)}, {len(cuts)} step{'s' * (len(cuts) > 1)} with shards of "
@@ -196,6 +249,8 @@ def step_values():
         k = len(numbers)
         yield steps("even shards", numbers, [(size,) * k], lr=lr, seed=k, alone=True)
         yield steps("even shards", numbers, [(size,) * k] * 3, lr=lr, seed=k)
+    yield steps("even shards, the same batch each time, rates 0, 0.1, 0.3", [0, 1], [(2, 2)] * 3,
+                lr=[0, 0.1, 0.3], again=True)
 
 
 def step_care():
@@ -214,6 +269,9 @@ def step_care():
                           (MIXED, [(2,) * 9, (3,) * 4, (1, 2), (1,) * 9])):
         yield steps(what, numbers, cuts, sizes)
     yield steps(what, [5, 0, 3], [(4, 1)], alone=True)
+    yield steps("each example twice", [0, 1], [(3, 1), (2, 4)], twins=True)
+    yield steps("the same batch each time, rates 0, 0.2", [0, 1, 2], [(2, 1)] * 2, lr=[0, 0.2],
+                again=True)
 
 
 def fit_line(x, y, parts):
@@ -270,6 +328,10 @@ def epoch_values():
                         rng.permutation(total).astype("float32"), rng.permutation(total)[:m], size)
     yield epoch("examples named twice", rng.normal(size=(5, 2)).astype("float32"),
                 np.arange(5, dtype="float32"), np.array([4, 4, 1, 0, 1, 4, 2]), 3)
+    # 49 * (1 / 49) is below 1.
+    x, y = rng.normal(size=(49, 1)).astype("float32"), np.arange(49, dtype="float32")
+    for what in ("first", "second"):
+        yield epoch(f"{what} epoch", x, y, rng.permutation(49), 49)
 
 
 def epoch_care():
@@ -289,3 +351,10 @@ def epoch_care():
                     np.array([BIG, 0, -BIG, 7, BIG + 2], kind), np.arange(5), 2, care=True)
     yield epoch("large images in int32", BIG + 2 * np.arange(6, dtype="int32").reshape(3, 2),
                 np.arange(3, dtype="uint8"), np.arange(3), 2, care=True)
+    y = np.arange(4, dtype="float32")
+    images = np.stack([y, 2 * y], axis=1)
+    yield epoch("a first batch without a loss", images, 3 * y + (y > 1), np.arange(4), 2,
+                care=True)
+    for n, kind in ((300, "uint8"), (2100, "float16")):   # it doesn't hold all of their numbers
+        x, y = rng.integers(0, 256, (n, 2)).astype(kind), rng.integers(0, 10, n).astype(kind)
+        yield epoch(f"images and labels in {kind}", x, y, np.arange(n), n // 2, care=True)

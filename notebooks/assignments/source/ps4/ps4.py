@@ -103,7 +103,8 @@ def device_gradients(net, x, y, devices):
 
 # %% [markdown]
 # Your function needs a network, so the tests call this one, which makes it, hands it several
-# batches in turn, and says what there is afterwards.
+# batches in turn, and says what there is afterwards. Before the first of them, all gradients hold
+# 7, as if left from an earlier batch.
 
 
 # %% tags=["driver"]
@@ -111,6 +112,9 @@ def batch_by_batch(weights, batches, devices):
     """What device_gradients returned for each (x, y); the network's gradients; its weights."""
     there = list(devices)
     net = network(weights, sorted(set(there), key=lambda d: d.device_id))
+    for p in net.collect_params().values():
+        for g in p.list_grad():
+            g[:] = 7
     returned = [device_gradients(net, x, y, devices) for x, y in batches]
     parameters = net.collect_params().values()
     return (returned, [[p.grad(d) for d in there] for p in parameters],
@@ -231,18 +235,22 @@ def clipped_step(net, trainer, n, theta):
 
 # %% tags=["driver"]
 def train(weights, batches, devices, theta):
-    """([norm after norm], [weights [parameter][device] after each step]) for batches of x, y."""
+    """([norm after norm], [weights [parameter][device] after each step]) for batches of x, y.
+
+    theta: one limit, or a list of one for each batch.
+    """
+    limits = theta if isinstance(theta, list) else [theta] * len(batches)
     net = network(weights, devices)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25, "momentum": 0.5},
                             update_on_kvstore=False)
     norms, after = [], []
-    for x, y in batches:
+    for (x, y), limit in zip(batches, limits):
         xs, ys = (gluon.utils.split_and_load(nd.array(a, dtype="float64"), devices,
                                              even_split=False) for a in (x, y))
         with autograd.record():
             losses = [squared(net(a), b) for a, b in zip(xs, ys)]
         autograd.backward(losses)
-        norms.append(clipped_step(net, trainer, len(x), theta))
+        norms.append(clipped_step(net, trainer, len(x), limit))
         after.append([[w.copy() for w in p.list_data()] for p in net.collect_params().values()])
     return norms, after
 

@@ -52,8 +52,9 @@ def gradients(weights, batches, there, careful=True):
 
     lengths = [len(x) for x, _ in batches]
     few = " (fewer than devices)" if min(lengths) < len(there) else ""
+    names_of = ", ".join(map(str, there)) if len(there) < 10 else f"{there[0]} to {there[-1]}"
     return Case(f"batches of {', '.join(map(str, lengths))} examples{few}, devices "
-                f"{', '.join(map(str, there))}, layers of {[w.shape[1] for w in weights[::2]]} "
+                f"{names_of}, layers of {[w.shape[1] for w in weights[::2]]} "
                 "inputs", "batch_by_batch", give(weights, batches, there), returns=check)
 
 
@@ -86,12 +87,14 @@ def gradients_care():
     for lengths, sizes, numbers in (((4, 1), (3, 1), [2, 1]), ((5, 2, 3), (2, 3, 1), [3, 0, 1]),
                                     ((4, 1, 4), (3, 2, 2, 1), [4, 2, 7, 1]),
                                     ((1, 6, 2), (2, 3, 1), [0, 1, 2, 3]), ((2, 1), (2, 2, 1), [5]),
-                                    ((3, 3), (2, 3, 1), [1, 0]), ((2,), (2, 3, 1), [1, 5, 0]),
+                                    ((3, 3), (2, 3, 1), [1, 0]), ((1,), (2, 3, 1), [3, 0, 2, 1]),
+                                    ((2,), (2, 3, 1), [1, 5, 0]), ((49,), (1, 1), range(49)),
                                     ((18, 4), (2, 3, 2, 1), [9, 0, 4, 2, 8, 1, 6, 3, 5])):
         yield gradients(make_weights(rng, sizes), [make_batch(rng, n, sizes[0]) for n in lengths],
                         [cpu(i) for i in numbers])
     weights = make_weights(rng, (3, 1))
     for n, numbers in ((4, [0, 0]), (4, [1, 0, 1]), (5, [0, 1, 1]), (1, [2, 0, 0]),
+                       (6, [3, 1, 3, 2]),
                        (12, [4, 8, 0, 1, 2, 3, 5, 6, 4])):
         there = [cpu(i) for i in numbers]
         yield Case(f"devices {', '.join(map(str, there))}, one named twice", "batch_by_batch",
@@ -121,6 +124,11 @@ def norm_values():
                     for s in shapes], n, numbers)
     yield norm([np.array([[3.0, 4], [-3, -4]])], 2, [0, 1], ", opposite gradients")
     yield norm([np.zeros((3, 2, 2)), np.zeros((3, 2))], 4, [0, 1, 2], ", zeros")
+    one = rng.normal(size=(2, 3))
+    yield norm([one, one, 2 * one], 3, [1, 0], ", equal and of one shape")
+    yield norm([one, 3 * one, -one], 3, [1, 0], ", other ones of these shapes")
+    yield norm([np.repeat(one[:1], 3, axis=0)], 3, [0, 1, 2], ", the same on every device")
+    yield norm([np.stack([one[0], 0 * one[0]])], 3, [0, 1], ", zeros on device 1")
 
 
 def norm_care():
@@ -142,14 +150,17 @@ def norm_care():
 
 
 def steps(weights, batches, numbers, theta, what="", norms=True):
-    """A case of train. norms: whether it is looked at what the calls return."""
+    """A case of train. theta: a limit, or one for each batch. norms: whether it is looked at what
+    the calls return."""
     there, speeds = [cpu(i) for i in numbers], [0.0 for _ in weights]
     given = [[numpy(w) for w in weights], [(numpy(x), numpy(y)) for x, y in batches], there, theta]
+    limits = theta if isinstance(theta, list) else [theta] * len(batches)
+    shown = ", ".join(f"{one:.6g}" for one in (limits if isinstance(theta, list) else [theta]))
     due, after = [], []
-    for x, y in batches:
+    for (x, y), limit in zip(batches, limits):
         mean = [g / len(x) for g in find_gradients(weights, x, y)]
         length = measure(mean)
-        factor = theta / length if length > theta else 1
+        factor = limit / length if length > limit else 1
         speeds = [0.5 * v - 0.25 * factor * g for v, g in zip(speeds, mean)]
         weights = [w + v for w, v in zip(weights, speeds)]
         due.append(Near(length, 1e-12))
@@ -162,7 +173,7 @@ def steps(weights, batches, numbers, theta, what="", norms=True):
             compare(replicas, after[t], f"the weights after step {t}", ("parameter", "replica"))
 
     return Case(f"batches of {', '.join(str(len(x)) for x, _ in batches)} examples, "
-                f"devices {numbers}, theta={theta:.6g}{what}", "train", given, returns=check)
+                f"devices {numbers}, theta={shown}{what}", "train", given, returns=check)
 
 
 def step_values():
@@ -179,6 +190,10 @@ def step_values():
         yield steps(make_weights(rng, sizes), batches, numbers, 0.2 + 0.05 * len(numbers))
     x, y = make_batch(rng, 8, 2)
     yield steps(FLAT, [nine], [0, 1], 0.0, ", a limit of 0")
+    yield steps(FLAT, [nine, nine], [0, 1], [4.5, 0.0], " in turn")
+    for idle, targets in ((1, [-1.0, 0]), (0, [0, -1.0])):
+        yield steps(FLAT, [(nine[0], np.array(targets)), nine], [0, 1], 2.0,
+                    f", device {idle} has nothing to learn at first")
     for k in (1, 3):   # norms well below 1, clipped all the same
         yield steps(FLAT, [(x / 100, y / 100), (x / 50, y / 100)], list(range(k)), 1e-4)
 
@@ -203,8 +218,18 @@ def step_care():
         x, y = make_batch(rng, n, 3)
         yield steps(still, [(x, 0 * y), (x, 0 * y)], numbers, 0.5, ", gradients of zeros")
         yield steps(still, [(x, 0 * y), (x, y)], numbers, 1e3, ", gradients of zeros first")
+    # The network is at -x - 2y - 0.25 after the first step, unclipped, and goes on by its momentum
+    # alone: from there all is learnt, or what two devices find cancels.
+    learnt, opposite = np.array([[1.0, 0], [0, 1]]), np.array([[1.0, 0], [1, 0]])
+    for x, y, what in ((learnt, [-1.25, -2.25], "gradients of zeros"),
+                       (opposite, [-0.25, -2.25], "opposite gradients")):
+        for numbers in ([0], [0, 1], [2, 0]):
+            yield steps(FLAT, [nine, (x, np.array(y)), nine], numbers, 1e3, f", {what} second")
     # Norms of 8, 1 and 64. One device and one entry that isn't 0, as only the limit is tested here.
     one, two = np.array([[8.0, 0], [-8, 0]]), np.array([[0.0, 1], [0, -1]])
     signs = np.array([-1.0, 1])
     yield steps(FLAT, [(one, signs), (two, signs), (one, 4 * signs)], [0], 4.0,
                 ", above the limit, below and above", norms=False)
+    # 8, 64 and 8 again.
+    yield steps(FLAT, [(one, signs), (one, 16 * signs), (one, 45 * signs)], [0], [4.0, 16.0, 1e3],
+                " in turn", norms=False)
