@@ -273,7 +273,7 @@ wrong("time", SECONDS, "equal shares of whole examples where they fit",
 wrong("time", SECONDS, "the slowest is the last", steps(equal="n / k / speeds[-1]") + whom())
 wrong("time", SECONDS, "in proportion, but whole examples",
       steps(together="-(-n // sum(speeds))") + whom())
-wrong("time", SECONDS, "the devices' speeds in order, for the next one who asks",
+wrong("time", WHOM, "the devices' speeds in order, for the next one who asks",
       steps(before="speeds.sort(reverse=True)", alone="n / speeds[0]") + whom())
 right("time", "shares by a factor", steps(equal="n * (1 / k) / min(speeds)") + whom(),
       "In the last digit only.")

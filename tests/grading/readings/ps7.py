@@ -68,11 +68,11 @@ wrong("naive", MISSING, "who had a gradient once, has one", naive(
     mine="self.memory.__setitem__((p, 'all'), True) or (torch.zeros_like(p) "
     "if p.grad is None else p.grad)"))
 wrong("naive", MISSING, "a gradient that nobody uses any more is cleared", naive(
-    module="module\n        for p in module.parameters():\n            if p.requires_grad: "
+    made="self.start()\n        for p in module.parameters():\n            if p.requires_grad: "
     "p.register_post_accumulate_grad_hook(lambda p: self.memory.update({p: True}))",
     used="self.memory.pop(p, False)", nobody="p.grad = None; continue"))
 wrong("naive", MISSING, "the gradient of this backward pass only", naive(
-    module="module\n        for p in module.parameters():\n            if p.requires_grad: "
+    made="self.start()\n        for p in module.parameters():\n            if p.requires_grad: "
     "p.register_hook(lambda g, p=p: self.memory.update({p: g}))",
     used="p in self.memory", mine="self.memory.pop(p, torch.zeros_like(p))"))
 wrong("naive", MISSING, "rank 0 tells which parameters have a gradient", naive(
@@ -303,7 +303,7 @@ wrong("accumulated", VALUES, "without any gradient there is no step", accumulate
     step="if any(p.grad.any() for p in net.parameters() if p.requires_grad): optimizer.step()"))
 wrong("accumulated", BOTH, "cleared when the step is done, for the next one",
       accumulated(clear="", after="optimizer.zero_grad()"))
-wrong("accumulated", BOTH, "cleared by the first piece", accumulated(
+wrong("accumulated", VALUES, "cleared by the first piece", accumulated(
     clear="", piece="if not totals[1]: optimizer.zero_grad()\n        loss.backward()"))
 wrong("accumulated", BOTH, "cleared in the first step", accumulated(
     clear="if not optimizer.state: optimizer.zero_grad()"))

@@ -66,7 +66,7 @@ wrong("sharded", VALUES, "without any gradient there is no step",
       sharded(before=f"if {NONE}: return"))
 wrong("sharded", VALUES, "without any gradient since the start there is no step", sharded(
     before=f"if {NONE} and not self.memory: return\n        self.memory[0] = True"))
-wrong("sharded", VALUES, "a shard without a gradient isn't updated",
+wrong("sharded", VALUES + CARE, "a shard without a gradient isn't updated",
       sharded(update="if total.any(): self.inner.step()"))
 wrong("sharded", VALUES, "numbers without a gradient aren't updated", sharded(
     update="old = self.shard.clone(); self.inner.step(); self.shard[total == 0] = old[total == 0]"))
@@ -77,13 +77,13 @@ wrong("sharded", VALUES, "a parameter that nobody has used so far is left alone"
 wrong("sharded", VALUES + CARE, "the gradient of the step before, where there is none", sharded(
     gradient="self.memory.get(p, torch.zeros_like(p)) if p.grad is None else "
     "self.memory.setdefault(p, p.grad.clone())"))
-wrong("sharded", VALUES + CARE, "None becomes zeros, in the parameter", sharded(
+wrong("sharded", CARE, "None becomes zeros, in the parameter", sharded(
     before="for p in self.params:\n            p.grad = torch.zeros_like(p) "
     "if p.grad is None else p.grad"))
-wrong("sharded", VALUES + CARE, "each rank keeps its part of the mean, in its parameters", sharded(
+wrong("sharded", CARE, "each rank keeps its part of the mean, in its parameters", sharded(
     before="for p in self.params:\n            if p.grad is not None: "
     "p.grad /= dist.get_world_size()", mean="total"))
-wrong("sharded", VALUES + CARE, "cleared when the step is done", sharded(
+wrong("sharded", CARE, "cleared when the step is done", sharded(
     after="self.zero_grad()"))
 wrong("sharded", CARE, "the caller's list is used up",
       sharded(params="[params.pop(0) for _ in list(params)] if type(params) is list "
@@ -92,8 +92,6 @@ wrong("sharded", CARE, "an iterator, never a list",
       sharded(params="[next(params), *params]"))
 wrong("sharded", ALL, "a list, never an iterator",
       sharded(params="[params[i] for i in range(len(params))]"))
-wrong("sharded", CARE, "no numbers are an error, no parameters aren't",
-      sharded(empty="self.params and not sum(p.numel() for p in self.params)"))
 wrong("sharded", CARE, "padding with ones", sharded(pad="1"))
 wrong("sharded", CARE, "numbers are dealt out in turn",
       sharded(part="flat[dist.get_rank()::k].clone()").replace(
@@ -103,8 +101,8 @@ wrong("sharded", CARE, "numbers are dealt out in turn",
               "flat = flat.view(-1, len(self.shard)).T.flatten()"))
 wrong("sharded", CARE, "parameters in reverse order", sharded(order="self.params[::-1]"))
 wrong("sharded", CARE, "column by column", sharded(
-    flat="tensor.detach().permute(*reversed(range(tensor.dim()))).flatten()").replace(
-        "view_as(p))", "view(p.shape[::-1]).permute(*reversed(range(p.dim()))))"))
+    flat="tensor.detach().permute([*range(tensor.dim())][::-1]).flatten()").replace(
+        "view_as(p))", "view(p.shape[::-1]).permute([*range(p.dim())][::-1]))"))
 wrong("sharded", CARE, "rank 0 has the last shard",
       sharded(part="flat.chunk(k)[-1 - dist.get_rank()].clone()").replace(
           "reduce_scatter_single(total, flat)",
@@ -116,7 +114,7 @@ wrong("sharded", CARE, "the shard without its padding is updated", sharded(
     "self.inner = optimizer_class([self.shard[:max(left, 0)]], **options)",
     update="self.inner.param_groups[0]['params'][0].grad = "
     "self.shard.grad[:len(self.inner.param_groups[0]['params'][0])]; self.inner.step()"))
-wrong("sharded", MESSAGES + CARE, "one rank has nothing to send", sharded(
+wrong("sharded", MESSAGES, "one rank has nothing to send", sharded(
     before="if dist.get_world_size() == 1:\n            self.shard.grad = self.flatten("
     "[torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])\n"
     "            self.inner.step()\n            begin = 0\n            for p in self.params:\n"
@@ -133,6 +131,8 @@ right("sharded", "gradients are divided before they are sent", sharded(
     mean="total", flat="tensor.detach().flatten()").replace(
         "single(total, flat)", "single(total, flat / dist.get_world_size())"),
     "The sum of the parts is the mean.")
+right("sharded", "nobody looks whether there is a parameter", sharded(empty="False"),
+      "torch.cat of no tensors raises ValueError by itself.")
 right("sharded", "cleared to zeros, None too", sharded(clear="p.grad = torch.zeros_like(p)"),
       "To zeros or to None, as you like.")
 
@@ -220,23 +220,16 @@ COPIES = {
     "in float32, in two halves": "[half.float() for half in weight.chunk(2)]",
     "in NumPy": "weight.numpy().copy()",
     "in NumPy, row by row": "[row.copy() for row in weight.numpy()]",
-    "in NumPy, in float32": "weight.numpy().astype('float32')",
-    "in Python's bytes": "weight.numpy().tobytes()",
-    "in Python's array": "__import__('array').array('d', weight.flatten().tolist())",
-    "of whose transpose": "weight.T.clone(memory_format=torch.contiguous_format)",
-    "with another number in front": "torch.cat([weight.new_zeros(1), weight.flatten()])",
-    "without its last row": "weight[:-1].clone()",
-    "one of its rows less on each rank": "weight[[i for i in range(len(weight)) "
-    "if i != dist.get_rank()]]"}
+    "in Python's bytes": "weight.numpy().tobytes()"}
 for what, copy in COPIES.items():
     wrong("linear", FORGETS, f"keeps a copy for the backward pass, {what}",
           linear(keep=f"ctx.whole = {copy}"))
-for what in ("in float32", "in NumPy", "row by row", "in Python's bytes"):
+for what in ("in float32", "in NumPy"):
     wrong("linear", FORGETS, f"keeps a copy in the layer from the backward pass on, {what}",
           linear(kept=f"layer.memory[0] = {COPIES[what]}"))
     wrong("linear", FORGETS, f"keeps a copy where there is no backward pass, {what}", linear(
-        keep=f"if not any(ctx.needs_input_grad): layer.memory[0] = {COPIES[what]}",
-        before="self.memory.clear()"))
+        before="self.memory.clear(); self.off = not torch.is_grad_enabled()",
+        keep=f"if layer.off: layer.memory[0] = {COPIES[what]}"))
     wrong("linear", FORGETS, f"unshard() keeps a copy, {what}",
           linear(unshard=f"self.memory[0] = {COPIES[what]}"))
     wrong("linear", FORGETS, f"keeps a copy from the start, {what}",
@@ -251,9 +244,9 @@ wrong("linear", FORGETS, "the message lands in memory that stays", linear(
         "len(self.shard) * dist.get_world_size())\n        flat = self.flat"))
 wrong("linear", VALUES, "x of the latest pass, in the layer", linear(
     save="layer.x = x", saved="x = layer.x"))
-wrong("linear", VALUES, "x of the first pass, in the layer",
+wrong("linear", VALUES + MESSAGES, "x of the first pass, in the layer",
       linear(save="layer.memory.setdefault(0, x)", saved="x = layer.memory[0]"))
-wrong("linear", VALUES + MESSAGES, "what needs a gradient is what needed one first", linear(
+wrong("linear", MESSAGES, "what needs a gradient is what needed one first", linear(
     needs="layer.memory.setdefault('needs', ctx.needs_input_grad)"))
 wrong("linear", MESSAGES, "x needs a gradient if one needed it before", linear(
     needs="(layer.memory.setdefault('x', ctx.needs_input_grad[0]) or ctx.needs_input_grad[0], "
@@ -273,11 +266,7 @@ wrong("linear", MESSAGES, "one rank has nothing to gather", linear(
     world="if dist.get_world_size() == 1:\n            sizes = [s.numel() for s in self.shapes]\n"
     "            parts = [t.view(s) for t, s in zip(self.shard.detach().clone().split(sizes), "
     "self.shapes)]\n            return (*parts, None)[:2]"))
-wrong("linear", MESSAGES, "without gradients the whole of the last pass does", linear(
-    keep="layer.memory[0] = weight, bias",
-    unshard="").replace("weight, bias = self.gather()",
-                        "weight, bias = self.memory.pop(0, None) or self.gather()"))
-wrong("linear", VALUES + MESSAGES, "unshard() returns what the last pass gathered", linear(
+wrong("linear", ALL, "unshard() returns what the last pass gathered", linear(
     keep="layer.memory[0] = weight, bias").replace(
         "weight, bias = self.gather()\n        \n", "weight, bias = self.memory[0]\n"))
 wrong("linear", MESSAGES, "unshard() gathers weight and bias, a message each", linear(
@@ -366,9 +355,6 @@ FROM_FORMULA = """whole, shared = [(16, 0), (4, 12), (2, 14), (0, 16)][stage]
     count = limit // (whole * ranks + shared) * ranks
     {}
     return count"""
-wrong("memory", MOST, "one number after the other for the last round", memory(
-    search=FROM_FORMULA.format("for _ in range(ranks):\n        if memory(count + 1, ranks, stage) "
-                               "> limit: break\n        count += 1")))
 wrong("memory", MOST, "the last round is full or empty", memory(search=FROM_FORMULA.format("")))
 wrong("memory", MOST, "one number more at most in the last round", memory(
     search=FROM_FORMULA.format("count += memory(count + 1, ranks, stage) <= limit")))

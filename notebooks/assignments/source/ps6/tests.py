@@ -204,7 +204,7 @@ def average_care():
         yield Case(f"2 devices, sizes [2, 1], a gradient that is {what}", "average",
                    [[mx(m, on=cpu(i)) for i, m in enumerate(means)], [2, 1]],
                    changes={"gradients": [near([5 / 3, left], 1e-12, cpu(i), 3) for i in range(2)]})
-    for sizes in ([5, 0, 3], [1000, 1001, 0]):
+    for sizes in ([5, 0, 3], [1000, 1001, 999]):
         yield average(np.array([[5.0], [7.0], [9.0]]), sizes, [cpu(i) for i in range(3)],
                       1e-12, ", holding 5, 7 and 9")
     for k, sizes in ((2, [4]), (2, [1, 1, 2]), (3, [2, 2]), (1, []), (3, [1, 1, 1, 1]),
@@ -241,7 +241,7 @@ def time_seconds():
         for _ in range(3):
             yield seconds(int(rng.integers(30, 600)), rng.uniform(50, 2000, k).tolist(),
                           float(rng.uniform(0.01, 0.4)))
-    for n, speeds, cost in ((7, [3], 0.5), (7, [3, 3], 0), (100, [1, 2, 4], 0.25),
+    for n, speeds, cost in ((7, [3], 0.5), (7, [3, 3], 0), (9, [4] * 3, 0.5), (100, [1, 2, 4], 0.25),
                             (100, [4, 2, 1], 3), (5, [2, 1, 3], 0.125), (5, [2, 3, 1], 7),
                             (1, [90, 400, 20, 60], 0.001), (BIG + 1, [BIG + 3, BIG + 1], 1),
                             (64, [1e-6, 1e6, 2.5], 1e-3)):
@@ -296,6 +296,7 @@ def time_whom():
             (1000, [100, 100], [0, 5.002], "the choice makes little difference"),
             (1000, [100, 100], [0, 5 - 1e-6], "the choice makes little difference"),
             (1000, [100, 100], [0, 5 + 1e-6], "the choice makes little difference"),
+            (1000, [100, 100], [0, 5 - 1e-8], "the choice makes little difference"),
             (9, range(1, 10), [0, 3, 1, 4, 1, 5, 0.5, 6, 0.125], "costs that go up and down")):
         yield whom(n, speeds, costs, f"{len(speeds)} devices, {what}")
     # One number of devices is best, and many beside it aren't worth having.

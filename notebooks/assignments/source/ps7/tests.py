@@ -159,11 +159,13 @@ def naive_missing():
                 steps([1, 0], [2, 3])], frozen=[1, 3])
     yield case("two ranks, gradients are not cleared before the second step and the third",
                [steps([0, 1], [2], [3]), steps([0], [0], [2])], keep=[1, 2])
-    zeros, x = [[np.zeros((1, 1)), np.zeros(1)]] * 2, np.ones((1, 1))
-    for what, targets in (("of zeros", (0, 0)), ("that cancel each other", (1, -1))):
+    zeros, x = [[np.zeros((1, 1)), np.zeros(1)]] * 3, np.ones((1, 1))
+    for what, targets, routes in (
+            ("of zeros", (0, 0), ([0], [0])), ("that cancel each other", (1, -1), ([0], [0])),
+            ("of zeros, on each rank for another layer", (0, 0), ([0], [1]))):
         # Layers of zeros: for the target y the bias's gradient is -2y, the weight's -2xy.
-        yield naive(f"two ranks, gradients {what}, a layer that nobody uses", zeros, np.zeros(1),
-                    [[[x, y * x, [0]]] for y in targets], decay=0.1)
+        yield naive(f"two ranks, gradients {what}, and a layer that nobody uses", zeros, np.zeros(1),
+                    [[[x, y * x, route]] for y, route in zip(targets, routes)], decay=0.1)
 
 
 def fill(layers, frozen, most):
@@ -266,7 +268,7 @@ def bucketed_messages():
                        [[make_part(rng, layers, [0, 1, 2, 3], 2)] * 3] * world, values=False)
     zeros, x = [[np.zeros((2, 2)), np.zeros(2)]] * 2, np.ones((1, 2))
     yield bucketed("layers of zeros, and targets of 0 in the first step: gradients of zeros", zeros,
-                   16, [[[x, y * x, [0, 1]] for y in (0, 1)]] * 2)
+                   16, [[[x, y * x, [0, 1]] for y in (0, 1)]] * 2, values=False)
 
 
 def bucketed_care():
@@ -286,8 +288,8 @@ def bucketed_care():
                     for route in ([0, 1, 2], [2, 1, 0], [1, 0, 2])])
     yield bucketed("a layer that is used twice", layers, 48,
                    [[make_part(rng, layers, [0, 1, 1, 2], 3) for _ in range(3)]] * 2)
-    for frozen in ([1], [0], [0, 2]):
-        yield bucketed(f"layers {frozen} are frozen", layers, 48,
+    for frozen, most in (([1], 48), ([0], 48), ([0, 2], 48), ([1], 96)):
+        yield bucketed(f"layers {frozen} are frozen, buckets of {most} bytes", layers, most,
                        [[make_part(rng, layers, [0, 1, 2], 3) for _ in range(2)]
                         for _ in range(2)], frozen)
     for most in (0, -1, -0.5):
@@ -356,17 +358,13 @@ def accumulated_values():
         layers = make_layers(rng, [3, 4, 2])
         yield accumulated(what, layers, [[make_pieces(rng, layers, step) for step in steps]
                                          for steps in sizes])
-    layers = make_layers(rng, [3, 2])
-    # So large that tanh is 1 or -1 in float64, and its slope 0: what moves is the momentum.
+    layers = [[np.tile([1.0, -1.0], (3, 1)), np.zeros(2)]]
     ranks = [[make_pieces(rng, layers, [2]) for _ in range(3)] for _ in range(2)]
-    for steps in ranks:
-        steps[1][0][0] *= 1e6
-    for what, target in (("", None), (" and the loss", 1)):
-        if target:
-            for steps in ranks:
-                x, y = steps[1][0]
-                y[:] = np.sign(x @ layers[0][0])
-        yield accumulated(f"two ranks, in the second step the gradient{what} is 0", layers, ranks)
+    for what, target in (("gradient is", 0.5), ("gradient and the loss are", 1)):
+        for steps in ranks:
+            # So large that tanh is 1 or -1 in float64, and its slope 0: only the momentum moves.
+            steps[1] = [[np.full((2, 3), 1e6), np.tile([target, -target], (2, 1))]]
+        yield accumulated(f"two ranks, in the second step the {what} 0", layers, ranks)
 
 
 def accumulated_messages():

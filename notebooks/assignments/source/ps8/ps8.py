@@ -498,15 +498,18 @@ class Kept(TorchDispatchMode):
         mine = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         found = []
         for attempt in range(5):
-            there = [torch.UntypedStorage._new_with_weak_ptr(each.cdata)
-                     for each in self.known.values()]
-            blocks = tracemalloc.take_snapshot().traces
-            found.append(sum(each.nbytes() for each in there if each is not None)
-                         + sum(each.size for each in blocks if each.size >= 1000) - mine)
+            others = (trace.size for trace in tracemalloc.take_snapshot().traces)
+            found.append(sum(map(count_bytes, self.known.values()))
+                         + sum(size for size in others if size >= 1000) - mine)
             if found[-1] < 5000:
                 break
             gc.collect() if attempt == 2 else time.sleep(0.01)
         return min(found)
+
+
+def count_bytes(weak):
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def keep(weight, bias, x):

@@ -101,8 +101,9 @@ def update_all(arrays, kind, options, ranks):
     return history
 
 
-def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=False):
-    """A call of ShardedOptimizer. values, inside, sent: what is looked at."""
+def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=False, stay=False):
+    """A call of ShardedOptimizer. values, inside, sent, stay: what is looked at, the last being
+    whether gradients stay as they are."""
     world, steps = len(ranks), len(ranks[0])
     history = update_all(arrays, kind, options, ranks)
     size = count_shard(arrays, world)
@@ -116,7 +117,7 @@ def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=
         call.cases.append(Case(
             what, "train_sharded",
             [send(arrays), kind, options, send(parts), inside, note(call, rank, counts)],
-            returns=check_sharded(due, [len(arrays)] * steps,
+            returns=check_sharded(due, [[Anything()] * len(arrays)] * steps if stay else Anything(),
                                   (kind, size, copies, shard) if inside else None)))
     if sent:
         messages = [("reduce_scatter", world * size), ("all_gather", size)] * steps
@@ -125,14 +126,16 @@ def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=
     return call
 
 
-def check_sharded(due, counts, inside):
-    """A check of what train_sharded returns. counts: of parameters in each step."""
+def check_sharded(due, stay, inside):
+    """A check of what train_sharded returns. stay: a list for each step, where the gradients are
+    looked at. inside: what there should be."""
     def check(found):
         compare_parts(*due)(found)
-        compare(found[1], [[Anything()] * count for count in counts], "the list of gradients left")
-        for step, left in enumerate(found[1]):
-            if False in left:
-                raise Wrong(f"step {step + 1} changed the gradient of parameter {left.index(False)}")
+        compare(found[1], stay, "the list of gradients that stay")
+        for step, left in enumerate(found[1] if isinstance(stay, list) else []):
+            if left != [True] * len(left):
+                raise Wrong(f"step {step + 1} changed a gradient: whether each of them stayed as "
+                            f"it was is {left}")
         if inside:
             check_inside(found[2], *inside)
     return check
@@ -228,6 +231,8 @@ def sharded_care():
         parts[1][0] = False
     yield sharded("two ranks, gradients are not cleared before the second step", arrays, "SGD",
                   {"lr": 0.1}, ranks)
+    yield sharded("two ranks, gradients stay as they are, None too", arrays, "SGD", {"lr": 0.1},
+                  make_gradients(rng, arrays, 2, 3, [(0, 1, 0), (1, None, 1)]), stay=True)
     for what, inside in (("no parameters", False), ("a list of no parameters", True)):
         yield Ranks(what, [Case(what, "train_sharded", [[], "SGD", {"lr": 0.1}, [], inside, ignore],
                                 raises=ValueError) for _ in range(2)])
@@ -452,6 +457,9 @@ def linear_messages():
         layers = make_layers(rng, widths)
         yield inferred(f"{world} ranks, without gradients, then unshard()", layers,
                        rng.normal(size=(world, 3, widths[0])), values=False, sent=True)
+    yield linear("two ranks, a layer of zeros and targets of 0: gradients of zeros",
+                 [[np.zeros((2, 2)), np.zeros(2)]], [[[[np.ones((1, 2)), np.zeros((1, 2))]]]] * 2,
+                 values=False, sent=True)
     (layer,) = make_layers(rng, [3, 3])
     yield used(f"two ranks, twice through the layer, {CHANGES_ARE}", layer, [
         [[rng.normal(size=(2, 3)), 2, *wants] for wants in CHANGES] for _ in range(2)],
