@@ -221,8 +221,8 @@ for rank, (gradients, _, _) in enumerate(results):
 #    of all ranks' gradients.
 #
 # `.module` and calls are as in the first exercise. There may be any number of steps, each with one
-# backward pass, and before each the gradients are `None`. Zeros are sent as other gradients are. Raise `ValueError` if `bucket_bytes` is
-# not above 0.
+# backward pass, and before each the gradients are `None`. Zeros are sent as other gradients
+# are. Raise `ValueError` if `bucket_bytes` is not above 0.
 #
 # About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what you
 # need.

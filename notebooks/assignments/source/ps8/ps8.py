@@ -270,8 +270,8 @@ else:
 #    rank's own loss.
 # 4. The forward pass sends one all-gather, of the shards, even where there is only one rank, and
 #    then *forgets*: as long as the layer isn't computing, it keeps neither the whole weight nor a
-#    copy of it: not in pieces, in no other type, and not outside PyTorch either. (Its shard and `x`
-#    it may keep.)
+#    copy of it: not in pieces, not in another type, and not outside PyTorch. (Its shard and `x` it
+#    may keep.)
 # 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather of the shards.
 #    Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter of the flat
 #    gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
@@ -335,7 +335,7 @@ class Gathered(torch.autograd.Function):
 # One rank's training of some layers with $\tanh$ between them. Each step has pieces, pairs of
 # inputs and targets, whose gradients add up. `note` is called when a forward pass has ended.
 # `infer` computes without gradients, doubles the shards, and asks for the whole. `use` lets several
-# passes come through one layer, each so often as it says.
+# passes come through one layer, each as often as it says.
 
 
 # %% tags=["driver"]
