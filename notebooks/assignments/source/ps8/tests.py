@@ -232,7 +232,8 @@ def sharded_care():
     yield sharded("two ranks, gradients are not cleared before the second step", arrays, "SGD",
                   {"lr": 0.1}, ranks)
     yield sharded("two ranks, gradients stay as they are, None too", arrays, "SGD", {"lr": 0.1},
-                  make_gradients(rng, arrays, 2, 3, [(0, 1, 0), (1, None, 1)]), stay=True)
+                  make_gradients(rng, arrays, 2, 3, [(0, 1, 0), (1, None, 1)]), values=False,
+                  stay=True)
     for what, inside in (("no parameters", False), ("a list of no parameters", True)):
         yield Ranks(what, [Case(what, "train_sharded", [[], "SGD", {"lr": 0.1}, [], inside, ignore],
                                 raises=ValueError) for _ in range(2)])
