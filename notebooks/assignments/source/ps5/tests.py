@@ -225,8 +225,8 @@ def line_care():
     sizes = 1e8 * np.array([0.5, 0.001, 1, 0.25, 0.03])
     yield line("float64", sizes, 0.01 + sizes / 2e9)
     # So close that a solution in float64 need not have more than a few digits.
-    yield line("of 200000 and 200001 bytes", np.array([200000, 200001]), np.array([0.4, 0.400001]),
-               1e-3)
+    sizes = np.array([200000, 200001, 200002])
+    yield line("of 200000, 200001 and 200002 bytes", sizes, 0.2 + sizes / 1e6, 1e-3)
     for sizes in (np.array([8.0]), np.full(3, 512.0), np.full(2, 10**10), np.array([]),
                   np.full(3, 1000.1), np.full(6, 777.0)):
         yield Case(f"messages of {sizes.tolist()} bytes", "fit_line",

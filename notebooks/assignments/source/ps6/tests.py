@@ -199,11 +199,10 @@ def average_care():
                   [5, 3 * BIG + 1, BIG + 1]):
         for shape in ((4,), (2, 3)):
             yield case(rng.normal(size=(len(sizes), *shape)), sizes, ", float64", None, 1e-12)
-    for left, what in ((NAN, "not a number"), (INF, "infinite"), (-INF, "infinite, below zero")):
-        means = np.array([[1.0, left], [3, 4]])
-        yield Case(f"2 devices, sizes [2, 1], a gradient that is {what}", "average",
-                   [[mx(m, on=cpu(i)) for i, m in enumerate(means)], [2, 1]],
-                   changes={"gradients": [near([5 / 3, left], 1e-12, cpu(i), 3) for i in range(2)]})
+    means = np.array([[1.0, NAN], [3, 4]])
+    yield Case("2 devices, sizes [2, 1], a gradient that is not a number", "average",
+               [[mx(m, on=cpu(i)) for i, m in enumerate(means)], [2, 1]],
+               changes={"gradients": [near([5 / 3, NAN], 1e-12, cpu(i)) for i in range(2)]})
     for sizes in ([5, 0, 3], [1000, 1001, 999]):
         yield average(np.array([[5.0], [7.0], [9.0]]), sizes, [cpu(i) for i in range(3)],
                       1e-12, ", holding 5, 7 and 9")
