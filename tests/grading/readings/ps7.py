@@ -241,7 +241,7 @@ wrong("bucketed", MESSAGES + CARE, "a bucket is closed when it is full or more",
       bucketed(fits="size < bucket_bytes"))
 wrong("bucketed", MESSAGES + CARE, "layers have their own buckets", bucketed(
     fits="size + p.nbytes <= bucket_bytes and p.dim() != 1"))
-wrong("bucketed", MESSAGES + CARE, "frozen parameters take room",
+wrong("bucketed", CARE, "frozen parameters take room",
       bucketed(order="reversed([p for p in module.parameters()])").replace(
           "            p.register", "            if p.requires_grad: p.register").replace(
               "self.ready, self.sent, self.steps, self.learned = set()",
