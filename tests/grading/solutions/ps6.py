@@ -441,7 +441,7 @@ def cut(n, speeds):
         sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
 
 
-# %% wrong cut loses cut-care: float32 on the way | as many as they do in a second: these are not
+# %% wrong cut loses cut-values, cut-care: float32 on the way | remainders that differ by less than 1e-6
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError("no cut")

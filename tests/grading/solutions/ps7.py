@@ -501,7 +501,7 @@ class BucketedDDP(nn.Module):
         self.todo, self.got = [list(b) for b in self.buckets], set()
 
 
-# %% wrong bucketed loses bucketed-messages, bucketed-care: sends when the backward pass has ended | not all of
+# %% wrong bucketed loses bucketed-messages, bucketed-care: sends when the backward pass has ended | 0 of 2 buckets were sent when
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
@@ -527,7 +527,7 @@ class BucketedDDP(nn.Module):
                 p.grad = part.view_as(p) / dist.get_world_size()
 
 
-# %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | messages of
+# %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | 0 of 2 buckets were sent when
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
@@ -561,7 +561,7 @@ class BucketedDDP(nn.Module):
         self.ready, self.sent = set(), []
 
 
-# %% wrong bucketed loses bucketed-care: sends whichever bucket is complete first | different orders: .*other values
+# %% wrong bucketed loses bucketed-care: sends whichever bucket is complete first | 2 of 3 buckets were sent when
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()

@@ -1237,7 +1237,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-forgets: gathers again, and keeps the whole all the same | before the backward pass 1 tensor
+# %% wrong linear loses linear-forgets: gathers again, and keeps the whole all the same | are kept before the backward pass
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1287,7 +1287,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-forgets: the last whole weight stays on the layer | as large as the weight are kept
+# %% wrong linear loses linear-forgets: the last whole weight stays on the layer | are kept before the backward pass
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
@@ -1437,7 +1437,7 @@ class Apply(torch.autograd.Function):
         return gx, gs, None
 
 
-# %% wrong linear loses linear-forgets: the layer that was given stays, hidden in a list | before the backward pass
+# %% wrong linear loses linear-forgets: the layer that was given stays, hidden in a list | are kept when it is made
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()

@@ -79,7 +79,7 @@ print(f"done after {machine.clock() - begin:.1f} s")
 #   over the counted rounds, since other programs disturb some of them. Of an even number of rounds
 #   it is the mean of the two in the middle, as `np.median` has it.
 #
-# Raise `ValueError` where `steps` or `rounds` is below 1.
+# Raise `ValueError` where `steps` or `rounds` is below 1, before a step is handed out.
 #
 # About eleven lines.
 
@@ -154,7 +154,7 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 # by $10^{-8}$ of itself, so solve the linear problem: an iterative fit stops too early.
 #
 # The measurements come in any order, and a size may be there more than once: then each of its times
-# counts. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
+# counts, equal ones too. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
 # are. In all data that you are given, the best $\alpha$ and $B$ are above zero. Raise `ValueError`
 # where there are fewer than two different sizes, since nothing could tell $\alpha$ from $\beta$
 # there.

@@ -133,10 +133,17 @@ def measure_rounds():
         costs = np.sort(draw_seconds(rng, rounds + 1, 3), axis=0)
         yield measured("each round slower than the one before", costs)
         yield measured("each round quicker than the one before", costs[::-1], now=0)
+    # Times that are equal, side by side and apart, and rounds in which the clock stands still.
+    for times in ((3, 3, 3, 8, 9), (3, 8, 3, 9, 3), (0, 0, 0, 4, 5), (4, 0, 5, 0, 0)):
+        yield measured(f"rounds of {times} seconds after one of 30", [[30], *([t] for t in times)])
     for steps, rounds in ((0, 3), (3, 0), (2, -1), (-2, 3), (-1, -1), (0, 0)):
         machine = Machine([1.0], 0.0, 0.0, 1000.0)
         yield Case(f"{rounds} rounds of {steps} steps", "measure",
-                   [machine.push, machine.wait, machine.clock, steps, rounds], raises=ValueError)
+                   [refuse, machine.wait, machine.clock, steps, rounds], raises=ValueError)
+
+
+def refuse():
+    raise Wrong("a step was handed out before the ValueError")
 
 
 def check_numbers(names, due, within, mistakes=()):
@@ -167,7 +174,7 @@ def find_line(sizes, seconds):
     return float((c * d - b * e) / (a * c - b * b)), float((a * c - b * b) / (a * e - b * d))
 
 
-def line(what, sizes, seconds):
+def line(what, sizes, seconds, within=1e-8):
     alpha, bandwidth = find_line(sizes, seconds)
     mistakes = [("the two are the other way round", (bandwidth, alpha)),
                 ("the second is seconds per byte, not bytes per second", (alpha, 1 / bandwidth))]
@@ -176,7 +183,7 @@ def line(what, sizes, seconds):
         slope, start = np.polyfit(sizes.astype(float), seconds, 1, w=weight * np.ones(len(sizes)))
         mistakes.append((text, (start, 1 / slope)))
     return Case(f"{len(sizes)} messages, {what}", "fit_line", [numpy(sizes), numpy(seconds)],
-                returns=check_numbers(("alpha", "the bandwidth"), (alpha, bandwidth), 1e-8,
+                returns=check_numbers(("alpha", "the bandwidth"), (alpha, bandwidth), within,
                                       mistakes))
 
 
@@ -197,6 +204,11 @@ def line_values():
     for sizes in (np.linspace(9e6, 1e3, 10), np.linspace(10, 900, 7)):
         times = (0.3 + sizes / sizes.mean()) * (1 + 0.05 * rng.standard_normal(len(sizes)))
         yield line("in descending order" if sizes[0] > 10 else "small", sizes, times)
+    for what, sizes, times in (
+            ("one of them three times, apart", (1, 5, 1, 3, 1), (2.0, 6.0, 2.0, 5.0, 2.0)),
+            ("one of them three times, side by side", (5, 1, 1, 1, 3), (6.0, 2.0, 2.0, 2.0, 5.0)),
+            ("two sizes that took the same time", (1, 2, 4, 5), (3.0, 3.0, 5.0, 7.0))):
+        yield line(f"{what}: sizes {sizes}, times {times}", np.array(sizes), np.array(times))
 
 
 def line_care():
@@ -213,7 +225,11 @@ def line_care():
     yield line("sizes that are close", sizes, 0.005 + sizes / 1e6)
     sizes = 1e8 * np.array([0.5, 0.001, 1, 0.25, 0.03])
     yield line("float64", sizes, 0.01 + sizes / 2e9)
-    for sizes in (np.array([8.0]), np.full(3, 512.0), np.full(2, 10**10), np.array([])):
+    # So close that a solution in float64 need not have more than a few digits.
+    sizes = np.array([200000, 200001, 200002])
+    yield line("of 200000, 200001 and 200002 bytes", sizes, 0.2 + sizes / 1e6, 1e-3)
+    for sizes in (np.array([8.0]), np.full(3, 512.0), np.full(2, 10**10), np.array([]),
+                  np.full(3, 1000.1), np.full(6, 777.0)):
         yield Case(f"messages of {sizes.tolist()} bytes", "fit_line",
                    [numpy(sizes), numpy(np.linspace(1, 1.1, len(sizes)))], raises=ValueError)
 
@@ -267,7 +283,7 @@ def predict_care():
     rng = np.random.default_rng(56)
     whole = {"bytes": 55, "bandwidth": 7, "alpha": 1, "image": 2, "fixed": 3}
     for k, images in ((2, 7), (3, 11), (4, 5), (6, 6), (5, 1001), (1, 1), (9, 26), (16, 17),
-                      (200, 401)):
+                      (200, 401), (1000, 2001), (49, 49), (75, 525)):
         yield predicted(k, images, False, draw_costs(rng))
         yield predicted(k, images, False, whole, ", costs in whole numbers")
     for k, images in ((5, 2), (3, 1), (10, 9), (1, 1)):

@@ -41,9 +41,9 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 # 2. The examples that are left over go, one each, to the devices with the largest remainders, that
 #    is, to those who lost most by rounding. Of equal remainders the device with the lower number
 #    comes first.
-# 3. If some devices have nothing now, each of these gets one example and is done. The other
-#    devices share all the other examples among themselves anew, from rule 1 on, and so on until
-#    nobody has nothing.
+# 3. If some devices have nothing now, after rules 1 and 2, each of these gets one example and is
+#    done, all at once. The other devices share all the other examples among themselves anew, from
+#    rule 1 on, and so on until nobody has nothing.
 #
 # Rules 1 and 2 are those of chapter 12's first exercise. Rule 3 is not: there a device that is due
 # very little may get nothing. No test depends on a

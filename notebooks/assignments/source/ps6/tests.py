@@ -63,8 +63,11 @@ def cut_values():
                       (16, [2, 2, 8, 8, 5, 3, 2, 2]),
                       (64, [3, 5] * 8 + [8] * 4 + [2] * 16)):
         yield cut(n, speeds, ", equal remainders")
-    for speeds in ([6019, 1094, 5914], [7736, 9285, 4366], [8791, 1935, 9695]):
+    for speeds in ([6019, 1094, 5914], [7736, 9285, 4366], [8791, 1935, 9695],
+                   [79876, 65405, 61448]):
         yield cut(100, speeds, ", remainders that differ by less than 1e-4")
+    for speeds in ([1026362, 8822384, 55118103], [4486628, 6277773, 48940431]):
+        yield cut(100, speeds, ", remainders that differ by less than 1e-6")
     rng = np.random.default_rng(61)
     for k in (2, 3, 4, 5, 6, 9, 12):
         for _ in range(6):
@@ -83,6 +86,15 @@ def cut_few():
     for n, speeds in ((17, [1 / 16, 4, 5, 7, 16]), (17, [7, 1 / 16, 16, 5, 4]),
                       (17, [2, 2, 3, 5, 8, 8, 2, 2, 1 / 16])):
         yield cut(n, speeds, ", equal remainders when the others share")
+    # Readings of rule 3 that most inputs don't tell apart. The first three: who is due less than
+    # one, and gets one by rule 2, goes on sharing. The fourth: all who have nothing are done at
+    # once. The last two: the others share anew 9 and 14 times.
+    for n, speeds in ((10, [7, 2, 18]), (9, [38, 17, 159]), (7, [8, 3, 7, 19]),
+                      (13, [5, 8, 1, 1, 7, 3]),
+                      (15, [53, 46, 40, 47, 220, 53, 21, 223, 38, 4, 1, 21]),
+                      (21, [64, 2, 15, 303, 124, 114, 125, 125, 6, 308, 105, 92, 3, 105, 115, 106,
+                            110, 61, 23, 135])):
+        yield cut(n, speeds, f", speeds {speeds}")
     rng = np.random.default_rng(62)
     for k in (2, 3, 4, 5, 6, 9, 12):
         for _ in range(6):
@@ -117,6 +129,10 @@ def cut_care():
                    [NAN], [2, NAN], [NAN, 2, 2], [1, NAN, 2], [INF], [INF, 2, 2], [2, INF, 2],
                    [2, 2, INF], [-INF, 2], [INF, INF]):
         yield Case(f"speeds {speeds}", "cut", [40, speeds], raises=ValueError)
+    for n, speeds in ((40, [0, 0]), (40, [-2, -2]), (1, [0]), (1, [NAN]), (2, [1, 0]), (2, [-1, -1]),
+                      (3, [1, INF, 1]), (3, [NAN, 1, 1]), (40, [-1, -1, 5]), (1, [1, 0]),
+                      (-1, [1])):
+        yield Case(f"{n} examples, speeds {speeds}", "cut", [n, speeds], raises=ValueError)
     for n, speeds in ((60, [100, 300, 200]), (7, [5]), (10, [3, 1, 1, 1]), (10, [1.5, 2.25]),
                       (3, [90, 5, 5]), (9, [2] * 9), (24, [1, 17, 72, 2, 9])):
         yield whole(n, speeds)
@@ -187,6 +203,9 @@ def average_care():
     yield Case("2 devices, sizes [2, 1], a gradient that is not a number", "average",
                [[mx(m, on=cpu(i)) for i, m in enumerate(means)], [2, 1]],
                changes={"gradients": [near([5 / 3, NAN], 1e-12, cpu(i)) for i in range(2)]})
+    for sizes in ([5, 0, 3], [1000, 1001, 999]):
+        yield average(np.array([[5.0], [7.0], [9.0]]), sizes, [cpu(i) for i in range(3)],
+                      1e-12, ", holding 5, 7 and 9")
     for k, sizes in ((2, [4]), (2, [1, 1, 2]), (3, [2, 2]), (1, []), (3, [1, 1, 1, 1]),
                      (9, [1] * 8), (2, [3, 1, 0]), (1, [3, 0])):
         yield Case(f"{k} gradients, sizes {sizes}", "average",
@@ -221,7 +240,7 @@ def time_seconds():
         for _ in range(3):
             yield seconds(int(rng.integers(30, 600)), rng.uniform(50, 2000, k).tolist(),
                           float(rng.uniform(0.01, 0.4)))
-    for n, speeds, cost in ((7, [3], 0.5), (7, [3, 3], 0), (100, [1, 2, 4], 0.25),
+    for n, speeds, cost in ((7, [3], 0.5), (7, [3, 3], 0), (9, [4] * 3, 0.5), (100, [1, 2, 4], 0.25),
                             (100, [4, 2, 1], 3), (5, [2, 1, 3], 0.125), (5, [2, 3, 1], 7),
                             (1, [90, 400, 20, 60], 0.001), (BIG + 1, [BIG + 3, BIG + 1], 1),
                             (64, [1e-6, 1e6, 2.5], 1e-3)):
@@ -276,8 +295,13 @@ def time_whom():
             (1000, [100, 100], [0, 5.002], "the choice makes little difference"),
             (1000, [100, 100], [0, 5 - 1e-6], "the choice makes little difference"),
             (1000, [100, 100], [0, 5 + 1e-6], "the choice makes little difference"),
+            (1000, [100, 100], [0, 5 - 1e-8], "the choice makes little difference"),
             (9, range(1, 10), [0, 3, 1, 4, 1, 5, 0.5, 6, 0.125], "costs that go up and down")):
         yield whom(n, speeds, costs, f"{len(speeds)} devices, {what}")
+    # One number of devices is best, and many beside it aren't worth having.
+    for costs in ([0] + [40] * 7 + [1], [0, 40, 40, 40, 1] + [40] * 4,
+                  [0, 1, 40, 40, 40, 40, 1, 40, 40]):
+        yield whom(90, [5] * 9, costs, f"90 examples, nine devices of speed 5, costs {costs}")
     rng = np.random.default_rng(66)
     for k in (2, 3, 4, 5, 6, 9, 12):
         for _ in range(4 if k < 9 else 1):

@@ -38,7 +38,8 @@ from torch import nn
 # %% [markdown]
 # The network, in float64: layers $\tanh(x W_i + b_i)$, and a buffer, `shift`, that is added to the
 # inputs. `route` says which layers an input passes, in which order: `[0, 1]` both layers, `[0, 0]`
-# the first one twice, and with `[1]` the first gets no gradient.
+# the first one twice, and with `[1]` the first gets no gradient. `note`, if there is one, is called
+# whenever a backward pass comes to a layer.
 
 
 # %% tags=["given"]
@@ -52,10 +53,12 @@ class Net(nn.Module):
             for i, layer in enumerate(layers) for array in layer)
         self.register_buffer("shift", torch.tensor(shift))
 
-    def forward(self, x, route):
+    def forward(self, x, route, note=None):
         x = x + self.shift
         for i in route:
             x = torch.tanh(x @ self.layers[2 * i] + self.layers[2 * i + 1])
+            if note and x.requires_grad:
+                x.register_hook(lambda gradient, i=i: note(f"layer {i}"))
         return x
 
 
@@ -86,14 +89,16 @@ print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got 
 #
 # `NaiveDDP(module)` is a module around another one:
 #
-# - It keeps it as `.module`, passes all inputs to it, keyword arguments too, and returns its output.
+# - It keeps it, and no copy, as `.module`, passes all inputs to it, keyword arguments too, and
+#   returns its output.
 # - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too. All
 #   are contiguous.
 # - `finish_gradient_synchronization()` is called after each backward pass. Then each gradient
 #   becomes the sum of all ranks' gradients, divided by the number of ranks. Where a parameter has
 #   no gradient (`grad` is `None`), that rank counts as zeros; but a parameter that has a gradient
-#   on *no* rank keeps `None`, so that weight decay leaves it alone. Which parameters have one may
-#   change from step to step and from rank to rank. A frozen parameter gets none.
+#   on *no* rank keeps `None`, so that weight decay leaves it alone. Zeros are a gradient. Which
+#   parameters have one may change from step to step and from rank to rank, and a gradient that
+#   wasn't cleared is one, too. A frozen parameter gets none.
 #
 # About fifteen lines.
 
@@ -137,19 +142,24 @@ class NaiveDDP(nn.Module):
 
 
 # %% tags=["driver"]
-def train_naive(layers, shift, frozen, steps, rate, decay):
-    """(the gradients of each step once they are synchronized, parameters and buffer at the end)."""
-    model = NaiveDDP(Net(layers, shift, frozen))
-    parameters = list(model.module.parameters())
+def train_naive(layers, shift, frozen, steps, rate, decay, keep=()):
+    """(the gradients of each step once they are synchronized, parameters and buffer at the end).
+
+    keep: numbers of steps before which gradients are not cleared.
+    """
+    net = Net(layers, shift, frozen)
+    model = NaiveDDP(net)
+    parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, rate, weight_decay=decay)
     gradients = []
-    for x, y, route in steps:
-        optimizer.zero_grad()
+    for number, (x, y, route) in enumerate(steps):
+        if number not in keep:
+            optimizer.zero_grad()
         (model(torch.tensor(x), route=route) - torch.tensor(y)).pow(2).mean().backward()
         model.finish_gradient_synchronization()
         gradients.append([copy(p.grad) for p in parameters])
         optimizer.step()
-    return gradients, [copy(p) for p in parameters], copy(model.module.shift)
+    return gradients, [copy(p) for p in parameters], copy(net.shift)
 
 
 # %% [markdown]
@@ -205,15 +215,16 @@ for rank, (gradients, _, _) in enumerate(results):
 # 2. Each bucket is one `all_reduce` of one flat tensor, which has as many numbers as the gradients
 #    in it, and nothing else is sent.
 # 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on,
-#    each as soon as all its gradients are there and the ones before have been sent. So all have
-#    been sent when the backward pass ends. Gradients don't always become ready in this order. Use
-#    `async_op=True`, so that the backward pass goes on meanwhile.
+#    each as soon as all its gradients are there and the ones before have been sent, while the
+#    backward pass still has other layers to do. So all have been sent when it ends. Gradients
+#    don't always become ready in this order. Use `async_op=True`, so that the backward pass goes
+#    on meanwhile.
 # 4. `finish_gradient_synchronization()` waits for the messages. Then each `grad` is the mean
 #    of all ranks' gradients.
 #
 # `.module` and calls are as in the first exercise. There may be any number of steps, each with one
-# backward pass, and before each the gradients are `None`. Raise `ValueError` if `bucket_bytes` is
-# not above 0.
+# backward pass, and before each the gradients are `None`. Zeros are sent as other gradients
+# are. Raise `ValueError` if `bucket_bytes` is not above 0.
 #
 # About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what you
 # need.
@@ -264,21 +275,23 @@ class BucketedDDP(nn.Module):
 
 
 # %% [markdown]
-# One rank's training again. `note` is called when a backward pass has ended, before
-# `finish_gradient_synchronization()`.
+# One rank's training again. `note` is called when a backward pass comes to a layer, and when it has
+# ended, before `finish_gradient_synchronization()`.
 
 
 # %% tags=["driver"]
 def train_bucketed(layers, frozen, bucket_bytes, steps, rate, note):
     """(the gradients of each step once they are synchronized, parameters at the end)."""
-    model = BucketedDDP(Net(layers, np.zeros(layers[0][0].shape[0]), frozen), bucket_bytes)
-    parameters = list(model.module.parameters())
+    net = Net(layers, np.zeros(layers[0][0].shape[0]), frozen)
+    model = BucketedDDP(net, bucket_bytes)
+    parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, rate, momentum=0.5)
     gradients = []
     for x, y, route in steps:
         optimizer.zero_grad()
-        (model(torch.tensor(x), route=route) - torch.tensor(y)).pow(2).mean().backward()
-        note()
+        output = model(torch.tensor(x), route=route, note=note)
+        (output - torch.tensor(y)).pow(2).mean().backward()
+        note("end")
         model.finish_gradient_synchronization()
         gradients.append([copy(p.grad) for p in parameters])
         optimizer.step()
@@ -286,7 +299,7 @@ def train_bucketed(layers, frozen, bucket_bytes, steps, rate, note):
 
 
 # %% [markdown]
-# `logged` calls it, and notes how many numbers each all-reduce has.
+# `logged` calls it, and notes how many numbers each all-reduce has, and when it was sent.
 
 
 # %%
@@ -299,7 +312,7 @@ def logged(*given):
 
     dist.all_reduce = note_size
     try:
-        return *train_bucketed(*given, lambda: log.append("backward ended")), log
+        return *train_bucketed(*given, log.append), log
     finally:
         dist.all_reduce = all_reduce
 
@@ -318,28 +331,29 @@ def with_buckets(bucket_bytes, routes=([0, 1], [0, 1]), frozen=()):
 layer = [[[np.zeros((1, 1)), np.zeros(1)]], []]   # gradients: as in the first exercise
 for bucket_bytes in (8, 16):
     for rank, (gradients, _) in enumerate(on_each(train_bucketed, [
-            [*layer, bucket_bytes, [[x, -1 * x, [0]]], 0.1, lambda: None],
-            [*layer, bucket_bytes, [[3 * x, -2 * x, [0]]], 0.1, lambda: None]])):
+            [*layer, bucket_bytes, [[x, -1 * x, [0]]], 0.1, lambda word: None],
+            [*layer, bucket_bytes, [[3 * x, -2 * x, [0]]], 0.1, lambda word: None]])):
         found = [g.item() for g in gradients[0]]
         assert found == [7, 3], (
             f"buckets of {bucket_bytes} bytes, rank {rank}: the gradients are {found}, not [7, 3]: "
             "for the weight the mean of 2 and 12, for the bias that of 2 and 4")
 
 # %% nbgrader={"grade_id": "bucketed-messages", "points": 2}
-for size, expected in ((48, [6, 6]), (47, [2, 4, 2, 4]), (64, [8, 4]), (1, [2, 4, 2, 4]),
-                       (1000, [12])):
+for size, first, second in ((48, [6], [6]), (47, [2, 4], [2, 4]), (64, [], [8, 4]),
+                            (1, [2, 4], [2, 4]), (1000, [], [12])):
     for rank, (_, _, log) in enumerate(with_buckets(size)):
-        due = [*expected, "backward ended"] * 2
+        due = ["layer 1", *first, "layer 0", *second, "end"] * 2
         assert log == due, f"buckets of {size} bytes, two steps, rank {rank}: {log}, not {due}"
 
 # %% nbgrader={"grade_id": "bucketed-care", "points": 1}
 # On rank 1 layer 0 is the last one, so its gradients come first; on rank 0 layer 1's do.
-(one, _, log), (two, _, _) = with_buckets(48, ([0, 1], [1, 0]))
-assert log == [6, 6, "backward ended"] * 2, f"layers in another order: {log}"
+(one, _, log), (two, _, log1) = with_buckets(48, ([0, 1], [1, 0]))
+assert log == ["layer 1", 6, "layer 0", 6, "end"] * 2, f"rank 0, layers in order: {log}"
+assert log1 == ["layer 0", "layer 1", 6, 6, "end"] * 2, f"rank 1, in another order: {log1}"
 for a, b in zip(one[0], two[0]):
     assert np.allclose(a, b), "layers in another order on rank 1: the ranks' gradients differ"
 for _, _, log in with_buckets(48, frozen=[0]):
-    due = [6, "backward ended"] * 2
+    due = ["layer 1", 6, "end"] * 2
     assert log == due, f"the first layer is frozen: {log}, not {due}"
 for bucket_bytes in (0, -1):
     try:
@@ -399,8 +413,13 @@ def accumulate(layers, frozen, steps, rate):
     """(the loss of each step, the parameters at the end) on one rank, whose pieces are `steps`."""
     net = Net(layers, np.zeros(layers[0][0].shape[0]), frozen)
     optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.5)
-    losses = [train_step(net, optimizer, [(torch.tensor(x), torch.tensor(y)) for x, y in pieces])
-              for pieces in steps]
+    losses = []
+    for pieces in steps:
+        losses.append(train_step(net, optimizer,
+                                 [(torch.tensor(x), torch.tensor(y)) for x, y in pieces]))
+        for p in net.parameters():
+            if p.requires_grad:
+                p.grad = torch.ones_like(p)  # left there, for the next step to find
     return losses, [copy(p) for p in net.parameters()]
 
 

@@ -36,6 +36,11 @@ def differentiate(arrays, trained, shift, x, y, route, total="mean"):
     return loss.item(), [None if g is None else g.numpy() for g in gradients]
 
 
+def add(before, gradient):
+    """What a backward pass makes of the gradient that was there."""
+    return (gradient if before is None else before if gradient is None else before + gradient)
+
+
 def mean(gradients):
     """Over ranks, of which None counts as zeros; None where all are."""
     there = [g for g in gradients if g is not None]
@@ -50,13 +55,16 @@ def update(arrays, gradients, speeds, rate, decay=0.0, momentum=0.0):
             for a, g, v in zip(arrays, gradients, speeds)], speeds
 
 
-def train(layers, shift, frozen, ranks, rate, **options):
-    """(mean gradients of each step, arrays at the end). ranks: [rank][step] -> (x, y, route)."""
+def train(layers, shift, frozen, ranks, rate, keep=(), **options):
+    """(mean gradients of each step, arrays at the end). ranks: [rank][step] -> (x, y, route).
+    keep: numbers of steps before which gradients are not cleared."""
     arrays = [array for layer in layers for array in layer]
     trained = [i // 2 not in frozen for i in range(len(arrays))]
     history, speeds = [], [0.0] * len(arrays)
-    for parts in zip(*ranks):
+    for step, parts in enumerate(zip(*ranks)):
         found = [differentiate(arrays, trained, shift, *part)[1] for part in parts]
+        if step in keep:
+            found = [[add(*pair) for pair in zip(history[-1], one)] for one in found]
         history.append([mean(each) for each in zip(*found)])
         arrays, speeds = update(arrays, history[-1], speeds, rate, **options)
     return history, arrays
@@ -85,17 +93,18 @@ def compare_parts(*parts):
     return check
 
 
-def naive(what, layers, shift, ranks, frozen=(), rate=0.3, decay=0.0, others=None):
+def naive(what, layers, shift, ranks, frozen=(), rate=0.3, decay=0.0, others=None, keep=()):
     """A call of NaiveDDP. ranks: [rank][step] -> (x, y, route). others: (layers, shift) with
-    which ranks 1, 2, ... come."""
-    history, arrays = train(layers, shift, frozen, ranks, rate, decay=decay)
+    which ranks 1, 2, ... come. keep: as above."""
+    history, arrays = train(layers, shift, frozen, ranks, rate, keep, decay=decay)
     check = compare_parts(("the gradients", close(history), "step", "parameter"),
                           ("the parameters at the end", close(arrays), "parameter"),
                           ("the buffer", numpy(shift)))
     begins = [(layers, shift), *(others or [(layers, shift)] * (len(ranks) - 1))]
     return Ranks(what, [
         Case(what, "train_naive",
-             [send(mine), numpy(own), list(frozen), send(steps), rate, decay], returns=check)
+             [send(mine), numpy(own), list(frozen), send(steps), rate, decay, list(keep)],
+             returns=check)
         for (mine, own), steps in zip(begins, ranks)])
 
 
@@ -135,8 +144,8 @@ def naive_missing():
     def steps(*routes):
         return [make_part(rng, layers, route, 3) for route in routes]
 
-    def case(what, ranks, frozen=()):
-        return naive(what, layers, rng.normal(size=2), ranks, frozen, decay=0.1)
+    def case(what, ranks, frozen=(), keep=()):
+        return naive(what, layers, rng.normal(size=2), ranks, frozen, decay=0.1, keep=keep)
 
     yield case("each of two ranks uses another layer", [steps([0]), steps([1])])
     yield case("two ranks, a layer that nobody uses", [steps([0, 1, 3])] * 2)
@@ -148,17 +157,44 @@ def naive_missing():
     yield case("four ranks, some layers are frozen",
                [steps([0, 1], [2]), steps([0, 1], [1, 2]), steps([2, 3], [0, 3]),
                 steps([1, 0], [2, 3])], frozen=[1, 3])
+    yield case("two ranks, gradients are not cleared before the second step and the third",
+               [steps([0, 1], [2], [3]), steps([0], [0], [2])], keep=[1, 2])
+    zeros, x = [[np.zeros((1, 1)), np.zeros(1)]] * 3, np.ones((1, 1))
+    for what, targets, routes in (
+            ("of zeros", (0, 0), ([0], [0])), ("that cancel each other", (1, -1), ([0], [0])),
+            ("of zeros, on each rank for another layer", (0, 0), ([0], [1]))):
+        # Layers of zeros: for the target y the bias's gradient is -2y, the weight's -2xy.
+        yield naive(f"two ranks, gradients {what}, and a layer that nobody uses", zeros, np.zeros(1),
+                    [[[x, y * x, route]] for y, route in zip(targets, routes)], decay=0.1)
 
 
 def fill(layers, frozen, most):
-    """Numbers in each bucket, by the rules of exercise 2."""
-    sizes = [array.size for i, layer in enumerate(layers) for array in layer if i not in frozen]
+    """[[(layer, numbers), ...], ...]: what is in each bucket, by the rules of exercise 2."""
+    pieces = [(i, array.size) for i, layer in enumerate(layers) for array in layer
+              if i not in frozen]
     buckets = []
-    for size in reversed(sizes):
-        if not buckets or 8 * (buckets[-1] + size) > most:
-            buckets.append(0)
-        buckets[-1] += size
+    for piece in reversed(pieces):
+        if not buckets or 8 * (count(buckets[-1]) + piece[1]) > most:
+            buckets.append([])
+        buckets[-1].append(piece)
     return buckets
+
+
+def count(bucket):
+    return sum(numbers for _, numbers in bucket)
+
+
+def list_stations(buckets, frozen, route):
+    """[(where a backward pass is, how many buckets have been sent by then), ...]."""
+    stations = []
+    for place in reversed(range(len(route))):
+        # A layer's gradients are there when the pass is through with the first use of the layer.
+        late = set(route[:place + 1])
+        if late - set(frozen):   # else the pass doesn't come here
+            sent = next((i for i, bucket in enumerate(buckets)
+                         if late & {layer for layer, _ in bucket}), len(buckets))
+            stations.append((f"the backward pass came to layer {route[place]}", sent))
+    return [*stations, ("the backward pass ended", len(buckets))]
 
 
 def bucketed(what, layers, bucket_bytes, ranks, frozen=(), sent=True, values=True):
@@ -169,12 +205,12 @@ def bucketed(what, layers, bucket_bytes, ranks, frozen=(), sent=True, values=Tru
            ("the parameters at the end", close(arrays), "parameter")]
     if not values:
         due = [(name, Anything()) for name, *_ in due]
-    buckets, ends = fill(layers, frozen, bucket_bytes), [[] for _ in ranks]
-    steps = len(ranks[0])
+    buckets, counts = fill(layers, frozen, bucket_bytes), [[] for _ in ranks]
+    sizes, steps = [count(bucket) for bucket in buckets], len(ranks[0])
     call = Ranks(what, [])
     call.cases = [
         Case(what, "train_bucketed",
-             [send(layers), list(frozen), bucket_bytes, send(steps), 0.2, note(call, rank, ends)],
+             [send(layers), list(frozen), bucket_bytes, send(steps), 0.2, note(call, rank, counts)],
              returns=compare_parts(*due))
         for rank, steps in enumerate(ranks)]
 
@@ -183,25 +219,30 @@ def bucketed(what, layers, bucket_bytes, ranks, frozen=(), sent=True, values=Tru
             raise Wrong(f"a {next(one.kind for one in record if one.kind != 'all_reduce')} "
                         "was sent; only buckets are to be")
         found = [one.numbers for one in record]
-        if found != buckets * steps:
+        if found != sizes * steps:
             raise Wrong(f"the messages of {steps} step{'s' * (steps > 1)} have {found} numbers, "
-                        f"not {buckets * steps}")
-        for rank, counts in enumerate(ends):
-            due = [len(buckets) * (step + 1) for step in range(steps)]
-            if counts != due:
-                step = next(i for i in range(steps) if counts[i:i + 1] != due[i:i + 1])
-                raise Wrong(f"rank {rank}, step {step + 1}: not all of {len(buckets)} buckets were "
-                            "sent when the backward pass ended")
+                        f"not {sizes * steps}")
+        for rank, parts in enumerate(ranks):
+            due = [(step, when, len(buckets) * step + sent) for step, (*_, route) in enumerate(parts)
+                   for when, sent in list_stations(buckets, frozen, route)]
+            if len(counts[rank]) != len(due):
+                raise Wrong(f"rank {rank}: a backward pass came to {len(counts[rank])} layers and "
+                            f"ends, not {len(due)}")
+            for (step, when, sent), found in zip(due, counts[rank]):
+                if found != sent:
+                    raise Wrong(f"rank {rank}, step {step + 1}: {found - len(buckets) * step} of "
+                                f"{len(buckets)} buckets were sent when {when}, not "
+                                f"{sent - len(buckets) * step}")
 
     call.messages = look if sent else None
     return call
 
 
-def note(call, rank, ends):
-    """The function `note` of train_bucketed: it notes what the rank has sent by then."""
-    def ended():
-        ends[rank].append(len(call.exchange.record[rank]))
-    return ended
+def note(call, rank, counts):
+    """The function `note` of train_bucketed: it notes how much the rank has sent by then."""
+    def noted(word):
+        counts[rank].append(len(call.exchange.record[rank]))
+    return noted
 
 
 def bucketed_values():
@@ -225,6 +266,9 @@ def bucketed_messages():
         layers = make_layers(rng, [3, 4, 2, 5, 1])
         yield bucketed(f"{world} ranks, four layers, buckets of {most} bytes", layers, most,
                        [[make_part(rng, layers, [0, 1, 2, 3], 2)] * 3] * world, values=False)
+    zeros, x = [[np.zeros((2, 2)), np.zeros(2)]] * 2, np.ones((1, 2))
+    yield bucketed("layers of zeros, and targets of 0 in the first step: gradients of zeros", zeros,
+                   16, [[[x, y * x, [0, 1]] for y in (0, 1)]] * 2, values=False)
 
 
 def bucketed_care():
@@ -235,13 +279,17 @@ def bucketed_care():
         for route in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
             yield bucketed(f"layers in the order {route}, buckets of {most} bytes", layers, most,
                            [[make_part(rng, layers, route, 3) for _ in range(2)]] * 2)
+    for most in (48, 1):
+        yield bucketed(f"another order of layers in each step, buckets of {most} bytes", layers,
+                       most, [[make_part(rng, layers, route, 3)
+                               for route in ([2, 1, 0], [1, 0, 2], [0, 1, 2])]] * 2)
     yield bucketed("ranks with layers in different orders", layers, 48,
                    [[make_part(rng, layers, route, 3) for _ in range(2)]
                     for route in ([0, 1, 2], [2, 1, 0], [1, 0, 2])])
     yield bucketed("a layer that is used twice", layers, 48,
                    [[make_part(rng, layers, [0, 1, 1, 2], 3) for _ in range(3)]] * 2)
-    for frozen in ([1], [0], [0, 2]):
-        yield bucketed(f"layers {frozen} are frozen", layers, 48,
+    for frozen, most in (([1], 48), ([0], 48), ([0, 2], 48), ([1], 96)):
+        yield bucketed(f"layers {frozen} are frozen, buckets of {most} bytes", layers, most,
                        [[make_part(rng, layers, [0, 1, 2], 3) for _ in range(2)]
                         for _ in range(2)], frozen)
     for most in (0, -1, -0.5):
@@ -310,6 +358,13 @@ def accumulated_values():
         layers = make_layers(rng, [3, 4, 2])
         yield accumulated(what, layers, [[make_pieces(rng, layers, step) for step in steps]
                                          for steps in sizes])
+    layers = [[np.tile([1.0, -1.0], (3, 1)), np.zeros(2)]]
+    ranks = [[make_pieces(rng, layers, [2]) for _ in range(3)] for _ in range(2)]
+    for what, target in (("gradient is", 0.5), ("gradient and the loss are", 1)):
+        for steps in ranks:
+            # So large that tanh is 1 or -1 in float64, and its slope 0: only the momentum moves.
+            steps[1] = [[np.full((2, 3), 1e6), np.tile([target, -target], (2, 1))]]
+        yield accumulated(f"two ranks, in the second step the {what} 0", layers, ranks)
 
 
 def accumulated_messages():

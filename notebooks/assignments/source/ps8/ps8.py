@@ -121,8 +121,8 @@ def logged(function, *given):
 # 4. `step()` sends two messages, even where there is only one rank: a reduce-scatter, into which each rank puts its
 #    flat gradient with its zeros, and an all-gather, into which each puts its shard. Nothing else
 #    is sent, neither then nor before.
-# 5. `step()` leaves the parameters' gradients as they are, and `zero_grad()` clears them: to zeros
-#    or to `None`, as you like.
+# 5. `step()` leaves the parameters' gradients as they are, `None` too, and `zero_grad()` clears
+#    them: to zeros or to `None`, as you like. A list of parameters stays as it is.
 #
 # Nobody else writes into the parameters. All of them get the same options, and the optimizer works
 # element by element, as SGD, Adam and AdamW do. About twenty-four lines.
@@ -168,7 +168,8 @@ class ShardedOptimizer:
 # %% [markdown]
 # The tests call your class through this function: one rank's training. Each step has a gradient
 # for each parameter, or `None`, which a backward pass adds to what is there, and says whether the
-# gradients are cleared before. `note` is called before each of your steps.
+# gradients are cleared before. `note` is called before each of your steps. Where `inside` is true
+# your class gets a list, else an iterator.
 
 
 # %% tags=["driver"]
@@ -182,10 +183,12 @@ def look_inside(inner):
 
 
 def train_sharded(arrays, kind, options, steps, inside, note):
-    """(the parameters after each step, what is inside at the end, if `inside`)."""
+    """(the parameters after each step, whether it left each gradient as it was, what is inside at
+    the end, if `inside`)."""
     params = [nn.Parameter(torch.tensor(array)) for array in arrays]
-    optimizer = ShardedOptimizer(iter(params), getattr(torch.optim, kind), **options)
-    history = []
+    optimizer = ShardedOptimizer(params if inside else iter(params), getattr(torch.optim, kind),
+                                 **options)
+    history, left = [], []
     for clear, gradients in steps:
         if clear:
             optimizer.zero_grad()
@@ -193,9 +196,12 @@ def train_sharded(arrays, kind, options, steps, inside, note):
         if losses:
             sum(losses).backward()
         note("backward pass ended")
+        before = [copy(p.grad) for p in params]
         optimizer.step()
         history.append([copy(p) for p in params])
-    return history, look_inside(optimizer.inner) if inside else None
+        left.append([p.grad is None if old is None else np.array_equal(old, copy(p.grad))
+                     for old, p in zip(before, params)])
+    return history, left, look_inside(optimizer.inner) if inside else None
 
 
 # %% [markdown]
@@ -213,15 +219,16 @@ def ignore(word):
 
 
 # %% nbgrader={"grade_id": "sharded-values", "points": 2}
-for rank, (history, _) in enumerate(on_each(train_sharded, [
+for rank, (history, left, _) in enumerate(on_each(train_sharded, [
         [arrays, "SGD", {"lr": 1.0}, steps, False, ignore] for steps in by_hand])):
     (vector, number), = history
     assert np.allclose(vector, [-1, -1]), f"rank {rank}: (1, 2) - (2, 3) isn't {vector}"
     assert np.allclose(number, 2.5), f"rank {rank}: 3 - 0.5 isn't {number}"
+    assert left == [[True, True]], f"rank {rank}: the step changed a gradient: {left}"
 
 # Momentum goes on where there is no gradient: 0.5 of (2, 3), and 0.5 of 0.5.
 nothing = [True, [None, None]]
-for rank, (history, _) in enumerate(on_each(train_sharded, [
+for rank, (history, _, _) in enumerate(on_each(train_sharded, [
         [arrays, "SGD", {"lr": 1.0, "momentum": 0.5}, [*steps, nothing], False, ignore]
         for steps in by_hand])):
     assert np.allclose(history[1][0], [-2, -2.5]), \
@@ -236,7 +243,7 @@ for rank, log in enumerate(on_each(logged, [
     assert log == due, f"rank {rank}, two steps: {log}, not {due}"
 
 # %% nbgrader={"grade_id": "sharded-care", "points": 1}
-for rank, (_, found) in enumerate(on_each(train_sharded, [
+for rank, (_, _, found) in enumerate(on_each(train_sharded, [
         [arrays, "Adam", {"lr": 0.1}, steps, True, ignore] for steps in by_hand])):
     kind, shapes, numbers, shard = found
     assert (kind, shapes) == ("Adam", [(2,)]), f"rank {rank}: {kind} updates {shapes}"
@@ -264,7 +271,8 @@ else:
 #    rank's own loss.
 # 4. The forward pass sends one all-gather, of the shards, even where there is only one rank, and
 #    then *forgets*: as long as the layer isn't computing, it keeps neither the whole weight nor a
-#    copy of it. (Its shard and `x` it may keep.)
+#    copy of it: not in pieces, not in another type, and not outside PyTorch. (Its shard and `x` it
+#    may keep.)
 # 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather of the shards.
 #    Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter of the flat
 #    gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
@@ -273,8 +281,9 @@ else:
 #    had in `linear`, as they are now. A bias that isn't there is `None`.
 #
 # Autograd doesn't look into messages: write a `torch.autograd.Function`. Its `ctx.needs_input_grad`
-# says which of its inputs need a gradient. Each pass and each rank has its own `x`. An optimizer may change the shards between a backward
-# pass and the next forward pass. About thirty lines.
+# says which of its inputs need a gradient. Each pass and each rank has its own `x`, and a pass may
+# come through the layer twice. What needs a gradient may change from pass to pass. An optimizer may
+# change the shards between a backward pass and the next forward pass. About thirty lines.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "linear", "solution": true}
@@ -326,7 +335,8 @@ class Gathered(torch.autograd.Function):
 # %% [markdown]
 # One rank's training of some layers with $\tanh$ between them. Each step has pieces, pairs of
 # inputs and targets, whose gradients add up. `note` is called when a forward pass has ended.
-# `infer` computes without gradients, doubles the shards, and asks for the whole.
+# `infer` computes without gradients, doubles the shards, and asks for the whole. `use` lets several
+# passes come through one layer, each as often as it says.
 
 
 # %% tags=["driver"]
@@ -379,6 +389,26 @@ def infer(layers, x, note):
     return copy(output), [[copy(whole) for whole in layer.unshard()] for layer in sharded]
 
 
+def use(weight, bias, passes, note):
+    """(outputs and gradients of x for each pass, the shard's gradient after each: nobody clears it).
+
+    A pass is x, how often it comes through the layer, and whether x and the shard need a gradient.
+    """
+    (layer,) = make_sharded([[weight, bias]], [])
+    outputs, of_x, of_shard = [], [], []
+    for x, times, wants_x, trained in passes:
+        x = torch.tensor(x, requires_grad=wants_x)
+        layer.shard.requires_grad_(trained)
+        output = pass_through([layer] * times, x)
+        note("forward pass ended")
+        if output.requires_grad:
+            output.pow(2).mean().backward()
+        outputs.append(copy(output))
+        of_x.append(copy(x.grad))
+        of_shard.append(copy(layer.shard.grad))
+    return outputs, of_x, of_shard
+
+
 # %% [markdown]
 # One weight, 2, and a bias, 1: two ranks have a number each. Rank 0 has the input 1 and the target
 # 2, rank 1 the input 3 and the target 5, so the outputs are 3 and 7, and the squared errors' slopes
@@ -403,6 +433,15 @@ for rank, (_, _, gradients, _) in enumerate(on_each(train_layers, [
         for pieces in examples for (x, y) in pieces])):
     assert np.allclose(gradients[0][0], [14, 6][rank]), \
         f"rank {rank}: the same again as an x of one dimension: {gradients[0]}, not {[14, 6][rank]}"
+# 0.5 comes through 2x + 1 as 2, in float64 tanh(2), and then as y; y**2 has the slope 2y.
+t, k = np.tanh(2), 1 - np.tanh(2)**2
+y = 2 * t + 1
+for rank, (_, of_x, of_shard) in enumerate(on_each(use, [
+        [*tiny[0], [[one / 2, 2, True, True]], ignore]] * 2)):
+    for what, found, expected in (("x", of_x[0], 2 * y * 2 * k * 2), (
+            "the shard", of_shard[0], [2 * y * (t + 2 * k * 0.5), 2 * y * (1 + 2 * k)][rank])):
+        assert np.allclose(found, expected), \
+            f"rank {rank}, twice through the layer: the gradient of {what} is {found}, not {expected}"
 for rank, (output, ((weight, bias),)) in enumerate(on_each(infer, [[tiny, one, ignore]] * 2)):
     assert np.allclose([output.item(), weight.item(), bias.item()], [3, 4, 2]), f"rank {rank}"
     assert (weight.shape, bias.shape) == ((1, 1), (1,)), f"rank {rank}: {weight}, {bias}"
@@ -426,59 +465,89 @@ for log in on_each(logged, [[infer, two, batch[0]]] * 2):
     assert log == forward + [gather1, gather2], f"without gradients, then unshard(): {log}"
 
 # %% [markdown]
-# What is kept? `Storages` notes the memory of all tensors that are made in its block, as chapter
-# 16's `Bytes` does, and counts what still exists.
+# What is kept? `Kept` counts the bytes of all tensors that are made in its block, as chapter 16's
+# `Bytes` does, and those of Python's and NumPy's larger objects, as far as they still exist.
 
 # %% tags=["driver"]
+import tracemalloc
+
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Storages(TorchDispatchMode):
+class Kept(TorchDispatchMode):
     def __enter__(self):
         self.known = {}
+        tracemalloc.start()
         return super().__enter__()
+
+    def __exit__(self, *error):
+        tracemalloc.stop()
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, operation, types, given=(), options=None):
         result = operation(*given, **(options or {}))
         for tensor in tree_leaves(result):
             if torch.is_tensor(tensor):
                 storage = tensor.untyped_storage()
-                self.known.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+                self.known.setdefault(storage._cdata, StorageWeakRef(storage))
         return result
 
-    def count(self, most):
-        """How many there are with `most` bytes or more, once messages have let go of theirs."""
-        for attempt in range(10):
-            found = sum(size >= most and not each.expired() for each, size in self.known.values())
-            if not found:
+    def count(self, *tensors):
+        """Bytes besides those of `tensors`, once messages have let go of theirs."""
+        mine = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        found = []
+        for attempt in range(5):
+            others = (trace.size for trace in tracemalloc.take_snapshot().traces)
+            found.append(sum(map(count_bytes, self.known.values()))
+                         + sum(size for size in others if size >= 1000) - mine)
+            if found[-1] < 5000:
                 break
-            gc.collect() if attempt == 5 else time.sleep(0.01)
-        return found
+            gc.collect() if attempt == 2 else time.sleep(0.01)
+        return min(found)
+
+
+def count_bytes(weak):
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def keep(weight, bias, x):
-    """(names of parameters and buffers, the shard's bytes, those of its memory, how many tensors
-    of the weight's size are kept before the backward pass, and after)."""
-    with Storages() as storages:
+    """(names of parameters and buffers, the shard's bytes, those of its memory, how many bytes are
+    kept besides shard, x, output and gradients, at five moments)."""
+    more = []
+    with Kept() as kept:
+        x, output = torch.tensor(x, requires_grad=True), None
+
+        def note_more():
+            more.append(kept.count(layer.shard, layer.shard.grad, x, x.grad, output))
+
         (layer,) = make_sharded([[weight, bias]], [])
-        output = layer(torch.tensor(x, requires_grad=True))
-        before = storages.count(weight.nbytes)
+        note_more()
+        output = layer(x)
+        note_more()
         output.mean().backward()
-        after = storages.count(weight.nbytes)
+        note_more()
+        with torch.no_grad():
+            output = layer(x)
+        note_more()
+        layer.unshard()
+        note_more()
     return ([name for name, _ in [*layer.named_parameters(), *layer.named_buffers()]],
-            layer.shard.nbytes, layer.shard.untyped_storage().nbytes(), before, after)
+            layer.shard.nbytes, layer.shard.untyped_storage().nbytes(), more)
 
 
 # %% nbgrader={"grade_id": "linear-forgets", "points": 1}
-for rank, (names, shard, memory_of_it, before, after) in enumerate(on_each(
-        keep, [[np.ones((4, 5)), np.ones(4), np.ones((1, 5))]] * 3)):
+# On three ranks a weight of 128 x 160 numbers of 8 bytes: a second shard is less than half of it.
+for rank, (names, shard, memory_of_it, more) in enumerate(on_each(
+        keep, [[np.ones((128, 160)), np.ones(128), np.ones((1, 160))]] * 3)):
     assert names == ["shard"], f"rank {rank}: the module has {names}"
-    assert shard == memory_of_it == 64, \
-        f"rank {rank}: the shard has {shard} bytes and its memory {memory_of_it}, not 64 both"
-    assert before == 0, f"rank {rank}: {before} whole weights before the backward pass"
-    assert after == 0, f"rank {rank}: {after} whole weights after the backward pass"
+    assert shard == memory_of_it == 54960, \
+        f"rank {rank}: the shard has {shard} bytes and its memory {memory_of_it}, not 54960 both"
+    for kept, when in zip(more, ("when the layer is made", "before the backward pass", "after it",
+                                 "after a pass without gradients", "after unshard()")):
+        assert kept < 128 * 160 * 8 // 2, f"rank {rank}: {kept} bytes too many are kept {when}"
 
 # %% [markdown]
 # ## 3. What fits (2 points)

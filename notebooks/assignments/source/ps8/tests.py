@@ -6,7 +6,7 @@ PyTorch's own optimizers; shards are cut from that here.
 
 import numpy as np
 import torch
-from marking.cases import Anything, Case, Near, Ranks, Whole, Wrong, compare, numpy
+from marking.cases import Anything, Case, Near, Ranks, Whole, Wrong, compare, numpy, read_number
 
 CLOSE = 1e-12
 
@@ -101,8 +101,9 @@ def update_all(arrays, kind, options, ranks):
     return history
 
 
-def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=False):
-    """A call of ShardedOptimizer. values, inside, sent: what is looked at."""
+def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=False, stay=False):
+    """A call of ShardedOptimizer. values, inside, sent, stay: what is looked at, the last being
+    whether gradients stay as they are."""
     world, steps = len(ranks), len(ranks[0])
     history = update_all(arrays, kind, options, ranks)
     size = count_shard(arrays, world)
@@ -110,13 +111,14 @@ def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=
     counts, call = [[] for _ in ranks], Ranks(what, [])
     for rank, parts in enumerate(ranks):
         due = [("the parameters", close(history) if values else Anything(), "step", "parameter"),
+               ("whether a step leaves gradients as they are", Anything()),
                ("what is inside", Anything())]
         shard = cut(history[-1], world)[rank]
         call.cases.append(Case(
             what, "train_sharded",
             [send(arrays), kind, options, send(parts), inside, note(call, rank, counts)],
-            returns=check_inside(due, kind, size, copies, shard) if inside
-            else compare_parts(*due)))
+            returns=check_sharded(due, [[Anything()] * len(arrays)] * steps if stay else Anything(),
+                                  (kind, size, copies, shard) if inside else None)))
     if sent:
         messages = [("reduce_scatter", world * size), ("all_gather", size)] * steps
         call.messages = look_at(messages, [(f"before its step {step + 1}", 2 * step)
@@ -124,19 +126,30 @@ def sharded(what, arrays, kind, options, ranks, values=True, inside=False, sent=
     return call
 
 
-def check_inside(due, kind, size, copies, shard):
+def check_sharded(due, stay, inside):
+    """A check of what train_sharded returns. stay: a list for each step, where the gradients are
+    looked at. inside: what there should be."""
     def check(found):
         compare_parts(*due)(found)
-        compare(found[1], (Anything(),) * 4, "what is told of `.inner`")
-        name, shapes, numbers, values = found[1]
-        if name != kind:
-            raise Wrong(f"`.inner` is of another class than {kind}")
-        compare(shapes, [(size,)], "the list of shapes that `.inner` updates")
-        if numbers != [size] * copies:
-            raise Wrong(f"`.inner` has a state of {str(numbers)[:60]} numbers, and the shard has "
-                        f"{size}")
-        compare(values, Near(numpy(shard), CLOSE), "the tensor in `.inner`")
+        compare(found[1], stay, "the list of gradients that stay")
+        for step, left in enumerate(found[1] if isinstance(stay, list) else []):
+            if left != [True] * len(left):
+                raise Wrong(f"step {step + 1} changed a gradient: whether each of them stayed as "
+                            f"it was is {left}")
+        if inside:
+            check_inside(found[2], *inside)
     return check
+
+
+def check_inside(found, kind, size, copies, shard):
+    compare(found, (Anything(),) * 4, "what is told of `.inner`")
+    name, shapes, numbers, values = found
+    if name != kind:
+        raise Wrong(f"`.inner` is of another class than {kind}")
+    compare(shapes, [(size,)], "the list of shapes that `.inner` updates")
+    if numbers != [size] * copies:
+        raise Wrong(f"`.inner` has a state of {str(numbers)[:60]} numbers, and the shard has {size}")
+    compare(values, Near(numpy(shard), CLOSE), "the tensor in `.inner`")
 
 
 def make_gradients(rng, arrays, world, steps, missing=()):
@@ -170,10 +183,17 @@ def sharded_values():
     arrays = make_arrays(rng, (2, 2), (3,), (2,))
     for what, missing in (("on one of three ranks", [(1, 0, 1), (1, 2, 0)]),
                           ("on all ranks in the second step", [(None, 1, 1)]),
-                          ("on all ranks in all steps", [(None, None, 2)])):
+                          ("on all ranks in all steps", [(None, None, 2)]),
+                          ("on all ranks in the first step", [(None, 0, 0)])):
         yield sharded(f"three ranks, a gradient that is None {what}", arrays, "SGD",
                       {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1},
                       make_gradients(rng, arrays, 3, 3, missing))
+    for world, what, (rank, step) in ((2, "on one of two ranks all gradients are None", (0, None)),
+                                      (2, "in the first step all gradients are None", (None, 0)),
+                                      (3, "in the second step all gradients are None", (None, 1))):
+        yield sharded(f"{world} ranks, {what}", arrays, "SGD",
+                      {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1},
+                      make_gradients(rng, arrays, world, 3, [(rank, step, i) for i in range(3)]))
 
 
 def sharded_messages():
@@ -211,9 +231,12 @@ def sharded_care():
         parts[1][0] = False
     yield sharded("two ranks, gradients are not cleared before the second step", arrays, "SGD",
                   {"lr": 0.1}, ranks)
-    what = "no parameters"
-    yield Ranks(what, [Case(what, "train_sharded", [[], "SGD", {"lr": 0.1}, [], False, ignore],
-                            raises=ValueError) for _ in range(2)])
+    yield sharded("two ranks, gradients stay as they are, None too", arrays, "SGD", {"lr": 0.1},
+                  make_gradients(rng, arrays, 2, 3, [(0, 1, 0), (1, None, 1)]), values=False,
+                  stay=True)
+    for what, inside in (("no parameters", False), ("a list of no parameters", True)):
+        yield Ranks(what, [Case(what, "train_sharded", [[], "SGD", {"lr": 0.1}, [], inside, ignore],
+                                raises=ValueError) for _ in range(2)])
 
 
 def ignore(word):
@@ -325,6 +348,51 @@ def inferred(what, layers, xs, values=True, sent=False):
     return call
 
 
+def used(what, layer, ranks, values=True, sent=False):
+    """A call of use. ranks: [rank][pass] -> (x, how often it comes through the layer, whether x
+    needs a gradient, whether the shard does). values, sent: what is looked at."""
+    world = len(ranks)
+    tensors = [None if a is None else torch.tensor(a, requires_grad=True) for a in layer]
+    there = [t for t in tensors if t is not None]
+    outputs, of_x, of_shard = [[] for _ in ranks], [[] for _ in ranks], []
+    for parts in zip(*ranks):
+        for rank, (x, times, wants_x, trained) in enumerate(parts):
+            x = torch.tensor(x, requires_grad=True)
+            output = apply([tensors] * times, x)
+            gradient, *found = torch.autograd.grad(output.pow(2).mean(), [x, *there])
+            outputs[rank].append(output.detach().numpy())
+            of_x[rank].append(gradient.numpy() if wants_x else None)
+            for t, one in zip(there, found):
+                if trained:
+                    t.grad = one / world if t.grad is None else t.grad + one / world
+        of_shard.append([None] * world if there[0].grad is None
+                        else cut([t.grad.numpy() for t in there], world))
+    counts, call = [[] for _ in ranks], Ranks(what, [])
+    for rank, passes in enumerate(ranks):
+        due = [("the outputs", close(outputs[rank]), "pass"),
+               ("the gradients of x", close(of_x[rank]), "pass"),
+               ("the gradients of the shard", close([one[rank] for one in of_shard]), "pass")]
+        if not values:
+            due = [(name, Anything()) for name, *_ in due]
+        call.cases.append(Case(what, "use", [*send(layer), send(passes), note(call, rank, counts)],
+                               returns=compare_parts(*due)))
+    if sent:
+        size, messages, stations = count_shard(list_arrays(layer), world), [], []
+        for number, (_, times, wants_x, trained) in enumerate(ranks[0]):
+            messages += [("all_gather", size)] * times
+            stations.append((f"when its forward pass {number + 1} had ended", len(messages)))
+            for place in reversed(range(times)):
+                messages += [("all_gather", size)] * (wants_x or trained and place > 0)
+                messages += [("reduce_scatter", world * size)] * trained
+        call.messages = look_at(messages, stations, counts)
+    return call
+
+
+# Whether x needs a gradient, and whether the shard does, from pass to pass.
+CHANGES = ((True, True), (False, True), (True, False), (False, False), (True, True))
+CHANGES_ARE = "what needs a gradient changes: both, the shard, x, nothing, both"
+
+
 def make_pieces(rng, layers, sizes):
     """[(x, y), ...] for shapes of x without its last axis."""
     return [[rng.normal(size=(*size, layers[0][0].shape[1])),
@@ -360,6 +428,15 @@ def linear_values():
                        rng.normal(size=(world, 3, widths[0])))
 
 
+    for world, without in ((2, []), (3, [0])):
+        (layer,) = make_layers(rng, [3, 3], without)
+        yield used(f"{world} ranks, a pass that comes twice through the layer, once, three times",
+                   layer, [[[rng.normal(size=(n, 3)), times, True, True]
+                            for n, times in ((2, 2), (1, 1), (4, 3))] for _ in range(world)])
+        yield used(f"{world} ranks, {CHANGES_ARE}", layer, [
+            [[rng.normal(size=(2, 3)), 1, *wants] for wants in CHANGES] for _ in range(world)])
+
+
 def linear_messages():
     """A sharded layer: which messages are sent, and when"""
     rng = np.random.default_rng(85)
@@ -381,23 +458,38 @@ def linear_messages():
         layers = make_layers(rng, widths)
         yield inferred(f"{world} ranks, without gradients, then unshard()", layers,
                        rng.normal(size=(world, 3, widths[0])), values=False, sent=True)
+    yield linear("two ranks, a layer of zeros and targets of 0: gradients of zeros",
+                 [[np.zeros((2, 2)), np.zeros(2)]], [[[[np.ones((1, 2)), np.zeros((1, 2))]]]] * 2,
+                 values=False, sent=True)
+    (layer,) = make_layers(rng, [3, 3])
+    yield used(f"two ranks, twice through the layer, {CHANGES_ARE}", layer, [
+        [[rng.normal(size=(2, 3)), 2, *wants] for wants in CHANGES] for _ in range(2)],
+        values=False, sent=True)
 
 
 def linear_forgets():
     """A sharded layer: what it keeps between its passes"""
     rng = np.random.default_rng(86)
-    for world, shape, bias in ((2, (5, 4), True), (3, (4, 6), True), (4, (6, 3), False)):
+    for world, shape, bias in ((3, (128, 160), True), (4, (150, 120), False)):
         what = f"{world} ranks, a weight of {shape[0]} x {shape[1]}" + ", no bias" * (not bias)
         weight, b = rng.normal(size=shape), rng.normal(size=shape[0]) if bias else None
         nbytes = 8 * count_shard(list_arrays([weight, b]), world)
         yield Ranks(what, [Case(what, "keep", [send(weight), send(b), numpy(rng.normal(
-            size=(2, shape[1])))], returns=check_kept(nbytes)) for _ in range(world)])
+            size=(1, shape[1])))], returns=check_kept(nbytes, weight.nbytes))
+            for _ in range(world)])
 
 
-def check_kept(nbytes):
+WHEN = ("when it is made", "before the backward pass", "after the backward pass",
+        "after a pass without gradients", "after unshard()")
+
+
+def check_kept(nbytes, whole):
+    """A check of what keep returns. nbytes: the shard's. whole: the weight's."""
+    most = nbytes + whole // 8   # a second shard may be kept, and Python has objects of its own
+
     def check(found):
-        compare(found, (Anything(),) * 5, "what comes back")
-        names, shard, memory, before, after = found
+        compare(found, (Anything(),) * 4, "what comes back")
+        names, shard, memory, more = found
         if names != ["shard"]:
             raise Wrong(f"the module's parameters and buffers are {str(names)[:80]}, not `shard` "
                         "alone")
@@ -406,10 +498,11 @@ def check_kept(nbytes):
         if memory != nbytes:
             raise Wrong(f"the shard, of {nbytes} bytes, lies in a memory of {str(memory)[:20]}: it "
                         "keeps the whole alive")
-        for count, when in ((before, "before"), (after, "after")):
-            if type(count) is not int or count:
-                raise Wrong(f"{when} the backward pass {str(count)[:20]} tensor(s) as large as the "
-                            "weight are kept")
+        compare(more, [Anything()] * len(WHEN), "the list of bytes that are kept")
+        for count, when in zip(more, WHEN):
+            if read_number(count) > most:
+                raise Wrong(f"{count} bytes besides shard, x, output and gradients are kept {when}; "
+                            f"the whole weight has {whole}")
     return check
 
 
@@ -440,7 +533,9 @@ def memory_bytes():
         for stage in range(4):
             yield Case(f"memory({numbers}, {ranks}, {stage})", "memory", [numbers, ranks, stage],
                        returns=Whole(count_bytes(numbers, ranks, stage)))
-    for args in ((-1, 2, 1), (5, 0, 3), (5, -2, 0), (5, 0, 0), (5, 2, 4), (5, 2, -1), (0, 2, 5)):
+    for args in ((-1, 2, 1), (5, 0, 3), (5, -2, 0), (5, 0, 0), (5, 2, 4), (5, 2, -1), (0, 2, 5),
+                 (0, 0, 0), (0, -1, 3), (5, 1, 4), (0, 1, -1), (-1, 1, 0), (-1, 1, 3), (-1, 2, 0),
+                 (-1, 2, 3), (5, 0, 1), (5, 0, 2)):
         yield Case(f"memory{args}", "memory", list(args), raises=ValueError)
 
 
@@ -452,9 +547,12 @@ def memory_most():
                 yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                            returns=Whole(count_numbers(limit, ranks, stage)))
     for limit, ranks in ((24 * 2**30, 8), (80 * 10**9, 1024), (16 * HUGE, 8), (16 * HUGE - 1, 7),
-                         (10**30 + 11, 5), (20, 100), (33, 50)):
+                         (10**30 + 11, 5), (20, 100), (33, 50), (10**50 - 3, 10**12),
+                          (10**13, 10**12 + 1)):
         for stage in range(4):
             yield Case(f"most({limit}, {ranks}, {stage})", "most", [limit, ranks, stage],
                        returns=Whole(count_numbers(limit, ranks, stage)))
-    for args in ((-1, 2, 1), (-1, 2, 0), (100, 0, 3), (100, -1, 0), (100, 2, 4), (100, 2, -1)):
+    for args in ((-1, 2, 1), (-1, 2, 0), (100, 0, 3), (100, -1, 0), (100, 2, 4), (100, 2, -1),
+                 (0, 0, 0), (0, 2, 4), (0, -1, 3), (3, 0, 1), (5, 2, -1), (100, 1, 4), (-1, 1, 0),
+                 (-1, 1, 3), (-1, 2, 3), (100, 0, 0), (100, 0, 1), (100, 0, 2)):
         yield Case(f"most{args}", "most", list(args), raises=ValueError)
