@@ -57,6 +57,11 @@ def test_what_is_shown_makes_the_call_again(name):
     typed = 0
     for case in found:
         text, made = calls.write_call(case, parameters), []
+        if text.startswith("# with arrays too large to be shown"):
+            first = case.cases[0] if isinstance(case, Ranks) else case
+            assert calls.is_large(first.args) and "array of shape" in text
+            typed += 1
+            continue
         if not isinstance(case, Ranks) and case.typed:
             compile(text, "typed", "exec")
             typed += 1
@@ -101,4 +106,5 @@ def test_what_is_too_long_is_told_by_its_length():
         "f(a list of 500, 'x', {a=a list of 99})")
     huge = Case("", "f", [array(np.zeros(calls.LARGEST + 1))])
     text = calls.write_call(huge, {"f": ["x"]})
-    assert text == f"f(..., a float64 array of shape ({calls.LARGEST + 1},))"
+    assert text == ("# with arrays too large to be shown: "
+                    f"f(float64 array of shape ({calls.LARGEST + 1},) on cpu(0))")

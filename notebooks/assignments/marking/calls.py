@@ -62,7 +62,13 @@ def shorten_array(array, room):
 
 
 def write_call(case, parameters):
-    """Lines of Python that make the call in the student's notebook."""
+    """Lines of Python that make the call in the student's notebook.
+
+    Where an array is too large to be typed, a remark: the case's name says how it was made.
+    """
+    cases = case.cases if isinstance(case, Ranks) else [case]
+    if any(is_large(one.args) for one in cases):
+        return f"# with arrays too large to be shown: {shorten_call(case, parameters)}"
     if isinstance(case, Ranks):
         first = case.cases[0]
         lines = [f"rank_{rank} = [{', '.join(write_given(one, parameters))}]"
@@ -79,6 +85,16 @@ def write_call(case, parameters):
                 given[place] = name
         lines.append(f"{case.function}({', '.join(given)})")
     return "\n".join(write_remarks(first, parameters) + lines)[:PAGE]
+
+
+def is_large(value):
+    if isinstance(value, Array):
+        return value.values.size > LARGEST
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return any(map(is_large, value))
 
 
 def write_given(case, parameters):
@@ -127,8 +143,6 @@ def write_value(value, name):
 
 def write_array(array):
     values = array.values
-    if values.size > LARGEST:
-        return f"..., a {values.dtype} array of shape {values.shape}"
     if values.dtype == np.float32:   # the shortest text that gives the same float32
         numbers = np.array([float(str(one)) for one in values.ravel()]).reshape(values.shape)
     else:
