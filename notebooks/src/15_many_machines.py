@@ -257,7 +257,7 @@ print_parts(new)
 #
 # We train on 512 images, 32 in a step. So an epoch has 16 steps.
 
-# %% tags=["torch", "fold"]
+# %% tags=["torch", "measured", "fold"]
 # define: 512 images and their labels, in data.pt
 from helpers import load_data
 
@@ -265,6 +265,7 @@ data = load_data("mnist", limit=512)
 images = torch.tensor(data.train_images - data.train_images.mean())
 labels = torch.tensor(data.train_labels).long()
 torch.save([images, labels], folder / "data.pt")
+print(data)
 
 # %% [markdown]
 # Which 32 come next? Here the step alone decides, whatever the number of ranks. Each epoch has an
