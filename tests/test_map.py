@@ -415,7 +415,7 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
     assert f"For all weights it is {size * N / 1e9:.0f} GB." in PROSE
     assert "2 for itself, 2 for its gradient, and 12 for Adam's two means and a copy" in PROSE
     assert size == 2 + 2 + 12 == 2 + 2 + 3 * 4
-    assert (f"of one sequence at a time {kept / (b * s * h * L):.0f} bytes for each number of "
+    assert (f"so it keeps those of one: {kept / (b * s * h * L):.0f} bytes for each number of "
             f"each token in each layer [2, §4.1], {kept / 1e9:.0f} GB.") in PROSE
     uncut = size * (attention + k * mlp) + kept
     assert bytes_of_experts() == uncut
@@ -486,7 +486,7 @@ def test_the_numbers_in_the_text_are_computed():
         f"sharded data's three sendings one is gradients: again {float32[1] / 1e9:.1f} GB.",
         f"We assume that a GPU does half of an A100's {peak:.0f} TFLOP/s. Then computing takes "
         f"{computing:.1f} s: for each weight and token {operations - 4} operations forward and 4 "
-        "backward.",
+        f"backward, shared by {k} GPUs.",
         f"{ {4: 'four'}[len(slow)]} of the ways send for longer than they compute: "
         f"{', '.join(slow[:-1])} and {slow[-1]}.",
         f"Scores, left out here, would add $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %, or half of "

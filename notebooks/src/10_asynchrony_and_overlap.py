@@ -321,8 +321,9 @@ else:
 
 # %% [markdown]
 # Each line has the median of the rounds, and in brackets their middle half. Where the brackets
-# overlap, this measurement can't tell what Python's gaps cost. (From one cell to another the same
-# step may take longer or less, as the machine's load changes. So compare times within a cell only.)
+# overlap, this measurement can't tell what Python's gaps cost; where they don't, the difference of
+# the medians is the cost of waiting in each step. (From one cell to another the same step may take
+# longer or less, as the machine's load changes. So compare times within a cell only.)
 #
 # **Keep:** wait before you stop a clock. Waiting in every step brings nothing.
 #
@@ -615,8 +616,9 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 # %% [markdown]
 # *Held*, the parts follow one another, as printed. *At once*, the link works beside the passes.
 # More than the shorter of the two, passes or messages, can't be saved. And the link has nothing to
-# carry until the first gradient is ready. Which message should go first, and how far
-# Python may run ahead, is in deeper: A slow link.
+# carry until the first gradient is ready. (The messages take longer than their bytes alone would:
+# the figure has gaps between them, probably while Python calls the next `send`.) Which message
+# should go first, and how far Python may run ahead, is in deeper: A slow link.
 #
 # **On GPUs** copies between devices have queues and threads of their own (`kCopyQueue` in
 # `threaded_engine_perdevice.cc` at 1.9.1), so they can run beside computing. PyTorch's DDP joins

@@ -257,7 +257,7 @@ print_parts(new)
 #
 # We train on 512 images, 32 in a step. So an epoch has 16 steps.
 
-# %% tags=["torch", "fold"]
+# %% tags=["torch", "measured", "fold"]
 # define: 512 images and their labels, in data.pt
 from helpers import load_data
 
@@ -265,10 +265,11 @@ data = load_data("mnist", limit=512)
 images = torch.tensor(data.train_images - data.train_images.mean())
 labels = torch.tensor(data.train_labels).long()
 torch.save([images, labels], folder / "data.pt")
+print(data)
 
 # %% [markdown]
 # Which 32 come next? Here the step alone decides, whatever the number of ranks. Each epoch has an
-# order of its own:
+# order of its own, from a generator of its own: that leaves the masks' generator as it is.
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -656,12 +657,22 @@ mistakes = {  # `{**left, "step": 16}` is a copy of `left` with another step
 }
 
 # %% [markdown]
-# Each will differ from the unbroken run. That alone isn't wrong: with the masks of another seed, a
-# run differs too, and is just as good. How far do such *fair* runs differ? We resume `left` with
-# the masks of 8 seeds.
+# **Predict:** which of them raises an error when it is resumed? Which ends with the weights of the
+# unbroken run?
+
+# %% tags=["torch", "trains"]
+runs = resume(mistakes)  # by name, the weights after each step; raises `Failed` at an error
+for name, weights in runs.items():
+    equal = torch.equal(weights[47], whole[47])
+    print(f"{name}: no error; as if unbroken: {equal}")
+
+# %% [markdown]
+# To end with other weights isn't wrong in itself: with another seed's dropout masks a run also ends
+# with other weights, and is just as good. We call such a run *fair*, and resume `left` with the
+# masks of 8 seeds, to see how far fair runs differ.
 #
-# **Predict:** which mistake raises an error? Whose loss lies outside the fair ones soon after the
-# resumption, and whose at the end?
+# **Predict:** whose loss lies outside the fair ones soon after the resumption, and whose at the
+# end?
 
 # %% tags=["torch", "trains", "fold"]
 # define: `fair_runs`, `left` resumed with 8 seeds' masks; `loss_of_all`, of the 512 images
@@ -689,10 +700,6 @@ fair_runs = resume(fair)
 fair_losses = {}  # by step
 for step in [24, 47]:
     fair_losses[step] = [loss_of_all(weights[step]) for weights in fair_runs.values()]
-
-# %% tags=["torch", "trains"]
-runs = resume(mistakes)  # the weights after each step, by name; raises `Failed` at an error
-print("no error:", ", ".join(runs))
 
 # %% tags=["torch", "measured", "fold"]
 # draw: losses of the 512 images, of the four and of fair runs, after step 24 and at the end
@@ -726,11 +733,6 @@ fig.suptitle(f"Outside all fair runs: soon, {far_out(24)}; at the end, {far_out(
 show(fig, alt="Losses of all 512 images. A grey band has those of 8 fair runs. After step 24, the "
               f"crosses of {far_out(24)} lie outside it; after step 47: {far_out(47)}.")
 
-# %% [markdown]
-# No error. Soon after the resumption, two losses tell: *no momentum* is above the fair ones, *no
-# step* below, with four more steps done. At the end none does. So we look at what each run *does*.
-# All four do what no fair run does:
-
 # %% tags=["torch", "fold"]
 # check: soon two losses tell, at the end none; nor do the weights: other masks move them as far
 assert same(fair_runs["seed 0"], again), "`left` as it is, is the unbroken run"
@@ -756,6 +758,11 @@ for name, weights in runs.items():
     assert 0.4 < from_unbroken(weights) / farthest < 1.3, name
 # "no step" trains 52 steps, not 48: the last four lower its loss.
 assert loss_of_all(runs["no step"][47]) < loss_of_all(runs["no step"][43])
+
+# %% [markdown]
+# Soon after the resumption, two losses tell: *no momentum* is above the fair ones, *no step* below,
+# with four more steps done. At the end none does. So we look at what each run *does*. All four do
+# what no fair run does:
 
 # %% tags=["torch", "measured", "fold"]
 # measure: what each of the four does, beside fair runs
@@ -832,7 +839,7 @@ torch.set_rng_state(mine)
 # state, both ranks draw the same 16 masks.
 #
 # So short a training can't show how much harm that does. **But no error tells of it, nor does the
-# loss at the end. So compare bit for bit.**
+# loss at the end. Comparing bit for bit does.**
 #
 # NumPy's, Python's and a GPU's generators have random states of their own: save those you use.
 #
@@ -871,8 +878,8 @@ for name in settings:
 print(elastic_printed, end="")
 
 # %% [markdown]
-# It goes on alone, from step 20, and ends like one rank that resumes `left`, also of step 20: bit
-# for bit.
+# It goes on alone, from step 20. It can't end like the unbroken run, since one rank draws other
+# masks than two. It ends like one rank that resumes `left`, also of step 20: bit for bit.
 
 # %% tags=["torch", "trains", "fold"]
 # check: it began again at step 20, alone; its weights are one rank's, not those of the unbroken run

@@ -241,6 +241,13 @@ for m in [4, 64]:  # with BatchNorm the halves add up to the whole batch's gradi
     # e_0 is half of the sum and half of the difference: no side of a triangle is longer than two
     most = 1.000001 * (sizes["sum"] + sizes["difference"])
     assert abs(sizes["sum"] - sizes["difference"]) < 1.000001 * sizes["one device"] < most
+    # With the halves exchanged, "one device" is the other. |e_0|² + |e_1|² is half of
+    # |e_0 + e_1|² + |e_0 - e_1|².
+    x_exchanged = np.concatenate([x[m:], x[:m]])
+    y_exchanged = np.concatenate([y[m:], y[:m]])
+    other = error_sizes(begin, x_exchanged, y_exchanged)
+    squares = sizes["one device"]**2 + other["one device"]**2
+    assert onp.isclose(squares, 2 * (sizes["sum"]**2 + sizes["difference"]**2), rtol=1e-6)
 
 # %% tags=["fold", "trains"]
 # check: GroupNorm as in NumPy; with it, three steps of ResNet-18 agree on 1, 2 and 4 devices

@@ -460,7 +460,7 @@ own_scatter = rounds / typical - 1
 rng = np.random.default_rng(12)
 scatters = []
 for _ in range(100):
-    scatters.append(own_scatter[rng.integers(0, ROUNDS, size=ROUNDS)])
+    scatters.append(own_scatter[rng.integers(0, len(rounds), size=len(rounds))])
 print(f"a median of ours scatters by {root_mean_square(noise_of_medians(rounds)):.1%}")
 for label, seconds in with_faults(MATRIX, np.array(list(fitted.values()))).items():
     _, _, by_any = count_misses(MATRIX, seconds, scatters)

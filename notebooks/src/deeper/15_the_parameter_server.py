@@ -206,11 +206,12 @@ def on_workers(workers, *functions, timeout=120, **arguments):
 # Do two workers compute what one does? All draw the same order of batches. Worker `rank` of `k`
 # takes every `k`-th of a batch's 32 images.
 
-# %% tags=["fold"]
+# %% tags=["measured", "fold"]
 # define: 512 images and labels, in our folder, which stands for a disk that all machines see
 data = load_data("mnist", limit=512)
 np.save(folder / "images.npy", data.train_images - data.train_images.mean())
 np.save(folder / "labels.npy", data.train_labels)
+print(data)
 
 # %% tags=["fold"]
 # define: start_network(), LeNet in float64 (so that 1e-12 means something), always the same weights
