@@ -707,8 +707,8 @@ else:
 # - The law of lists missed (its "residuals" above). One bandwidth for all sizes may be the cause.
 # - Still it predicted both networks within a factor of two, where all-reduce follows itself. After
 #   the passes it takes longer.
-# - The law of six constants charged more than twice what all-reduce took: 3.6 to 9.1 times, in
-#   three such runs. (A wrong $p$ alone would make it charge more than twice, too: that is checked
+# - The law of six constants charged more than twice what all-reduce took: 3.4 to 9.1 times, in
+#   four such runs. (A wrong $p$ alone would make it charge more than twice, too: that is checked
 #   above.) **Its *array* and *MB* are not what they are named after.**
 # - What two devices' passes take longer than one's is a part of the charge. What is left, if
 #   anything (the last line for each network), we can't explain.
