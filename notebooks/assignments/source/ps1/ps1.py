@@ -10,18 +10,19 @@
 # **You may use** anything in `mx.nd` and NumPy, but not `gluon.utils.split_and_load` or
 # `split_data`: they are what you are asked to write.
 #
-# **In all exercises** a shard keeps its examples' type of number and their exact values. It is an
-# array of its own: whoever writes into a shard changes neither the batch nor another shard, be it of
-# this call or of an earlier one. Whatever you are given stays as it is: arrays, and lists too. Devices
-# come in any order and number, each named once.
+# **In all exercises** a shard keeps its examples' `dtype` and their exact values. It is an array
+# of its own: whoever writes into a shard changes neither the batch nor another shard, be it of
+# this call or of an earlier one. Whatever you are given stays as it is: arrays, and lists too.
+# There is at least one device; they come in any order, each named once.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other sizes and other numbers of devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 
 # %% tags=["given"]
 from helpers import devices
@@ -39,7 +40,8 @@ images = mx.nd.stack(10 * labels, 10 * labels + 1, axis=1)
 print(images.asnumpy().T)
 
 # %% [markdown]
-# Some tests call a function of yours several times, one call after the other.
+# Tests that run when it is marked call a function of yours several times, through this one. You
+# need not read it.
 
 # %% tags=["driver"]
 def in_turn(name, calls):
@@ -53,8 +55,8 @@ def in_turn(name, calls):
 # Cut `batch` along its first axis into as many shards of one size as there are devices: the
 # first shard on the first device, and so on, in the batch's order.
 #
-# On one machine `as_in_context` hands back the same array where there is nothing to move, and a
-# slice is a window onto the batch; `copyto` always copies. Raise `ValueError` where the examples
+# Where there is nothing to move, `as_in_context` hands back the same array, and a slice is a window
+# onto the batch; `copyto` always copies. Raise `ValueError` where the examples
 # can't be shared out evenly.
 #
 # About six lines.
@@ -72,11 +74,12 @@ def split_even(batch, devices):
 
 
 # %% nbgrader={"grade_id": "even-values", "points": 2}
-batch = mx.nd.arange(12).reshape((6, 2))
+batch = mx.nd.arange(12, dtype="int32").reshape((6, 2))
 shards = split_even(batch, devices(2))
 assert len(shards) == 2, f"{len(shards)} shards for two devices"
 assert all(isinstance(s, mx.nd.NDArray) for s in shards), f"a {type(shards[0]).__name__}, not mx.nd"
 assert [s.context for s in shards] == devices(2), "a shard is not on its device"
+assert shards[0].dtype == batch.dtype, f"shards in {shards[0].dtype}, the batch is in {batch.dtype}"
 np.testing.assert_array_equal(shards[1].asnumpy(), [[6, 7], [8, 9], [10, 11]])
 
 # %% nbgrader={"grade_id": "even-care", "points": 2}
@@ -95,7 +98,7 @@ else:
 # ## 2. Uneven shards (3 points)
 #
 # The last batch of an epoch is whatever is left. Now the shards may differ by one example, and
-# the longer ones come first: ten examples for three devices make shards of 4, 3 and 3. Nobody's
+# the longer ones come first: ten examples for three devices make shards of 4, 3 and 3. No
 # example may be lost. Raise `ValueError` where there are fewer examples than devices.
 #
 # About seven lines.
@@ -131,9 +134,10 @@ else:
 #
 # Training takes the examples in a new order each epoch. Given images, labels and an `order` (a
 # NumPy array of example numbers), hand each device its pair of shards: example `order[0]` comes
-# first on the first device. A pair is a tuple or a list of two, in a list of all pairs.
-# `order` may leave examples out, and it may name one twice, but it names at least one for each
-# device. The shards are as long as in exercise 2. (`take` wants an `mx.nd` array of whole numbers.)
+# first on the first device. A pair is a tuple or a list of two, in a list of all pairs. `order`
+# may leave examples out, and it may name one twice, but it names at least one for each device. The
+# shards are as long as in exercise 2. (`take` wants an `mx.nd` array, of an integer type if
+# numbers are large.)
 #
 # Shuffle the images one way and the labels another, and the network still trains, on noise, and
 # nothing says so.
@@ -169,8 +173,8 @@ for x, y in pairs:
 # ## 4. In your words (2 points)
 #
 # The last batch of an epoch has three examples, and there are four devices. A library could
-# raise an error, leave a device without data, or give the three to three devices only. Which
-# would you choose for training, and what must the step that follows take care of? A few
+# raise an error, hand the fourth device an empty shard, or return three shards only. Which would
+# you choose for training, and what must the step that follows take care of in your choice? A few
 # sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}

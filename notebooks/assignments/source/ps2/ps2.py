@@ -8,16 +8,17 @@
 # words.
 #
 # **You may use** anything in `mx.nd` and NumPy, but no KVStore. Whatever crosses from one device
-# to another goes through the function `send` that you are given, and through nothing else (use what it
-# returns, or has filled): simulated devices could read each other's memory, and GPUs can't.
+# to another goes through the function `send` that you are given, and through nothing else:
+# simulated devices could read each other's memory, and GPUs can't.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other sizes and other devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 
 # %% tags=["given"]
 from helpers import devices
@@ -43,12 +44,14 @@ def replicas(k, n=12):
 # - `send(array, other)` writes `array` into `other`, an array of the same shape, and returns
 #   `other`.
 #
-# It notes every message. `run_tree` and `run_ring` call your functions with it, and return the
-# messages in the order of sending: the rank from which, the rank to which, and a copy of what was
-# sent. An array without entries can't be sent. When your work is marked, a test changes messages on
-# their way, to see that you use what has arrived.
+# Go on with what `send` returns or has filled. It notes every message. `run_tree` and `run_ring`
+# call your functions with it, and return the messages in the order of sending: the rank from
+# which, the rank to which, and a copy of what was sent. An array without entries can't be sent.
+# When your work is marked, a test changes messages on their way, to see that you use what has
+# arrived.
 #
-# The arrays are in float32 or in float64, and so must be what you send and add up.
+# The arrays are in float32 or in float64, and so must be what you send and add up. You need not
+# read the next two cells.
 
 
 # %% tags=["driver"]
@@ -148,8 +151,9 @@ def bytes_sent(messages, k):
 #
 # Replace each array by the sum of all, in place. Pairs of devices add up at the same time, then
 # pairs of pairs, until one device has the sum; it comes down the same way. A round is a set of
-# messages that can be sent at the same time, as each device sends one, or receives one, or rests.
-# Your tree takes at most $\lceil \log_2 k \rceil$ rounds up and as many down, with $2(k-1)$
+# messages that can be sent at the same time. In a tree a device sends one in a round, or receives
+# one, or rests (chapter 03's rounds allow both at once, as in a ring). The order within a round is
+# yours. Your tree takes at most $\lceil \log_2 k \rceil$ rounds up and as many down, with $2(k-1)$
 # messages in all, each of a whole array.
 #
 # It must work for every $k$, not for powers of two only, and for $k = 1$ it sends nothing. The
@@ -188,9 +192,10 @@ assert rounds(messages, 4) <= 4, f"{rounds(messages, 4)} rounds on four devices:
 # ## 2. A ring (4 points)
 #
 # The same by a ring. Cut each array, whatever its shape, into $k$ chunks of entries, whose lengths
-# differ by one at most. In each step every device sends one chunk to the next device in the list,
-# and the last device to the first. For $k - 1$ steps the receiver adds what arrives to its own copy
-# of the same chunk; for $k - 1$ more steps finished chunks go round, and overwrite the receiver's.
+# differ by one at most; which are the longer ones, and which device begins with which, is yours to
+# choose. In each step every device sends one chunk to the next device in the list, and the last
+# device to the first. For $k - 1$ steps the receiver adds what arrives to its own copy of the same
+# chunk; for $k - 1$ more steps finished chunks go round, and overwrite the receiver's.
 #
 # It must work for every $k$ and every size. Where there are fewer entries than devices some chunks
 # are empty: then nothing is sent. For $k = 1$ nothing is sent at all. (`array.reshape(-1)` is a
@@ -234,8 +239,8 @@ assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes
 # How many bytes does the device that sends most send in one all-reduce? Count what is *sent*, not
 # what is received, in both halves together: summing and handing on. `scheme` is one of these:
 #
-# - `"first"`, the chapter's star: every other device sends its array to device 0, which adds them up and sends the sum
-#   to each of the others, one after the other;
+# - `"first"`, the chapter's star: every other device sends its array to device 0, which adds them
+#   up and sends the sum to each of the others, one after the other;
 # - `"tree"`: the tree of chapter 03. In round 1 device 1 sends to 0, 3 to 2, 5 to 4 and so on; in
 #   each round up, senders are twice as far from receivers as in the round before; whoever has no
 #   partner rests. The sum comes down by the same pairs in reverse;
@@ -246,7 +251,7 @@ assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes
 # `ValueError` for any other scheme.
 #
 # Don't count with arrays, but think. Which device sends most, and when does it send? How many
-# messages are these, and how long is each? Hold your answers against three devices on paper. You
+# messages are these, and how long is each? Check your answers with three devices on paper. You
 # don't need exercises 1 and 2 for this.
 #
 # About seven lines.
@@ -282,9 +287,9 @@ else:
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# Sixteen GPUs behind one switch. Some gradients are biases of ten numbers, others
-# matrices of ten million. Tree or ring: which would you take for the small arrays, which for the
-# large ones, and why? A few sentences.
+# Sixteen GPUs are joined by one switch, over which any two can talk at full speed. Some gradients
+# are biases of ten numbers, others matrices of ten million. Tree or ring: which would you take for
+# the small arrays, which for the large ones, and why? A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the choice with its cause: small arrays by the tree, as the time goes into starting

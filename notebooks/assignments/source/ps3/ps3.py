@@ -16,9 +16,10 @@
 # you can see how you are doing, and again, on other values, other sizes and other numbers of
 # devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 
 # %% tags=["given"]
 from helpers import devices
@@ -35,16 +36,17 @@ from mxnet import autograd, nd
 #
 # $$\ell_i = -\log \frac{e^{z_{iy_i}}}{\sum_j e^{z_{ij}}} = \log \sum_j e^{z_{ij}} - z_{iy_i}.$$
 #
-# Return one loss an example, neither their sum nor their mean, in the scores' type of number and
-# on their device. Labels are whole numbers, in an array that may be of another type.
+# Return a loss for each example, neither their sum nor their mean, in the scores' `dtype` and on
+# their device. Labels are whole numbers on the same device, in an array that may have another
+# `dtype`.
 #
 # Two things are easily missed. The loss is there to be differentiated, in a mean or in any other
 # weighted sum, so everything must be done with operators that autograd records. And $e^{1000}$ is
 # infinite, even in float64, but scores of any size must give the right loss. Subtracting one number
 # from all scores of an example leaves its loss as it is.
 #
-# Write it with `exp`, `log`, `max`, `sum`, `pick` and the like; don't call `softmax`, `log_softmax` or a finished
-# loss. About two lines.
+# Write it with `exp`, `log`, `max`, `sum`, `pick` and the like; don't call `softmax`,
+# `log_softmax` or a finished loss. About two lines.
 
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
@@ -57,7 +59,7 @@ def cross_entropy(scores, labels):
 
 
 # %% [markdown]
-# This one lets autograd loose on your loss. The gradient is `None` where there is none. With
+# This one has autograd differentiate your loss. The gradient is `None` where there is none. With
 # `weights`, it is that of the weighted sum.
 
 # %% tags=["driver"]
@@ -85,9 +87,10 @@ losses, gradient = loss_and_gradient(nd.array([[0, 0], [0, 0]]), nd.array([0, 1]
 assert gradient is not None, "autograd finds no way from the loss back to the scores"
 assert np.allclose(gradient.asnumpy(), [[-0.5, 0.5], [0.5, -0.5]]), (
     f"of two equal scores, the right one has slope -1/2, the other 1/2; {gradient.asnumpy()}")
-losses, _ = loss_and_gradient(nd.array([[1000, 0], [1000, 0]]), nd.array([0, 1]))
+losses, _ = loss_and_gradient(nd.array([[1000, 0], [-1000, -2000]]), nd.array([0, 1]))
 assert (losses.asnumpy() == [0, 1000]).all(), (
-    f"of scores 1000 and 0 the losses are 0 and 1000, not {losses.asnumpy()}")
+    "of scores 1000 and 0, and -1000 and -2000, the losses are 0 and 1000, not "
+    f"{losses.asnumpy()}")
 
 # %% [markdown]
 # ## 2. Replicas (2 points)
@@ -97,8 +100,7 @@ assert (losses.asnumpy() == [0, 1000]).all(), (
 # holds on the device where they already live, too. Each copy gets a place for its own gradient,
 # which a backward pass overwrites: plain `attach_grad()`.
 #
-# Raise `ValueError` where one device is named twice: two replicas there would take turns, and
-# look like parallel work.
+# Raise `ValueError` where one device is named twice: two replicas there would only take turns.
 #
 # About seven lines.
 
@@ -198,9 +200,11 @@ def start(seed, inputs=4, hidden=6, outputs=2):
 #
 # Shards may have any sizes: 5, 2 and 1, say. There may also be fewer shards than replicas, as in
 # the last batch of an epoch. Replicas without a shard take part in the update like all others, but
-# what their gradients hold is left from an earlier step and must not be added. The test in the
-# open tries neither, nor does it compare one device with the formula; a test of your own might.
-# The shards stay as they are. "Equal" means: apart by at most $10^{-12}$ of the largest weight. (`nd.sgd_update` won't do: it takes its rate in float32.)
+# what their gradients hold is left from an earlier step and must not be added. What gradients hold
+# after the step is yours to choose. The test in the open has two equal shards on two replicas; a
+# test of your own might have others, and compare one device with the formula. The shards stay as
+# they are. "Equal" means: apart by at most $10^{-12}$ of the largest weight. (`nd.sgd_update`
+# won't do: it takes its rate in float32.)
 #
 # About twelve lines.
 
@@ -251,7 +255,12 @@ for k in (1, 2):
     shards = [[nd.array(part, d, dtype="float64") for part, d in zip(np.split(a, k), there)]
               for a in (x, y)]
     replicas = [[nd.array(w, d, dtype="float64") for w in start(0)] for d in there]
-    run_steps(replicas, [shards], lr=0.3)
+    (loss_before,) = run_steps(replicas, [shards], lr=0.3)
+    assert isinstance(loss_before, float), f"a loss of type {type(loss_before).__name__}, not float"
+    whole = loss(nd.array(x, dtype="float64"), nd.array(y, dtype="float64"),
+                 [nd.array(w, dtype="float64") for w in start(0)])
+    mean = whole.mean().asscalar()
+    assert abs(loss_before - mean) < 1e-12, f"the loss before the step is {mean}, not {loss_before}"
     weights[k] = [np.concatenate([p.asnumpy().ravel() for p in replica]) for replica in replicas]
 old = np.concatenate([w.ravel() for w in start(0)])
 one, first, second = weights[1] + weights[2]
@@ -272,11 +281,12 @@ assert np.abs(first - one).max() < 1e-12, "the two agree, but not with one devic
 # so on. `order` may leave examples out, and it may name one twice. If the batches don't come out
 # even, the last one is what is left, and never an empty one. An image may have any shape.
 #
-# Hand each batch to `step(images, labels, n)`, which is given to you, with `mx.nd` arrays. It
-# updates the network with the gradient of the *sum* of the losses, divided by `n`,
-# and returns the sum of the losses, a Python number. Say the right `n` for each batch, so that each makes a step
-# with the mean of its own gradients. Return the mean loss over all examples of the epoch. Types of
-# numbers and the caller's arrays stay as they are.
+# `images` and `labels` are `mx.nd` arrays. Hand each batch to `step(images, labels, n)`, which
+# `train_epoch` is given; it isn't exercise 3's. It updates the network with the gradient of the
+# *sum* of the losses, divided by `n`, and returns the sum of the losses, a Python number. Say the
+# right `n` for each batch, so that each makes a step with the mean of its own gradients. Return
+# the mean loss over all examples of the epoch. Types of numbers and the caller's arrays stay as
+# they are.
 #
 # About six lines.
 
@@ -336,13 +346,14 @@ assert abs(mean - 2 / 3) < 1e-6, f"losses of 0, 0 and 2, and a mean of {mean}"
 #
 # The tests of exercise 3 train in float64 and ask for equality to $10^{-12}$. Nobody trains in
 # float64. Why is it used here, and what would the same comparison show in float32, after one step
-# and after a thousand? A few sentences.
+# and after a thousand, with this network and with one of relu layers? A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the cause: $k$ devices add the same numbers in another order, and each addition
 # rounds, so even a right program doesn't give the same bits. In float64 rounding is near
 # $10^{-16}$, and a real mistake, such as a wrong divisor, is larger by many powers of ten: one
 # bound tells them apart. One point for float32: after one step the weights differ by about
-# $10^{-7}$ of the largest, so that a bound of $10^{-6}$ may do; after many steps the differences can have
-# jumped, once rounding puts a relu unit on the other side of zero (chapter 04), and a right program can
-# be as far from one device as a slightly wrong one. There one can only ask whether it learns as well.
+# $10^{-7}$ of the largest, so that a bound of $10^{-6}$ may do; after many steps the differences
+# can have jumped, once rounding puts a relu unit on the other side of zero (chapter 04), and a
+# right program can be as far from one device as a slightly wrong one. There one can only ask
+# whether it learns as well.

@@ -15,10 +15,10 @@
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other sizes, other networks and other numbers of devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
-# The imports, `network`, `squared` and `flat` are there.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 
 # %% tags=["given"]
 import mxnet as mx
@@ -67,18 +67,19 @@ print([p.grad().asnumpy().tolist() for p in net.collect_params().values()])
 # Cut the batch `x`, `y` into a shard for each device, in the order of `devices`; lengths differ by
 # at most one, and the longer shards come first. (`gluon.utils.split_and_load` does that with
 # `even_split=False`, if there is an example for each device; with fewer it ends in an error about
-# shapes.) Run forward and backward on each
-# device, and return its gradients of the *sum* of the losses (`squared`) in its shard: a list with an entry
-# for each parameter, in the order of `net.collect_params()`; the entry is the list of its
-# gradients on each device, in the order of `devices`.
+# shapes.) Run forward and backward on each device, and return its gradients of the *sum* of the
+# losses (`squared`) in its shard: a list with an entry for each parameter, in the order of
+# `net.collect_params()`; the entry is the list of its gradients on each device, in the order of
+# `devices`.
 #
-# - `devices` are those on which `net` has been initialised, in any order.
+# - `devices` are those on which `net` has been initialised, in any order. Raise `ValueError` if one
+#   is named twice.
 # - If there are fewer examples than devices, the devices at the end have no shard. Their gradients
 #   are zeros, in what you return and in the network, whatever an earlier batch has left there.
+#   (For a step of `Trainer` that would not be enough: it asks for a backward pass on each device.)
 # - Leave the gradients that you return in the network too; return copies of them, so that the next
 #   call does not change what this one has returned.
 # - The weights, `x` and `y` stay as they are.
-# - Raise `ValueError` if `devices` names a device twice.
 #
 # About eleven lines.
 
@@ -205,8 +206,9 @@ assert abs(mean_norm(huge, 1) / 5e25 - 1) < 1e-6, "squares of 1e25 need float64"
 # 0: then there is nothing to clip.
 #
 # The weights must be those of one device that is given the whole batch, to $10^{-12}$, on every
-# device. (Clip the gradients themselves: what `update` is given is rounded to float32. The tests
-# have batches of 2, 4, 8 and 16, where that does no harm.)
+# device. (Don't clip by giving `update` another number: it multiplies by the number's inverse,
+# rounded to float32. For 2, 4, 8 and 16, the batches in the tests, that is exact.) `p.list_grad()`
+# gives the network's own arrays.
 #
 # About nine lines. If you call your `mean_norm`, mind that it expects gradients that have not been
 # summed yet.
@@ -276,9 +278,9 @@ assert w == [[-1, -2]], f"below the limit: weights {w}, not [[-1, -2]]"
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A colleague saves a line: each device clips its own gradient, a sum, to $n$ times the limit right
-# after its backward, and then `trainer.step(n)` sums. Why is that something else? Say what may change, and
-# name two cases in which both agree. A few sentences.
+# A colleague's code is a line shorter: each device clips its own gradient, a sum, to $n$ times the
+# limit right after its backward, and then `trainer.step(n)` sums. Why is that something else? Say
+# what may change, and name two cases in which both agree. A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the difference: a sum of clipped gradients is not the clipped sum. Devices with a

@@ -14,9 +14,10 @@
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again, on
 # other values, other sizes and other numbers of devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 #
 # No real clock is read here. Times come from formulas and from a machine that is simulated, so
 # the right answer is known, and it is the same on every computer.
@@ -54,7 +55,8 @@ class Machine:
 
 
 # %% [markdown]
-# Three steps of 5, 4 and 4 seconds, of which Python sees next to nothing:
+# Three steps of 5, 4 and 4 seconds. Without `wait`, the clock shows only how long handing out
+# takes:
 
 # %%
 machine = Machine([5, 4, 4], handing=0.1)
@@ -150,14 +152,15 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
-# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Each of your two numbers may be off
-# by $10^{-8}$ of itself, so solve the linear problem: an iterative fit stops too early.
+# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Your two numbers must be
+# right to $10^{-8}$ of themselves: solve the linear problem, as an iterative fit stops too early.
 #
-# The measurements come in any order, and a size may be there more than once: then each of its times
-# counts, equal ones too. Sizes may be whole numbers (int64) of up to 10 GB, and the caller's arrays stay as they
-# are. In all data that you are given, the best $\alpha$ and $B$ are above zero. Raise `ValueError`
-# where there are fewer than two different sizes, since nothing could tell $\alpha$ from $\beta$
-# there.
+# The measurements come in any order, and a size may be there more than once: then each of its
+# times counts, equal ones too. Sizes may be whole numbers of up to 10 GB (int64, which can't hold
+# their squares), and the caller's
+# arrays stay as they are. In all data that you are given, the best $\alpha$ and $B$ are above
+# zero. Raise `ValueError` where there are fewer than two different sizes, since nothing could tell
+# $\alpha$ from $\beta$ there.
 #
 # About five lines.
 

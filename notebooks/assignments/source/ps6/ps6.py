@@ -13,9 +13,10 @@
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other sizes and other numbers of devices, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 
 # %% tags=["given"]
 from helpers import devices
@@ -41,17 +42,17 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 # 2. The examples that are left over go, one each, to the devices with the largest remainders, that
 #    is, to those who lost most by rounding. Of equal remainders the device with the lower number
 #    comes first.
-# 3. If some devices have nothing now, after rules 1 and 2, each of these gets one example and is
-#    done, all at once. The other devices share all the other examples among themselves anew, from
-#    rule 1 on, and so on until nobody has nothing.
+# 3. If some devices have nothing now, after rules 1 and 2, all of these get one example each, at
+#    the same time, and are done. The other devices share all the other examples among themselves
+#    anew, from rule 1 on, and so on until nobody has nothing.
 #
 # Rules 1 and 2 are those of chapter 12's first exercise. Rule 3 is not: there a device that is due
-# very little may get nothing. No test depends on a
-# floating-point number's last digits.
+# very little may get nothing. Remainders that are equal on paper may
+# differ in floating point: no test of this assignment depends on last digits.
 #
-# Return a list; the sizes in it are integers, Python's or NumPy's. Raise `ValueError` where there are fewer examples
-# than devices, and where a speed is not a positive, finite number. The list that you are given
-# stays as it is.
+# Return a list; the sizes in it are integers, Python's or NumPy's. Raise `ValueError` where there
+# are fewer examples than devices, and where a speed is not a positive, finite number. The list
+# that you are given stays as it is.
 #
 # About fifteen lines.
 
@@ -119,8 +120,8 @@ for n, speeds in ((2, [1, 1, 1]), (8, [1, 0])):
 # the others. At least one size is above 0.
 #
 # The course's `allreduce` isn't in this folder: copy to one device, add, and copy back. Raise
-# `ValueError`, and write nothing, where there isn't one size for each gradient.
-# `sizes` stays as it is, and float64 gradients are to be exact to float64. The function returns nothing.
+# `ValueError`, and write nothing, where there isn't one size for each gradient. `sizes` stays as
+# it is, and float64 gradients are to be exact to float64. The function returns nothing.
 #
 # About five lines.
 
@@ -168,8 +169,8 @@ else:
 #
 # `step_seconds(n, speeds, cost)` returns a tuple or list of three numbers for a batch of $n$: the
 # seconds of a step on the fastest device alone, on all devices with equal shares, and on all
-# devices with shares in proportion to `speeds`. `cost` is what the all-reduce takes, in seconds. With
-# one entry in `speeds` all three are the same.
+# devices with shares in proportion to `speeds`. `cost` is what the all-reduce takes, in seconds.
+# With one entry in `speeds` all three are the same.
 #
 # `whom(n, speeds, costs)` decides which devices should train, with shares in proportion. Now the
 # time of the all-reduce was measured for each number of devices: among $k$ it takes `costs[k-1]`
@@ -227,9 +228,9 @@ assert np.isclose(seconds, 0.160), f"alone it takes 0.160 s, not {seconds:.3g}"
 # ## 4. In your words (2 points)
 #
 # A GPU does 3,000 images a second, the CPU beside it 100; the batch is 256, and the all-reduce
-# takes 2 ms. What does `step_seconds` say: how many ms alone, and how many together? Would you use
-# the CPU? Say when a slow device is better left out, and name at least two things that the formula
-# doesn't know.
+# takes 2 ms. What does `step_seconds` say: how many ms alone, and how many together, with shares
+# in proportion? Would you use the CPU? Say when a slow device is better left out, and name at
+# least two things that the formula doesn't know.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the formula: alone 85.3 ms, together 82.6 + 2 = 84.6 ms. The CPU pays, by less than

@@ -5,7 +5,7 @@
 # by one, buckets that are sent while the backward pass goes on, and a step that adds up gradients
 # over several small batches and sends them once.
 #
-# **You need** chapter 14, and PyTorch (`make setup TORCH=1`). **Time**: about an hour and a half.
+# **You need** chapter 14, and PyTorch (`make setup TORCH=1`). **Time**: about two hours.
 # **Points**: 12, of which 2 are for words.
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
@@ -19,15 +19,16 @@
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values, other networks and with one to four ranks, when it is marked.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
-# The imports, `Net` and `squared` are there.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError` or
-# `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends after
-# 30 seconds with `TimeoutError`. If their messages have different lengths, gloo may end the process
-# (`TerminatedWorkerError`), or the tensors hold something else.
+# `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends
+# after 30 seconds with `TimeoutError`. The first test, and each after an error, starts new
+# processes, which takes some of that time. If their messages have different lengths, gloo may end
+# the process (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
 import numpy as np
@@ -91,14 +92,14 @@ print(on_each(lambda x: f"rank {dist.get_rank()} of {dist.get_world_size()} got 
 #
 # - It keeps it, and no copy, as `.module`, passes all inputs to it, keyword arguments too, and
 #   returns its output.
-# - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too. All
-#   are contiguous.
+# - When it is made, the parameters and buffers of all ranks become rank 0's, frozen ones too.
+#   (You will find all of them contiguous.)
 # - `finish_gradient_synchronization()` is called after each backward pass. Then each gradient
 #   becomes the sum of all ranks' gradients, divided by the number of ranks. Where a parameter has
 #   no gradient (`grad` is `None`), that rank counts as zeros; but a parameter that has a gradient
 #   on *no* rank keeps `None`, so that weight decay leaves it alone. Zeros are a gradient. Which
 #   parameters have one may change from step to step and from rank to rank, and a gradient that
-#   wasn't cleared is one, too. A frozen parameter gets none.
+#   wasn't cleared is one, too. A frozen parameter's gradient is left as it is.
 #
 # About fifteen lines.
 
@@ -166,8 +167,11 @@ def train_naive(layers, shift, frozen, steps, rate, decay, keep=()):
 # One layer of zeros, one example on each rank. At 0 the slope of tanh is 1, so the gradients are
 # easy to follow: for the target $y$, $-2y$ for the bias, and that times the input for the weight.
 
+# %%
+zeros = [[np.zeros((1, 1)), np.zeros(1)]]
+x = np.ones((1, 1))
+
 # %% nbgrader={"grade_id": "naive-values", "points": 2}
-zeros, x = [[np.zeros((1, 1)), np.zeros(1)]], np.ones((1, 1))
 results = on_each(train_naive, [
     [zeros, np.zeros(1), [], [[x, -1 * x, [0]]], 0.5, 0.0],
     [zeros, np.zeros(1), [], [[3 * x, -2 * x, [0]]], 0.5, 0.0]])
@@ -214,9 +218,9 @@ for rank, (gradients, _, _) in enumerate(results):
 #    that has a bucket of its own.
 # 2. Each bucket is one `all_reduce` of one flat tensor, which has as many numbers as the gradients
 #    in it, and nothing else is sent.
-# 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on,
-#    each as soon as all its gradients are there and the ones before have been sent, while the
-#    backward pass still has other layers to do. So all have been sent when it ends. Gradients
+# 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on.
+#    Each is sent as soon as all its gradients are there and the ones before have been sent: while
+#    the backward pass still has other layers to do. When it ends all have been sent. Gradients
 #    don't always become ready in this order. Use `async_op=True`, so that the backward pass goes
 #    on meanwhile.
 # 4. `finish_gradient_synchronization()` waits for the messages. Then each `grad` is the mean
@@ -226,8 +230,8 @@ for rank, (gradients, _, _) in enumerate(results):
 # backward pass, and before each the gradients are `None`. Zeros are sent as other gradients
 # are. Raise `ValueError` if `bucket_bytes` is not above 0.
 #
-# About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what you
-# need.
+# About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what
+# you need.
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "bucketed", "solution": true}
@@ -299,22 +303,31 @@ def train_bucketed(layers, frozen, bucket_bytes, steps, rate, note):
 
 
 # %% [markdown]
-# `logged` calls it, and notes how many numbers each all-reduce has, and when it was sent.
+# `logged` calls it, and notes how many numbers each all-reduce has, when it was sent, and whether
+# something was broadcast.
 
 
 # %%
 def logged(*given):
-    log, all_reduce = [], dist.all_reduce
+    log = []
+    all_reduce = dist.all_reduce
+    broadcast = dist.broadcast
 
     def note_size(tensor, *args, **options):
         log.append(tensor.numel())
         return all_reduce(tensor, *args, **options)
 
+    def note_broadcast(*args, **options):
+        log.append("a broadcast")
+        return broadcast(*args, **options)
+
     dist.all_reduce = note_size
+    dist.broadcast = note_broadcast
     try:
         return *train_bucketed(*given, log.append), log
     finally:
         dist.all_reduce = all_reduce
+        dist.broadcast = broadcast
 
 
 def with_buckets(bucket_bytes, routes=([0, 1], [0, 1]), frozen=()):
@@ -376,8 +389,9 @@ for bucket_bytes in (0, -1):
 # Their gradients may hold what an earlier step left there. Each parameter that isn't frozen gets a
 # gradient from each piece.
 #
-# However many pieces there are, a step sends each gradient once, and besides the gradients of
-# parameters that aren't frozen one more message, and two more numbers, at most.
+# However many pieces there are, a step sends each gradient once: at most one message more than
+# there are parameters that aren't frozen, and at most two numbers more than their gradients have.
+# You may put several gradients into one message.
 #
 # About thirteen lines.
 
@@ -457,11 +471,11 @@ for frozen, parameters in (([], 4), ([1], 2)):   # two layers
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A model has trained on eight GPUs for a day when somebody finds that the replicas' weights differ.
-# The loss looked well all the time. Name two mistakes, in code like that of any of the three
-# exercises, that lead to this, and say why the loss didn't tell. What would you put into the
-# training loop so that it is seen within minutes next time, and what does that cost, in messages
-# and work? About ten sentences.
+# A model has trained on eight GPUs for a day when somebody finds that the replicas' weights
+# differ. The loss looked well all the time. Name two mistakes, in code like that of any of the
+# three exercises, that make replicas differ, and say why the loss didn't tell. What would you put
+# into the training loop so that it is seen within minutes next time, and what does that cost, in
+# messages and work? About ten sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for two mistakes and the reason: replicas that begin apart (no broadcast, another seed

@@ -13,17 +13,18 @@
 # AVG, PRODUCT, MIN and MAX, `broadcast_object_list` and `all_gather_object`. Call them as
 # `dist.all_reduce(...)`. What you start with `async_op=True` has arrived after `wait()`, and not
 # before. The output comes first: `all_gather_single(whole, part)`, `reduce_scatter_single(part,
-# whole)`. (Their older names, `all_gather_into_tensor` and `reduce_scatter_tensor`, do too.) When it
-# is marked there is nothing else: no `send`, no groups of some ranks.
+# whole)`. (Their older names, `all_gather_into_tensor` and `reduce_scatter_tensor`, do too.) When
+# it is marked there is nothing else: no `send`, no groups of some ranks.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
 # on other values and with one to four ranks, when it is marked. A solution cell may define more
 # than what is asked for.
 #
-# A solution cell is run as plain Python: without magics such as `%timeit`, and without variables
-# from cells that only show something. It may call what your solution cells above it define; one
-# that is wrong costs its own points only, and the later one is judged with it as it stands.
+# A solution cell is run as plain Python, after the cells above it that give you imports and
+# functions: without magics such as `%timeit`, and without variables from cells that only show
+# something. It may call what your solution cells above it define, as you wrote it: if that is
+# wrong, so is what calls it.
 #
 # **When something is wrong**: as long as a class isn't written, its tests end with `NameError`. If
 # one rank waits for a message that another doesn't send, a test ends after 30 seconds with
@@ -111,18 +112,19 @@ def logged(function, *given):
 #    `net.parameters()`. Sizes are any, there may be fewer numbers than ranks, and parameters of no
 #    dimensions. Raise `ValueError` if there is none.
 # 2. All of them are sharded together, in the layout above: one flat tensor. `.inner` is the
-#    optimizer that updates this rank's shard: `optimizer_class`, made with `options`, of one
-#    tensor (or `nn.Parameter`) of one dimension, the shard with its zeros. So its state has as many numbers as the shard, twice as many
-#    with Adam. After each step that tensor has the shard's new values.
+#    optimizer that updates this rank's shard: an `optimizer_class`, made with `options`. It has
+#    one tensor (or `nn.Parameter`) of one dimension: the shard with its zeros. So its state has as
+#    many numbers as the shard, twice as many with Adam. After each step that tensor has the
+#    shard's new values.
 # 3. `step()` takes the mean of all ranks' gradients, updates the shards, and gives all ranks all
 #    new values, in the same `Parameter` objects as before. A gradient that is `None` counts as
 #    zeros, even where it is `None` on all ranks: a parameter without a gradient still decays, and
 #    moves on with its momentum. (Chapter 16 leaves it alone.)
-# 4. `step()` sends two messages, even where there is only one rank: a reduce-scatter, into which each rank puts its
-#    flat gradient with its zeros, and an all-gather, into which each puts its shard. Nothing else
-#    is sent, neither then nor before.
+# 4. `step()` sends two messages, even where there is only one rank: a reduce-scatter, into which
+#    each rank puts its flat gradient with its zeros, and an all-gather, into which each puts its
+#    shard. Nothing else is sent, neither then nor before.
 # 5. `step()` leaves the parameters' gradients as they are, `None` too, and `zero_grad()` clears
-#    them: to zeros or to `None`, as you like. A list of parameters stays as it is.
+#    them: to zeros or to `None`, as you like. The caller's list of parameters stays as it is.
 #
 # Nobody else writes into the parameters. All of them get the same options, and the optimizer works
 # element by element, as SGD, Adam and AdamW do. About twenty-four lines.
@@ -249,6 +251,11 @@ for rank, (_, _, found) in enumerate(on_each(train_sharded, [
     assert (kind, shapes) == ("Adam", [(2,)]), f"rank {rank}: {kind} updates {shapes}"
     assert numbers == [2, 2], f"rank {rank}: arrays of {numbers} numbers in Adam's state"
     assert np.allclose(shard, [[0.9, 1.9], [2.9, 0]][rank]), f"rank {rank}: the shard is {shard}"
+three = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0])]   # of three ranks, as further up
+for rank, (_, _, found) in enumerate(on_each(train_sharded, [
+        [three, "SGD", {"lr": 1.0}, [nothing], True, ignore]] * 3)):
+    assert np.allclose(found[3], [[1, 2], [3, 4], [5, 0]][rank]), (
+        f"rank {rank} of three: the shard is {found[3]}, not {[[1, 2], [3, 4], [5, 0]][rank]}")
 try:
     on_each(train_sharded, [[[], "SGD", {"lr": 1.0}, [], False, ignore]] * 2)
 except ValueError as error:
@@ -265,17 +272,18 @@ else:
 # 1. Its weight and then its bias, in the layout above, are one flat tensor. This rank's shard,
 #    with its zeros, is `.shard`, an `nn.Parameter`. The module has no other parameter and no
 #    buffer. The shard has memory of its own: a view of the flat tensor would keep all of it alive.
-# 2. The module is called with `x`, `[..., inputs]`, and returns $x W^\top + b$, `[..., outputs]`.
+# 2. The module is called with `x`, `[..., inputs]`, of one dimension or more, and returns
+#    $x W^\top + b$, `[..., outputs]`.
 # 3. After the backward pass `.shard.grad` is this rank's shard of the gradient of weight and bias,
 #    the mean over ranks. If there is a gradient already, it is added. `x` gets the gradient of this
 #    rank's own loss.
 # 4. The forward pass sends one all-gather, of the shards, even where there is only one rank, and
 #    then *forgets*: as long as the layer isn't computing, it keeps neither the whole weight nor a
-#    copy of it: not in pieces, not in another type, and not outside PyTorch. (Its shard and `x` it
-#    may keep.)
-# 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather of the shards.
-#    Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter of the flat
-#    gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
+#    copy of it, be it in pieces, in another type, or as something else than a tensor. (Its shard
+#    and `x` it may keep.)
+# 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather
+#    of the shards. Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter
+#    of the flat gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
 #    `torch.no_grad()` there is no backward pass, so the forward pass's message is the only one.)
 # 6. `unshard()` sends an all-gather and returns `(weight, bias)`, whole, in the shapes that they
 #    had in `linear`, as they are now. A bias that isn't there is `None`.
@@ -563,10 +571,11 @@ for rank, (names, shard, memory_of_it, more) in enumerate(on_each(
 # `most(limit, ranks, stage)`: how many numbers the largest model has for which a rank needs at most
 # `limit` bytes.
 #
-# All arguments are whole numbers, of any size: models may have more numbers than a float64 can tell
-# apart, and more bytes than 64 bits can count. Both return an `int`, exactly. Raise `ValueError` if
-# `numbers` or `limit` is below 0, `ranks` below 1, or the stage is none of these four. Don't try
-# one count after the other: `most` has to answer within a second, for limits of fifty digits.
+# All arguments are whole numbers, of any size: models may have more numbers than a float64 can
+# tell apart, and more bytes than 64 bits can count. Both return an `int`, exactly. Raise
+# `ValueError` if `numbers` or `limit` is below 0, `ranks` below 1, or the stage is none of these
+# four. Don't try one count after the other: `most` has to answer within a second, for limits of
+# fifty digits (on such numbers `bisect` fails with an `OverflowError`).
 #
 # About fifteen lines for both.
 
@@ -632,12 +641,13 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24 GB
-# each. Activations of one small batch take 6 GB. A step accumulates the gradients of four small
+# A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24
+# GB each. Activations of one small batch take 6 GB. A step accumulates the gradients of four small
 # batches on each GPU. Which stage do you take (0 is data parallelism), and why neither the stage
-# before nor the next one? Compare the three: what a GPU holds, in GB; how often it sends as much as
-# the weights in a step; where it waits. Then: a colleague has written that stage by hand. Name two
-# tests that it must pass before it trains for a month, and for each a mistake that it would find.
+# before nor the next one? Compare the three: what a GPU holds, in GB; how many times in a step it
+# sends as many numbers as there are weights (an all-reduce counts as two, a reduce-scatter as
+# one); where it waits. Then: a colleague has written that stage by hand. Name two tests that it
+# must pass before it trains for a month, and for each a mistake that it would find.
 
 # %% [markdown] nbgrader={"grade_id": "which-stage", "points": 2, "solution": true}
 # One point for the decision with its numbers. Data parallelism holds 16 bytes a parameter, 40 GB:
@@ -651,9 +661,10 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
 # stage 1 each GPU updates an eighth, so the update itself is shorter than in data parallelism; the
 # all-gather comes after it, when there is no backward pass left to hide it behind.
 #
-# One point for two tests, each with a mistake that it finds and the loss doesn't show. The weights after
-# several steps against one process that has all examples, in float64, on 1, 2 and more ranks, with
-# sizes that the number of ranks doesn't divide, parameters without gradients, momentum or Adam
-# (plain SGD doesn't see a state that is lost). Equal weights on all ranks, exactly. Then: a
-# checkpoint that is resumed equals a run without a break, on another number of ranks too; clipping
-# uses the norm of the whole gradient; memory and messages, measured, are those of the formulas.
+# One point for two tests, each with a mistake that it finds and the loss doesn't show. The weights
+# after several steps against one process that has all examples, in float64, on 1, 2 and more
+# ranks, with sizes that the number of ranks doesn't divide, parameters without gradients, momentum
+# or Adam (plain SGD doesn't see a state that is lost). Equal weights on all ranks, exactly. Then:
+# a checkpoint that is resumed equals a run without a break, on another number of ranks too;
+# clipping uses the norm of the whole gradient; memory and messages, measured, are those of the
+# formulas.
