@@ -93,8 +93,10 @@ def test_metadata_is_reduced_to_kernel_and_language(built):
 
 def test_chapters_are_linked_with_each_other(built):
     first, _, _, heading, prose, *_, last = (cell.source for cell in built[2].cells)
-    assert first == "[Start](start.md) · [02 Another →](02_next.ipynb)"
-    assert last == f"## Next\n\n{first}"
+    links, _, how = first.partition("\n\n")
+    assert links == "[Start](start.md) · [02 Another →](02_next.ipynb)"
+    assert how == course.how_to_run("01_tiny", course.repository())
+    assert last == f"## Next\n\n{links}"
     assert heading == "### Answer 1", "what stands in its cell would not be folded"
     assert prose == (
         "As [chapter 02](02_next.ipynb) says, and not chapter 01; see `chapter 02` "
@@ -109,6 +111,37 @@ def test_chapters_are_linked_with_each_other(built):
 def test_each_chapter_leads_to_its_neighbours(name, links):
     titles = {"01_a": "01 A", "02_b": "02 B", "03_c": "03 C"}
     assert course.navigation(name, titles) == links
+
+
+@pytest.mark.parametrize(("name", "readme"), [
+    ("01_a", "(../README.md)"), ("deeper/01_a", "(../../README.md)")])
+def test_without_an_address_a_notebook_says_what_to_type_and_leads_nowhere_else(name, readme):
+    line = course.how_to_run(name, "")
+    assert "make lab" in line and readme in line
+    assert "http" not in line and "git clone" not in line
+
+
+@pytest.mark.parametrize(("name", "colab"), [
+    ("08_a", True), ("09_a", False), ("deeper/01_a", False)])
+def test_with_an_address_a_notebook_leads_to_it(name, colab):
+    line = course.how_to_run(name, "https://github.com/an-owner/a.name")
+    assert "`git clone https://github.com/an-owner/a.name`" in line
+    assert "(https://codespaces.new/an-owner/a.name)" in line
+    page = f"https://colab.research.google.com/github/an-owner/a.name/blob/main/notebooks/{name}.ipynb"
+    assert (f"({page})" in line) == colab
+
+
+@pytest.mark.parametrize("address", [
+    "github.com/a/b", "https://github.com/a", "https://github.com/a/b/", "https://github.com/a/b/c",
+    "https://example.org/a/b", "git@github.com:a/b"])
+def test_an_address_that_leads_nowhere_is_refused(address):
+    with pytest.raises(ValueError, match=r"course\.toml: repository = .* must be like"):
+        course.repository(address)
+
+
+def test_an_address_may_be_missing():
+    assert course.repository("") == ""
+    assert course.repository("https://github.com/an-owner/a.name") != ""
 
 
 def test_a_chapter_that_there_is_not_can_not_be_named(tmp_path):
@@ -290,7 +323,8 @@ def test_a_deeper_notebook_is_built_in_its_folder_and_linked_both_ways(deeper):
         "# 01 · Tiny\n\nAs in [deeper: More of\nit](deeper/01_more.ipynb) says, and "
         "[deeper: Something else](deeper/01_else.ipynb).")
     notebook = nbformat.read(deeper / "deeper/01_more.ipynb", as_version=4)
-    assert notebook.cells[0].source == "[← 01 Tiny](../01_tiny.ipynb) · [Start](../start.md)"
+    links = "*Optional: no chapter needs this.* [← 01 Tiny](../01_tiny.ipynb) · [Start](../start.md)"
+    assert notebook.cells[0].source.startswith(f"{links}\n\n*To run this notebook")
     assert notebook.cells[1].source == (
         "# Deeper · More of it\n\nAs in [chapter 01](../01_tiny.ipynb), and in "
         "[deeper: Something else](../deeper/01_else.ipynb). See deeper: More of\nit, which is "

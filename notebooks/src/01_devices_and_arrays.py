@@ -8,20 +8,15 @@
 # and −150, are added. The sum, −180, goes to both, and both have w =
 # 1.8.](src/drawings/one_weight.svg)
 #
-# ## What you'll do
-#
-# Train a model with one weight on two devices, time copies, and find errors that appear at the
-# wrong line.
-#
-# ## What you'll learn
-#
-# - where an array, its gradient and what you load from a file live, and what a copy costs;
-# - why Python goes on while devices work, and what that means for clocks and errors.
-#
-# ## What you need
-#
-# Python and NumPy. **No GPU.** Reading takes {reading time}, running less than a minute. Folded
-# cells check what the text says, and name sources; one that prints nothing has found nothing wrong.
+# > **What you'll do:** train a model with one weight on two devices, time copies, and find errors
+# > that appear at the wrong line.
+# >
+# > **What you'll learn:** where an array, its gradient and what you load from a file live, and what
+# > a copy costs; why Python goes on while devices work, and what that means for clocks and errors.
+# >
+# > **What you need:** Python and NumPy. **No GPU.** Reading takes {reading time}, running less than
+# > a minute. Folded cells check what the text says, and name sources; one that prints nothing has
+# > found nothing wrong.
 
 # %% [markdown]
 # ## One weight on two devices

@@ -10,20 +10,14 @@
 # The cut takes a few lines of code, and it can go wrong without any error: the last examples are
 # lost, labels are separated from their images, or a device is left without work.
 #
-# ## What you'll do
-#
-# Write `split_and_load`, compare it with Gluon's, and make these mistakes on purpose.
-#
-# ## What you'll learn
-#
-# - how to cut a batch into nearly equal shards, with every example in exactly one;
-# - how to see that labels have lost their images;
-# - what happens to the gradient of a device that gets no data;
-# - why a mean of means is wrong when shards differ in size.
-#
-# ## What you need
-#
-# Chapter 01. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you'll do:** write `split_and_load`, compare it with Gluon's, and make these mistakes on
+# > purpose.
+# >
+# > **What you'll learn:** how to cut a batch into nearly equal shards, with every example in
+# > exactly one; how to see that labels have lost their images; what happens to the gradient of a
+# > device that gets no data; why a mean of means is wrong when shards differ in size.
+# >
+# > **What you need:** chapter 01. No GPU. Reading takes {reading time}, running a few seconds.
 
 # %%
 import helpers

@@ -4,19 +4,14 @@
 # After a backward pass each device has the gradient of its own shard, and every device needs the
 # sum of all of them. An operation that leaves the sum on every device is called *all-reduce*.
 #
-# ## What you'll do
-#
-# Repair an all-reduce that a textbook printed for eleven months. Then write a ring.
-#
-# ## What you'll learn
-#
-# - how to test an all-reduce;
-# - how a ring all-reduce works, and what *reduce-scatter* and *all-gather* are;
-# - how many rounds and bytes a star, a tree and a ring take.
-#
-# ## What you need
-#
-# Chapters 01 and 02. No GPU. Reading takes {reading time}, running less than one minute.
+# > **What you'll do:** repair an all-reduce that a textbook printed for eleven months. Then write a
+# > ring.
+# >
+# > **What you'll learn:** how to test an all-reduce; how a ring all-reduce works, and what
+# > *reduce-scatter* and *all-gather* are; how many rounds and bytes a star, a tree and a ring take.
+# >
+# > **What you need:** chapters 01 and 02. No GPU. Reading takes {reading time}, running less than
+# > one minute.
 
 # %%
 import helpers

@@ -8,21 +8,15 @@
 # shard's loss. An all-reduce gives both devices the sum of both gradients, and both make the same
 # update.](src/drawings/lenet_step.svg)
 #
-# ## What you'll do
-#
-# Make one step by hand, write it as a function, and train LeNet on two devices. Compare its weights
-# with one device's, and measure the speed-up.
-#
-# ## What you'll learn
-#
-# - the four parts of a data-parallel step;
-# - what "the same" means for floating-point numbers;
-# - why a wrong all-reduce looks right;
-# - what a speed-up has to be compared with.
-#
-# ## What you need
-#
-# Chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about two minutes.
+# > **What you'll do:** make one step by hand, write it as a function, and train LeNet on two
+# > devices. Compare its weights with one device's, and measure the speed-up.
+# >
+# > **What you'll learn:** the four parts of a data-parallel step; what "the same" means for
+# > floating-point numbers; why a wrong all-reduce looks right; what a speed-up has to be compared
+# > with.
+# >
+# > **What you need:** chapters 01 to 03. No GPU. Reading takes {reading time}. Running takes about
+# > two minutes.
 
 # %%
 import helpers

@@ -14,19 +14,14 @@
 #
 # A Gluon `Parameter` is not one array. It has a value and a gradient on each device.
 #
-# ## What you'll do
-#
-# Follow one weight through a step on two devices, train chapter 04's network to the same weights,
-# and make two mistakes that `Trainer` notices late, or not at all.
-#
-# ## What you'll learn
-#
-# - what a `Parameter` holds on each device, and what a `Trainer` does;
-# - what becomes of a device without images, and of one that is named twice.
-#
-# ## What you need
-#
-# Chapters 01 to 04. No GPU. Reading takes {reading time}, running half a minute.
+# > **What you'll do:** follow one weight through a step on two devices, train chapter 04's network
+# > to the same weights, and make two mistakes that `Trainer` notices late, or not at all.
+# >
+# > **What you'll learn:** what a `Parameter` holds on each device, and what a `Trainer` does; what
+# > becomes of a device without images, and of one that is named twice.
+# >
+# > **What you need:** chapters 01 to 04. No GPU. Reading takes {reading time}, running half a
+# > minute.
 
 # %%
 import helpers

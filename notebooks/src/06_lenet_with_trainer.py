@@ -7,19 +7,15 @@
 # DataLoader makes a batch of 64. It is split: 32 images for each of two devices. After the backward
 # pass, step(64) gives both the same new weights.](src/drawings/pictures_to_step.svg)
 #
-# ## What you'll do
-#
-# Write a training loop, keep it as a script for k devices, and see what Dropout changes.
-#
-# ## What you'll learn
-#
-# - `DataLoader`, `metric.Accuracy` and `Trainer.step` in one loop;
-# - three traps: a loss averaged twice, a last batch that is smaller, rows counted twice;
-# - whether the input pipeline keeps up, and what can be compared when random numbers take part.
-#
-# ## What you need
-#
-# Chapters 02, 04 and 05. No GPU. Reading takes {reading time}, running under a minute with MNIST.
+# > **What you'll do:** write a training loop, keep it as a script for k devices, and see what
+# > Dropout changes.
+# >
+# > **What you'll learn:** `DataLoader`, `metric.Accuracy` and `Trainer.step` in one loop; three
+# > traps: a loss averaged twice, a last batch that is smaller, rows counted twice; whether the
+# > input pipeline keeps up, and what can be compared when random numbers take part.
+# >
+# > **What you need:** chapters 02, 04 and 05. No GPU. Reading takes {reading time}, running under a
+# > minute with MNIST.
 
 # %% tags=["measured"]
 import helpers

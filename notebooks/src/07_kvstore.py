@@ -7,19 +7,14 @@
 # ![Left: cpu(0) pushes 1, cpu(1) pushes 20, and the store holds 1 + 20 = 21. Right: both devices
 # pull 21 from the store.](src/drawings/push_pull.svg)
 #
-# ## What you'll do
-#
-# Push and pull by hand, let a store update weights, and spy on who adds up.
-#
-# ## What you'll learn
-#
-# - what `push` and `pull` do, with an optimizer in the store and without;
-# - the two ways in which `Trainer` can update, and what each leaves in `grad`;
-# - which device adds up which parameter, and what that costs in memory.
-#
-# ## What you need
-#
-# Chapters 03 to 06. No GPU. Reading takes {reading time}, running less than half a minute.
+# > **What you'll do:** push and pull by hand, let a store update weights, and spy on who adds up.
+# >
+# > **What you'll learn:** what `push` and `pull` do, with an optimizer in the store and without;
+# > the two ways in which `Trainer` can update, and what each leaves in `grad`; which device adds up
+# > which parameter, and what that costs in memory.
+# >
+# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running less than
+# > half a minute.
 
 # %%
 import helpers

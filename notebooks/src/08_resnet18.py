@@ -10,20 +10,15 @@
 # *Dive into Deep Learning* (d2l) trains it on one GPU with batches of 256, and on two with batches
 # of 512. What does the second device bring?
 #
-# ## What you'll do
-#
-# Build the network, make it one graph, train a narrow version, and read stored runs of the whole.
-#
-# ## What you'll learn
-#
-# - what a residual block computes, and which shapes pass through the network;
-# - how to turn a network into one graph, and how to see that it happened;
-# - what d2l's settings did on two devices, by time and by images, and two traps in its loop.
-#
-# ## What you need
-#
-# Chapters 06 and 07, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about
-# a minute on two idle cores.
+# > **What you'll do:** build the network, make it one graph, train a narrow version, and read
+# > stored runs of the whole.
+# >
+# > **What you'll learn:** what a residual block computes, and which shapes pass through the
+# > network; how to turn a network into one graph, and how to see that it happened; what d2l's
+# > settings did on two devices, by time and by images, and two traps in its loop.
+# >
+# > **What you need:** chapter 06, no GPU, and 4 GB of free memory. Reading takes {reading time},
+# > running about a minute on two idle cores.
 #
 # d2l works with MXNet's second kind of array, which follows NumPy. Here `np` is `mx.np`, and NumPy
 # itself is `onp`. `npx` adds what NumPy lacks, and `npx.set_np()` makes Gluon use such arrays.

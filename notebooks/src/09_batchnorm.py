@@ -9,21 +9,15 @@
 # 2, which is 2 less. Device 1 sees 5 and 7, with the mean 6, which is 2
 # more.](src/drawings/shards_and_means.svg)
 #
-# ## What you'll do
-#
-# Work out a batch of four, test the cause in ResNet-18, look at stored runs, and write a BatchNorm
-# for the batch of all devices.
-#
-# ## What you'll learn
-#
-# - why BatchNorm makes k devices differ from one;
-# - whether that hurt in our runs;
-# - why to average the running statistics before you evaluate;
-# - what synchronised BatchNorm sends.
-#
-# ## What you need
-#
-# Chapter 08 and no GPU. Reading takes {reading time}, running ten seconds on two cores.
+# > **What you'll do:** work out a batch of four, test the cause in ResNet-18, look at stored runs,
+# > and write a BatchNorm for the batch of all devices.
+# >
+# > **What you'll learn:** why BatchNorm makes k devices differ from one; whether that hurt in our
+# > runs; why to average the running statistics before you evaluate; what synchronised BatchNorm
+# > sends.
+# >
+# > **What you need:** chapter 08 and no GPU. Reading takes {reading time}, running ten seconds on
+# > two cores.
 
 # %%
 from helpers import load_data, split_and_load

@@ -11,22 +11,15 @@
 # A *lane* shows what one device does. It computes, communicates or updates weights. Or it is idle:
 # because Python is still handing out the work (*Python*), or for any other reason (*waiting*).
 #
-# ## What you'll do
-#
-# Record training steps and draw their lanes. Find out what `waitall` does. Let communication
-# overlap with the backward pass, and measure what that wins.
-#
-# ## What you'll learn
-#
-# - how to record what the devices do;
-# - what `waitall` does to a clock, to the weights and to a step's time;
-# - when communication overlaps with the backward pass, and what can prevent it;
-# - how to measure what overlap wins, against a control.
-#
-# ## What you need
-#
-# Chapters 01, 06, 07 and 08, and two cores. No GPU and no data: random images will do. Reading
-# takes {reading time}, running less than a minute.
+# > **What you'll do:** record training steps and draw their lanes. Find out what `waitall` does.
+# > Let communication overlap with the backward pass, and measure what that wins.
+# >
+# > **What you'll learn:** how to record what the devices do; what `waitall` does to a clock, to the
+# > weights and to a step's time; when communication overlaps with the backward pass, and what can
+# > prevent it; how to measure what overlap wins, against a control.
+# >
+# > **What you need:** chapters 01, 06, 07 and 08, and two cores. No GPU and no data: random images
+# > will do. Reading takes {reading time}, running less than a minute.
 
 # %%
 import threading

@@ -11,21 +11,14 @@
 #
 # But a wrong law gives an answer, too. This chapter is about how to catch it.
 #
-# ## What you'll do
-#
-# Time training steps on 1, 2 and 4 devices. Fit two laws to one and two devices, and compare what
-# they say about four with the clock. Then time all-reduce by itself.
-#
-# ## What you'll learn
-#
-# - what strong and weak scaling are;
-# - to judge a law by times that it wasn't fitted to;
-# - why a constant that fits may not be what its name says.
-#
-# ## What you need
-#
-# Chapters 03, 06 and 07, and you should know what least squares is. No GPU. Reading takes
-# {reading time}, running half a minute on two cores that have nothing else to do.
+# > **What you'll do:** time training steps on 1, 2 and 4 devices. Fit two laws to one and two
+# > devices, and compare what they say about four with the clock. Then time all-reduce by itself.
+# >
+# > **What you'll learn:** what strong and weak scaling are; to judge a law by times that it wasn't
+# > fitted to; why a constant that fits may not be what its name says.
+# >
+# > **What you need:** chapters 03, 06 and 07, and you should know what least squares is. No GPU.
+# > Reading takes {reading time}, running half a minute on two cores that have nothing else to do.
 
 # %%
 import time

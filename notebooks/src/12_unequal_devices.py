@@ -12,21 +12,14 @@
 # With shares by speed nobody waits. Is the gradient still right then? And is a slow device worth
 # having?
 #
-# ## What you'll do
-#
-# Train on unequal shards and compare the weights with one device's. Then make a device slow, cut
-# batches by speed, and let the clock judge.
-#
-# ## What you'll learn
-#
-# - why means need weights on unequal shards, and how to test for them;
-# - how to cut a batch by speed;
-# - when a slower helper pays.
-#
-# ## What you need
-#
-# Chapters 02, 03, 06 and 07, and two cores that have nothing else to do. Reading takes
-# {reading time}, running about a minute.
+# > **What you'll do:** train on unequal shards and compare the weights with one device's. Then make
+# > a device slow, cut batches by speed, and let the clock judge.
+# >
+# > **What you'll learn:** why means need weights on unequal shards, and how to test for them; how
+# > to cut a batch by speed; when a slower helper pays.
+# >
+# > **What you need:** chapters 02, 03, 06 and 07, and two cores that have nothing else to do.
+# > Reading takes {reading time}, running about a minute.
 
 # %%
 from helpers import allreduce, load_data

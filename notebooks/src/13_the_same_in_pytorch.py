@@ -4,20 +4,14 @@
 # Apache MXNet was retired in 2023. PyTorch has devices, shards and replicas too. Most words
 # translate. Some look the same and mean something else.
 #
-# ## What you'll do
-#
-# Train LeNet in both from the same weights. Rebuild PyTorch's `nn.DataParallel`.
-#
-# ## What you'll learn
-#
-# - which word in PyTorch stands for which in MXNet, and where the meaning differs;
-# - how one framework checks the other;
-# - what `DataParallel` does in each step.
-#
-# ## What you need
-#
-# Chapters 04 to 07, and PyTorch, which `make setup TORCH=1` installs. No GPU. Reading takes
-# {reading time}, running half a minute.
+# > **What you'll do:** train LeNet in both from the same weights. Rebuild PyTorch's
+# > `nn.DataParallel`.
+# >
+# > **What you'll learn:** which word in PyTorch stands for which in MXNet, and where the meaning
+# > differs; how one framework checks the other; what `DataParallel` does in each step.
+# >
+# > **What you need:** chapters 04 to 07, and PyTorch, which `make setup TORCH=1` installs. No GPU.
+# > Reading takes {reading time}, running half a minute.
 #
 # `nd` and `gluon` are MXNet's; `nn` and `F` are PyTorch's.
 

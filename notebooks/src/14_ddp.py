@@ -4,20 +4,16 @@
 # PyTorch trains on several devices with `DistributedDataParallel`, DDP for short: a process for
 # each device, and gradients averaged while the backward pass still runs. Here we build it.
 #
-# ## What you'll do
+# > **What you'll do:** average gradients in four ways, make a class of the last, compare it with
+# > PyTorch's, and time it.
+# >
+# > **What you'll learn:** what DDP sends, when, and in which order; when a second process pays; how
+# > all replicas can be equal, and wrong.
+# >
+# > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
+# > Reading takes {reading time}, running about a minute on two cores.
 #
-# Average gradients in four ways, make a class of the last, compare it with PyTorch's, and time it.
-#
-# ## What you'll learn
-#
-# - what DDP sends, when, and in which order;
-# - when a second process pays;
-# - how all replicas can be equal, and wrong.
-#
-# ## What you need
-#
-# Chapters 03, 04, 10 and 13, no GPU, and PyTorch: `make setup TORCH=1` installs it. Reading takes
-# {reading time}, running about a minute on two cores.
+# New to PyTorch? Chapter 13 translates MXNet's words.
 
 # %% [markdown]
 # Some folded cells make a program that you keep, [ddp_train.py](ddp_train.py). `dist` is

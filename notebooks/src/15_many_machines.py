@@ -4,21 +4,15 @@
 # A long training on many machines sooner or later loses a process, and then the whole job ends.
 # Here we kill a training on purpose, and bring it back.
 #
-# ## What you'll do
-#
-# Start processes with `torchrun`. Write a training program, kill it, and resume. Leave out parts of
-# its checkpoint. Let a machine leave.
-#
-# ## What you'll learn
-#
-# - how a process learns its place among many;
-# - what a checkpoint must hold, how to write it, and how to test it;
-# - what a resumed training does if a part of its checkpoint is missing.
-#
-# ## What you need
-#
-# Chapter 14, and PyTorch (`make setup TORCH=1`). No GPU and no second machine. Reading takes
-# {reading time}, running about two minutes.
+# > **What you'll do:** start processes with `torchrun`. Write a training program, kill it, and
+# > resume. Leave out parts of its checkpoint. Let a machine leave.
+# >
+# > **What you'll learn:** how a process learns its place among many; what a checkpoint must hold,
+# > how to write it, and how to test it; what a resumed training does if a part of its checkpoint is
+# > missing.
+# >
+# > **What you need:** chapter 14, and PyTorch (`make setup TORCH=1`). No GPU and no second machine.
+# > Reading takes {reading time}, running about two minutes.
 
 # %% tags=["torch", "fold"]
 # check: PyTorch is installed; `folder` is a temporary one, for all processes

@@ -10,20 +10,13 @@
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
 # gradients, in stage 3 a quarter of everything.](src/drawings/who_holds_what.svg)
 #
-# ## What you'll do
-#
-# Write all three stages, check each against one process, measure the memory.
-#
-# ## What you'll learn
-#
-# - what a parameter costs in memory, and what each stage saves;
-# - how FSDP holds a whole weight only while a layer uses it;
-# - where sharding goes wrong.
-#
-# ## What you need
-#
-# Chapters 03 and 14, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1` installs it. Reading
-# takes {reading time}, running about a minute on two cores.
+# > **What you'll do:** write all three stages, check each against one process, measure the memory.
+# >
+# > **What you'll learn:** what a parameter costs in memory, and what each stage saves; how FSDP
+# > holds a whole weight only while a layer uses it; where sharding goes wrong.
+# >
+# > **What you need:** chapters 03 and 14, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1`
+# > installs it. Reading takes {reading time}, running about a minute on two cores.
 
 # %% tags=["torch"]
 import torch

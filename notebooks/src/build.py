@@ -121,7 +121,8 @@ def read_source(path):
     notebook.cells = [part for cell in notebook.cells for part in split_answer(cell)]
     # The second begins with a heading, or it would belong to the folded answer before it.
     links = course.navigation(name, titles)
-    for place, source in ((0, links), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
+    above = f"{links}\n\n{course.how_to_run(name, course.repository())}"
+    for place, source in ((0, above), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
         cell = new_markdown_cell(source, metadata={"tags": ["navigation", "remove-cell"]})
         notebook.cells.insert(place, cell)
     seen = {}

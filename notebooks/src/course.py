@@ -1,8 +1,9 @@
 """What ties the chapters together: parts, reading times, links to neighbours, tables of contents.
 
-`course.toml` has the parts and what each chapter proves. Titles and reading times are the chapters'
-own, so the tables are made from the built notebooks: those of README.md and start.md by `build.py`,
-and a test holds them; that of the book's first page by `make book`.
+`course.toml` has the parts, what one is able to do after each chapter, and where the course is
+published, if anywhere. Titles and reading times are the chapters' own, so the tables are made from
+the built notebooks: those of README.md and start.md by `build.py`, and a test holds them; that of
+the book's first page by `make book`.
 """
 
 import re
@@ -13,8 +14,10 @@ import nbformat
 
 SRC = Path(__file__).resolve().parent
 NOTEBOOKS = SRC.parent
-PARTS = tomllib.loads((SRC / "course.toml").read_text("utf-8"))["part"]
+COURSE = tomllib.loads((SRC / "course.toml").read_text("utf-8"))
+PARTS = COURSE["part"]
 NUMERALS = ["I", "II", "III", "IV"]
+LAST_ON_COLAB = "08"   # chapters 01 to 08 are tried with Colab's versions, the rest are not
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 TIME = "{reading time}"     # stands in a source for what `minutes` finds
@@ -25,6 +28,43 @@ DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
 NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
+
+
+# --- where the course is published --------------------------------------------------------------
+
+BRANCH = "main"
+
+
+def repository(address=None):
+    """Where the course is published, as course.toml says it; "" where it is not.
+
+    address: another than that of course.toml. Raises ValueError where it isn't the address of a
+    repository at GitHub, which the links to Codespaces and Colab need.
+    """
+    if address is None:
+        address = COURSE["repository"]
+    if address and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]*[\w-]", address):
+        raise ValueError(f"course.toml: repository = {address!r} must be like "
+                         "https://github.com/owner/name, without a / at its end, or empty")
+    return address
+
+
+def how_to_run(name, address):
+    """A line for those who come to a notebook from outside JupyterLab: how it is run.
+
+    name: the notebook's `key`; address: the repository's, "" where there is none.
+    """
+    readme = "../" * (1 + name.count("/")) + "README.md"
+    if not address:
+        return ("*To run this notebook, type `make lab` in a clone of the course "
+                f"([more]({readme})).*")
+    owner_and_name = address.removeprefix("https://github.com/")
+    links = [f"[in a Codespace](https://codespaces.new/{owner_and_name})"]
+    if name[:2] <= LAST_ON_COLAB and not name.startswith("deeper/"):
+        links.append("[in Colab](https://colab.research.google.com/github/"
+                     f"{owner_and_name}/blob/{BRANCH}/notebooks/{name}.ipynb) (an experiment)")
+    return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
+            f"([more]({address}#readme)); or {' or '.join(links)}.*")
 
 
 # --- reading time ------------------------------------------------------------------------------
@@ -107,7 +147,8 @@ def navigation(name, titles):
     names = [each for each in titles if not each.startswith("deeper/")]
     if name not in names:
         (chapter,) = [each for each in names if each[:2] == Path(name).name[:2]]
-        return f"[← {titles[chapter]}](../{chapter}.ipynb) · [Start](../start.md)"
+        return (f"*Optional: no chapter needs this.* [← {titles[chapter]}](../{chapter}.ipynb) · "
+                "[Start](../start.md)")
     place = names.index(name)
     links = ["[Start](start.md)"]
     if place > 0:
@@ -200,40 +241,43 @@ def short_path(parts):
             f"takes {deeper} more.")
 
 
-def table(parts, prefix, proves):
-    """A Markdown table of all chapters; `prefix` leads from the page to the notebooks."""
-    head = ["", "chapter", *["what it proves"] * proves, "reading", "exercises", "running"]
+def table(parts, prefix, able):
+    """A Markdown table of all chapters; `prefix` leads from the page to the notebooks.
+
+    able: whether it says what one is able to do after each.
+    """
+    head = ["", "chapter", *["after it you can"] * able, "reading", "exercises", "running"]
     lines = [head, ["---"] * len(head)]
     for name, rows in parts:
         lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
         for row in rows:
             link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
             lines.append(["●" if row["short"] else "",
-                          f"↳ *deeper:* {link}" if row["deeper"] else link,
-                          *[row["proves"]] * proves, f"{row['minutes']} min",
+                          f"↳ *optional:* {link}" if row["deeper"] else link,
+                          *[row["able"]] * able, f"{row['minutes']} min",
                           str(row["exercises"]), row["running"]])
     return "\n".join(re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines)
 
 
 def pages():
-    """Pages with a table: file -> what leads to the notebooks, whether it says what they prove."""
+    """Pages with a table: file -> what leads to the notebooks, whether it says what one can do."""
     return {NOTEBOOKS.parent / "README.md": ("notebooks/", False),
             NOTEBOOKS / "start.md": ("", True)}
 
 
-def with_contents(text, parts, prefix, proves):
+def with_contents(text, parts, prefix, able):
     """`text` with what stands between the two marks made anew."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    made = f"{table(parts, prefix, proves)}\n\n{short_path(parts)}"
+    made = f"{table(parts, prefix, able)}\n\n{short_path(parts)}"
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
 def write_contents():
     """Make the tables on all pages anew; nothing is written where nothing changes."""
     parts = chapters()
-    for path, (prefix, proves) in pages().items():
+    for path, (prefix, able) in pages().items():
         old = path.read_text("utf-8")
-        new = with_contents(old, parts, prefix, proves)
+        new = with_contents(old, parts, prefix, able)
         if new != old:
             path.write_text(new, "utf-8")

@@ -11,21 +11,14 @@
 # (pipeline parallelism). *Inside layers* gives each device half of every layer's outputs (tensor
 # parallelism). *By data* gives each device half of the examples.
 #
-# ## What you'll do
-#
-# Count what each of two devices holds and sends, for three cuts of LeNet. Look up what a link
-# between two GPUs carries.
-#
-# ## What you'll learn
-#
-# - what a training step keeps in memory;
-# - which cuts divide the weights, and what each sends;
-# - which links connect GPUs, and at how many GB/s.
-#
-# ## What you need
-#
-# Chapter 01, and what a convolutional network is. No GPU. Reading takes {reading time}, running a
-# few seconds.
+# > **What you'll do:** count what each of two devices holds and sends, for three cuts of LeNet.
+# > Look up what a link between two GPUs carries.
+# >
+# > **What you'll learn:** what a training step keeps in memory; which cuts divide the weights, and
+# > what each sends; which links connect GPUs, and at how many GB/s.
+# >
+# > **What you need:** chapter 01, and what a convolutional network is. No GPU. Reading takes
+# > {reading time}, running a few seconds.
 
 # %%
 from helpers import devices

@@ -4,20 +4,15 @@
 # `judge`, of chapter 03, says whether an all-reduce is right. What does it try, which mistakes
 # does it find, and which can't it see?
 #
-# ## What you'll do
-#
-# Look at the arrays that it hands out and at the calls that it makes. Run eighteen wrong
-# all-reduces past it, and find out which part of it catches which. Compare results bit by bit.
-#
-# ## What you'll learn
-#
-# - how to choose values so that a sum says what is in it, without rounding;
-# - which habits of a wrong all-reduce a test has to think of;
-# - why devices agree to the bit although schemes don't.
-#
-# ## What you need
-#
-# Chapter 03. No GPU. Reading takes {reading time}, running less than a minute.
+# > **What you'll do:** look at the arrays that it hands out and at the calls that it makes. Run
+# > eighteen wrong all-reduces past it, and find out which part of it catches which. Compare results
+# > bit by bit.
+# >
+# > **What you'll learn:** how to choose values so that a sum says what is in it, without rounding;
+# > which habits of a wrong all-reduce a test has to think of; why devices agree to the bit although
+# > schemes don't.
+# >
+# > **What you need:** chapter 03. No GPU. Reading takes {reading time}, running less than a minute.
 
 # %%
 from functools import partial

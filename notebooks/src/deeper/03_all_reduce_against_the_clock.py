@@ -4,19 +4,13 @@
 # Chapter 03 counted what a star, a tree and a ring send. Which of them is the fastest on this
 # machine, on two devices? And does that say which is the fastest on GPUs?
 #
-# ## What you'll do
-#
-# Time them for a small array and a large one, beside MXNet's own all-reduce. Find out what the time
-# is made of.
-#
-# ## What you'll learn
-#
-# - what a time on simulated devices can tell, and what it can't;
-# - how to tell the time of copying from the time of Python's calls.
-#
-# ## What you need
-#
-# Chapter 03. No GPU. Reading takes {reading time}, running less than a minute.
+# > **What you'll do:** time them for a small array and a large one, beside MXNet's own all-reduce.
+# > Find out what the time is made of.
+# >
+# > **What you'll learn:** what a time on simulated devices can tell, and what it can't; how to tell
+# > the time of copying from the time of Python's calls.
+# >
+# > **What you need:** chapter 03. No GPU. Reading takes {reading time}, running less than a minute.
 
 # %%
 import time

@@ -4,19 +4,13 @@
 # In chapter 03 a tree took few rounds, and a ring sent few bytes. Are there schemes that do both,
 # and which one is best on which network?
 #
-# ## What you'll do
-#
-# Write all-reduces down as data: star, tree and ring, then three more. Check them, count what they
-# send, and predict their times on three networks.
-#
-# ## What you'll learn
-#
-# - how to take few rounds *and* send few bytes, and on what condition;
-# - why the best scheme depends on the size of the array, the network and the number of devices.
-#
-# ## What you need
-#
-# Chapter 03. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you'll do:** write all-reduces down as data: star, tree and ring, then three more. Check
+# > them, count what they send, and predict their times on three networks.
+# >
+# > **What you'll learn:** how to take few rounds *and* send few bytes, and on what condition; why
+# > the best scheme depends on the size of the array, the network and the number of devices.
+# >
+# > **What you need:** chapter 03. No GPU. Reading takes {reading time}, running a few seconds.
 
 # %%
 from collections import Counter

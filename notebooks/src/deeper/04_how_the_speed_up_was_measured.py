@@ -4,21 +4,16 @@
 # Chapter 04 says how much faster two devices are than one. Such a number is easily wrong, and a
 # wrong one looks just like a right one.
 #
-# ## What you'll do
-#
-# Measure in four wrong ways, and see what each does to the result. Build a fair round. Give two
-# devices each kind of the course's settings alone, and see how much faster they get. Find out what
-# the all-reduce costs.
-#
-# ## What you'll learn
-#
-# - to wait, to warm up, to repeat, and to look at who else uses the machine;
-# - how contestants take turns, and which rounds don't count;
-# - what scratch space, threads and allocator have to do with two devices.
-#
-# ## What you need
-#
-# Chapter 04. No GPU. Reading takes {reading time}. Running takes about two minutes.
+# > **What you'll do:** measure in four wrong ways, and see what each does to the result. Build a
+# > fair round. Give two devices each kind of the course's settings alone, and see how much faster
+# > they get. Find out what the all-reduce costs.
+# >
+# > **What you'll learn:** to wait, to warm up, to repeat, and to look at who else uses the machine;
+# > how contestants take turns, and which rounds don't count; what scratch space, threads and
+# > allocator have to do with two devices.
+# >
+# > **What you need:** chapter 04. No GPU. Reading takes {reading time}. Running takes about two
+# > minutes.
 
 # %%
 import os

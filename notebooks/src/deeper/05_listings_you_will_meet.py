@@ -12,20 +12,14 @@
 # | *Dive into Deep Learning* 1.0, d2l | comes with a package `d2l` |
 # | MXNet 1.5.1's tutorial | *Multiple GPUs training with Gluon API* |
 #
-# ## What you'll do
-#
-# Run each line, see what it does, and run what mends it.
-#
-# ## What you'll learn
-#
-# - which lines stop with an error, and what the error means;
-# - which ones run to the end and do something else;
-# - which replica `data()` gives you, and what a second `initialize` does.
-#
-# ## What you need
-#
-# Chapter 05. No GPU. Reading takes {reading time}, running a few seconds. The sections stand by
-# themselves.
+# > **What you'll do:** run each line, see what it does, and run what mends it.
+# >
+# > **What you'll learn:** which lines stop with an error, and what the error means; which ones run
+# > to the end and do something else; which replica `data()` gives you, and what a second
+# > `initialize` does.
+# >
+# > **What you need:** chapter 05. No GPU. Reading takes {reading time}, running a few seconds. The
+# > sections stand by themselves.
 
 # %%
 import warnings

@@ -7,20 +7,16 @@
 # ![One device takes a batch of 32 images. Strong scaling: two devices take 16 each of the same 32.
 # Weak scaling: two devices take 32 each, a batch of 64.](../src/drawings/two_scalings.svg)
 #
-# ## What you'll do
-#
-# Compare stored trainings, map batch against rate, and follow runs at a high rate.
-#
-# ## What you'll learn
-#
-# - strong and weak scaling, and which of them changes the training;
-# - what twice the batch does at the same rate, and at twice the rate;
-# - how far the best rate moves when the batch grows;
-# - how often runs at a high rate fail, with warm-up and without, and how little decides.
-#
-# ## What you need
-#
-# Chapters 04 and 06. No GPU. Reading takes {reading time}, running a minute and a half.
+# > **What you'll do:** compare stored trainings, map batch against rate, and follow runs at a high
+# > rate.
+# >
+# > **What you'll learn:** strong and weak scaling, and which of them changes the training; what
+# > twice the batch does at the same rate, and at twice the rate; how far the best rate moves when
+# > the batch grows; how often runs at a high rate fail, with warm-up and without, and how little
+# > decides.
+# >
+# > **What you need:** chapters 04 and 06. No GPU. Reading takes {reading time}, running a minute
+# > and a half.
 
 # %%
 import json

@@ -5,21 +5,15 @@
 # `Trainer` take? Does training depend on it? And what happens to a program that does something
 # between the sum and the update?
 #
-# ## What you'll do
-#
-# See who updates in eight cases, train one network in twelve ways, write to weights, look into
-# four stores, clip gradients, and compress them.
-#
-# ## What you'll learn
-#
-# - who updates, and whether training depends on it;
-# - what `set_data` does to an optimizer's state;
-# - where each kind of store sums and keeps the weight;
-# - how to clip a whole batch's gradient, and what 2-bit compression sends.
-#
-# ## What you need
-#
-# Chapter 07. No GPU. Reading takes {reading time}, running less than half a minute.
+# > **What you'll do:** see who updates in eight cases, train one network in twelve ways, write to
+# > weights, look into four stores, clip gradients, and compress them.
+# >
+# > **What you'll learn:** who updates, and whether training depends on it; what `set_data` does to
+# > an optimizer's state; where each kind of store sums and keeps the weight; how to clip a whole
+# > batch's gradient, and what 2-bit compression sends.
+# >
+# > **What you need:** chapter 07. No GPU. Reading takes {reading time}, running less than half a
+# > minute.
 
 # %% tags=["measured"]
 import os

@@ -4,23 +4,16 @@
 # In chapter 08 two devices with twice the batch did 1.8 times as many images a second as one. Why
 # not 2 times? What if the batch stays the same? And what does it cost in memory?
 #
-# ## What you'll do
-#
-# Measure two kinds of speed-up, see where the time of a step goes, and measure what a training
-# keeps in memory.
-#
-# ## What you'll learn
-#
-# - what strong and weak scaling are, and what they gain;
-# - into which parts a step's time goes, for LeNet and for ResNet-18;
-# - when it pays to hand over a whole graph, and what `static_shape` adds;
-# - what takes the memory, and which part grows with the batch;
-# - how a larger batch with a larger rate can start slowly.
-#
-# ## What you need
-#
-# Chapter 08, no GPU, and 4 GB of free memory. Reading takes {reading time}, running about three
-# minutes on two cores that have nothing else to do.
+# > **What you'll do:** measure two kinds of speed-up, see where the time of a step goes, and
+# > measure what a training keeps in memory.
+# >
+# > **What you'll learn:** what strong and weak scaling are, and what they gain; into which parts a
+# > step's time goes, for LeNet and for ResNet-18; when it pays to hand over a whole graph, and what
+# > `static_shape` adds; what takes the memory, and which part grows with the batch; how a larger
+# > batch with a larger rate can start slowly.
+# >
+# > **What you need:** chapter 08, no GPU, and 4 GB of free memory. Reading takes {reading time},
+# > running about three minutes on two cores that have nothing else to do.
 
 # %%
 from helpers import devices, split_and_load

@@ -5,20 +5,15 @@
 # larger the shard, the less that matters. By which law does the difference shrink? And from which
 # shard on is it small?
 #
-# ## What you'll do
-#
-# Derive a law, measure it in 22 networks, and test where it stops. Then see what the backward pass
-# of synchronised BatchNorm sends, and how Gluon's `SyncBatchNorm` hangs.
-#
-# ## What you'll learn
-#
-# - why the error of a step shrinks with $1/m$, and one device's only with $1/\sqrt m$;
-# - what ReLU does to that law, and when to synchronise;
-# - that an all-reduce left out of the backward pass can't be seen in the outputs.
-#
-# ## What you need
-#
-# Chapter 09 and no GPU. Reading takes {reading time}, running about two minutes on two cores.
+# > **What you'll do:** derive a law, measure it in 22 networks, and test where it stops. Then see
+# > what the backward pass of synchronised BatchNorm sends, and how Gluon's `SyncBatchNorm` hangs.
+# >
+# > **What you'll learn:** why the error of a step shrinks with $1/m$, and one device's only with
+# > $1/\sqrt m$; what ReLU does to that law, and when to synchronise; that an all-reduce left out of
+# > the backward pass can't be seen in the outputs.
+# >
+# > **What you need:** chapter 09 and no GPU. Reading takes {reading time}, running about two
+# > minutes on two cores.
 
 # %%
 from helpers import load_data, split_and_load

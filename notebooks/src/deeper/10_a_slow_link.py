@@ -5,22 +5,16 @@
 # do the copying? Where there is one, which gradient should go first? And how many steps may be on
 # their way at the same time?
 #
-# ## What you'll do
-#
-# Measure overlap where the cores themselves copy. Build a link that takes the most urgent message
-# first, and find out when the next step begins and what that can save. Then bound how far Python
-# runs ahead.
-#
-# ## What you'll learn
-#
-# - how little overlap won where the cores themselves copied;
-# - what it brings if the first layer's gradient goes first, and that the weights stay the same;
-# - how many steps can be on their way, and how a program bounds them.
-#
-# ## What you need
-#
-# Chapters 08 and 10, and two cores. No GPU and no data. Reading takes {reading time}, running about
-# a minute.
+# > **What you'll do:** measure overlap where the cores themselves copy. Build a link that takes the
+# > most urgent message first, and find out when the next step begins and what that can save. Then
+# > bound how far Python runs ahead.
+# >
+# > **What you'll learn:** how little overlap won where the cores themselves copied; what it brings
+# > if the first layer's gradient goes first, and that the weights stay the same; how many steps can
+# > be on their way, and how a program bounds them.
+# >
+# > **What you need:** chapters 08 and 10, and two cores. No GPU and no data. Reading takes
+# > {reading time}, running about a minute.
 
 # %%
 import queue

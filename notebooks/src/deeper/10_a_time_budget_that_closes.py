@@ -4,22 +4,16 @@
 # Chapter 10 draws what two devices do during a step. Here we add it up: how many milliseconds are
 # compute, communication, update, Python and waiting? And do the five add up to what a clock says?
 #
-# ## What you'll do
-#
-# Split the time of a step into five parts, for three networks on one device and on two. Hold the
-# sum against the clock. Then follow three losses: compute that isn't halved, updates that aren't
-# divided, and sizes of layers that don't fit the library.
-#
-# ## What you'll learn
-#
-# - how to split a lane into parts, and how to test that on a recording made by hand;
-# - where two devices lose time, part by part;
-# - how much the sizes of layers can matter, and how to find out.
-#
-# ## What you need
-#
-# Chapters 07, 08 and 10, two cores, and 4 GB of free memory. No GPU and no data.
-# Reading takes {reading time}, running about a minute.
+# > **What you'll do:** split the time of a step into five parts, for three networks on one device
+# > and on two. Hold the sum against the clock. Then follow three losses: compute that isn't halved,
+# > updates that aren't divided, and sizes of layers that don't fit the library.
+# >
+# > **What you'll learn:** how to split a lane into parts, and how to test that on a recording made
+# > by hand; where two devices lose time, part by part; how much the sizes of layers can matter, and
+# > how to find out.
+# >
+# > **What you need:** chapters 07, 08 and 10, two cores, and 4 GB of free memory. No GPU and no
+# > data. Reading takes {reading time}, running about a minute.
 
 # %%
 from functools import partial

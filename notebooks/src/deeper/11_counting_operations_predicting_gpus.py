@@ -5,20 +5,15 @@
 # scale? We take the published time of a step on one GPU, predict what communication adds on up to
 # 16, and compare. For a network that nobody timed, we count operations.
 #
-# ## What you'll do
-#
-# Write four ways to send gradients as formulas, and predict thirteen published figures. Fit one
-# constant, and predict eleven. Count the operations of LeNet and ResNet-18.
-#
-# ## What you'll learn
-#
-# - how far a data sheet carries, and what one fitted point adds;
-# - why one big array can spoil scaling;
-# - to count operations, and what a prediction from them has to assume.
-#
-# ## What you need
-#
-# Chapters 03, 07, 08 and 11. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you'll do:** write four ways to send gradients as formulas, and predict thirteen
+# > published figures. Fit one constant, and predict eleven. Count the operations of LeNet and
+# > ResNet-18.
+# >
+# > **What you'll learn:** how far a data sheet carries, and what one fitted point adds; why one big
+# > array can spoil scaling; to count operations, and what a prediction from them has to assume.
+# >
+# > **What you need:** chapters 03, 07, 08 and 11. No GPU. Reading takes {reading time}, running a
+# > few seconds.
 
 # %%
 from typing import NamedTuple

@@ -5,21 +5,16 @@
 # of devices. A copy has two costs, though: one for each array, and one for each byte. Can
 # measurements tell them apart? And are they then what they are named after?
 #
-# ## What you'll do
-#
-# Find out whether a plan of measurements can tell its constants apart. Fit six, and check the fit
-# in three ways. Then measure all-reduce by itself, and predict how long it takes for two networks.
-#
-# ## What you'll learn
-#
-# - to find out before measuring whether a fit can have one answer;
-# - to check a fit by its residuals, and how many faults such checks find;
-# - to print with each constant how far it can be trusted.
-#
-# ## What you need
-#
-# Chapters 07 and 11. No GPU, and 2 GB of free memory. Reading takes {reading time}, running about a
-# minute on two cores that have nothing else to do.
+# > **What you'll do:** find out whether a plan of measurements can tell its constants apart. Fit
+# > six, and check the fit in three ways. Then measure all-reduce by itself, and predict how long it
+# > takes for two networks.
+# >
+# > **What you'll learn:** to find out before measuring whether a fit can have one answer; to check
+# > a fit by its residuals, and how many faults such checks find; to print with each constant how
+# > far it can be trusted.
+# >
+# > **What you need:** chapters 07 and 11. No GPU, and 2 GB of free memory. Reading takes
+# > {reading time}, running about a minute on two cores that have nothing else to do.
 
 # %%
 import time

@@ -4,22 +4,16 @@
 # In chapter 12 every device had an image in each step. What if one has none? Which mistakes do
 # equal shards hide? And how bad is one of them, the unweighted mean of the devices' means?
 #
-# ## What you'll do
-#
-# Train on three devices, one of which gets no image in the last step. Run two mistakes that only
-# such a step shows, and eight of other kinds. Then count out what a mean of means does to a
-# gradient.
-#
-# ## What you'll learn
-#
-# - how a device without images takes part in a step;
-# - that Trainer adds its old gradient again if it doesn't;
-# - why a test should take several steps;
-# - that a mean of means is right on average, if images are dealt at random, but noisier.
-#
-# ## What you need
-#
-# Chapters 05 and 12. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you'll do:** train on three devices, one of which gets no image in the last step. Run two
+# > mistakes that only such a step shows, and eight of other kinds. Then count out what a mean of
+# > means does to a gradient.
+# >
+# > **What you'll learn:** how a device without images takes part in a step; that Trainer adds its
+# > old gradient again if it doesn't; why a test should take several steps; that a mean of means is
+# > right on average, if images are dealt at random, but noisier.
+# >
+# > **What you need:** chapters 05 and 12. No GPU. Reading takes {reading time}, running a few
+# > seconds.
 
 # %% tags=["measured"]
 from functools import partial

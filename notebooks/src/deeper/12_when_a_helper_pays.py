@@ -5,21 +5,16 @@
 # which handicap it pays. How well does the law do, at other handicaps than that from which its
 # constants come?
 #
-# ## What you'll do
-#
-# Check that a device with handicap $h$ is $h$ times as slow. Fit the law's constants, and test it
-# by the clock for twelve slower helpers. Then apply it to a CPU beside a GPU.
-#
-# ## What you'll learn
-#
-# - how long a pass must be for a handicap to be true to its number;
-# - how far the law can be trusted, and what it leaves out;
-# - what a CPU can bring to a GPU at most.
-#
-# ## What you need
-#
-# Chapter 12, and two cores that have nothing else to do. No GPU and no data: we assume that random
-# images take as long as others. Reading takes {reading time}, running about a minute.
+# > **What you'll do:** check that a device with handicap $h$ is $h$ times as slow. Fit the law's
+# > constants, and test it by the clock for twelve slower helpers. Then apply it to a CPU beside a
+# > GPU.
+# >
+# > **What you'll learn:** how long a pass must be for a handicap to be true to its number; how far
+# > the law can be trusted, and what it leaves out; what a CPU can bring to a GPU at most.
+# >
+# > **What you need:** chapter 12, and two cores that have nothing else to do. No GPU and no data:
+# > we assume that random images take as long as others. Reading takes {reading time}, running about
+# > a minute.
 
 # %%
 from functools import partial

@@ -5,22 +5,15 @@
 # too? In float64 it does, except for BatchNorm's running statistics. In float32 it doesn't, and we
 # look for the cause.
 #
-# ## What you'll do
-#
-# Build ResNet-18 in both, copy the weights, and compare losses, gradients and running statistics.
-# Then measure the errors of float32, and test what they come from.
-#
-# ## What you'll learn
-#
-# - how to compare gradients that should be zero;
-# - how BatchNorm differs between MXNet and PyTorch;
-# - how imprecise statistics and ReLU together spoil gradients in float32;
-# - whose running statistics survive a step on two devices.
-#
-# ## What you need
-#
-# Chapters 08, 09 and 13, PyTorch, and 6 GB of free memory. No GPU. Reading takes {reading time},
-# running about a minute.
+# > **What you'll do:** build ResNet-18 in both, copy the weights, and compare losses, gradients and
+# > running statistics. Then measure the errors of float32, and test what they come from.
+# >
+# > **What you'll learn:** how to compare gradients that should be zero; how BatchNorm differs
+# > between MXNet and PyTorch; how imprecise statistics and ReLU together spoil gradients in
+# > float32; whose running statistics survive a step on two devices.
+# >
+# > **What you need:** chapters 08, 09 and 13, PyTorch, and 6 GB of free memory. No GPU. Reading
+# > takes {reading time}, running about a minute.
 
 # %% tags=["torch"]
 from functools import partial

@@ -6,21 +6,15 @@
 # CPU: what the copies do to the order in which gradients become ready, and where threads help. And
 # what does a well-known comparison of one GPU with two compare?
 #
-# ## What you'll do
-#
-# Watch in which order gradients become ready. Time threads against a loop. Then call a published
-# function twice, and look at the weights that each training starts from.
-#
-# ## What you'll learn
-#
-# - why `DataParallel`'s sums can't overlap with the backward pass;
-# - where threads help and where they don't;
-# - how one function can start from different weights in two calls.
-#
-# ## What you need
-#
-# Chapter 13, PyTorch, and two cores that have nothing else to do. No GPU. Reading takes
-# {reading time}, running half a minute.
+# > **What you'll do:** watch in which order gradients become ready. Time threads against a loop.
+# > Then call a published function twice, and look at the weights that each training starts from.
+# >
+# > **What you'll learn:** why `DataParallel`'s sums can't overlap with the backward pass; where
+# > threads help and where they don't; how one function can start from different weights in two
+# > calls.
+# >
+# > **What you need:** chapter 13, PyTorch, and two cores that have nothing else to do. No GPU.
+# > Reading takes {reading time}, running half a minute.
 
 # %% tags=["torch"]
 import copy

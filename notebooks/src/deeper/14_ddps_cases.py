@@ -4,20 +4,14 @@
 # Which mistakes are made with DDP, and what tells you? They are of three kinds: replicas that are
 # equal and wrong, ranks that wait or mix up messages, and calls that do less than they seem to.
 #
-# ## What you'll do
-#
-# Make eight mistakes on purpose. Then send half the bytes, and see whether a DDP that nobody needs
-# any more is freed.
-#
-# ## What you'll learn
-#
-# - which mistakes a comparison of replicas can't see;
-# - what happens when ranks disagree about what to send;
-# - where our DDP differs from PyTorch's.
-#
-# ## What you need
-#
-# Chapter 14 and PyTorch. Reading takes {reading time}, running about a minute on two cores.
+# > **What you'll do:** make eight mistakes on purpose. Then send half the bytes, and see whether a
+# > DDP that nobody needs any more is freed.
+# >
+# > **What you'll learn:** which mistakes a comparison of replicas can't see; what happens when
+# > ranks disagree about what to send; where our DDP differs from PyTorch's.
+# >
+# > **What you need:** chapter 14 and PyTorch. Reading takes {reading time}, running about a minute
+# > on two cores.
 
 # %% tags=["torch", "fold"]
 # define: imports, from chapter 14's files too

@@ -4,20 +4,14 @@
 # In chapter 14 the cores that compute also carry the messages. What does overlap bring where
 # something else moves the data, and how large should buckets be then?
 #
-# ## What you'll do
-#
-# Send the same buckets after the backward pass and during it: first with gloo, then over a
-# simulated link that needs no core.
-#
-# ## What you'll learn
-#
-# - what sending adds to a step, and how much of that overlap hides;
-# - what limits the size of a good bucket, from below and from above;
-# - which sizes PyTorch takes.
-#
-# ## What you need
-#
-# Chapter 14 and PyTorch. Reading takes {reading time}, running a bit over a minute on two cores.
+# > **What you'll do:** send the same buckets after the backward pass and during it: first with
+# > gloo, then over a simulated link that needs no core.
+# >
+# > **What you'll learn:** what sending adds to a step, and how much of that overlap hides; what
+# > limits the size of a good bucket, from below and from above; which sizes PyTorch takes.
+# >
+# > **What you need:** chapter 14 and PyTorch. Reading takes {reading time}, running a bit over a
+# > minute on two cores.
 
 # %% tags=["torch", "fold"]
 # define: imports, from chapter 14's files too

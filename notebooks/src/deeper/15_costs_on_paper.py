@@ -5,21 +5,15 @@
 # need on each device? Both can be estimated on paper. Nothing here is timed; the assumptions are
 # named.
 #
-# ## What you'll do
-#
-# Count what the busiest machine sends. Turn bytes into seconds, for three models on three links.
-# Count the memory of a billion parameters. Find how often to save.
-#
-# ## What you'll learn
-#
-# - when one server is the limit, and what several change;
-# - on what the price of communication depends;
-# - what every DDP worker holds, whatever the batch.
-#
-# ## What you need
-#
-# Chapters 03 and 15, and deeper: The parameter server. No GPU. Reading takes {reading time},
-# running a few seconds. Three cells need PyTorch, those on activations; without it, skip them.
+# > **What you'll do:** count what the busiest machine sends. Turn bytes into seconds, for three
+# > models on three links. Count the memory of a billion parameters. Find how often to save.
+# >
+# > **What you'll learn:** when one server is the limit, and what several change; on what the price
+# > of communication depends; what every DDP worker holds, whatever the batch.
+# >
+# > **What you need:** chapters 03 and 15, and deeper: The parameter server. No GPU. Reading takes
+# > {reading time}, running a few seconds. Three cells need PyTorch, those on activations; without
+# > it, skip them.
 
 # %%
 import numpy as np

@@ -16,22 +16,15 @@
 # As drawn, sums come back. Once the server has an optimizer, it keeps the *weights*, updates them
 # with each sum, and hands out weights.
 #
-# ## What you'll do
-#
-# Train LeNet on two workers. Fall into the trap of the sum. Measure how old gradients get. Kill
-# workers and servers.
-#
-# ## What you'll learn
-#
-# - by which variables MXNet's processes find their roles;
-# - what two workers must divide by, to equal one;
-# - what `dist_async` does to a gradient;
-# - what MXNet says when one of its processes dies.
-#
-# ## What you need
-#
-# Chapters 07 and 15. No GPU, no PyTorch and no second machine. Reading takes {reading time},
-# running about a minute.
+# > **What you'll do:** train LeNet on two workers. Fall into the trap of the sum. Measure how old
+# > gradients get. Kill workers and servers.
+# >
+# > **What you'll learn:** by which variables MXNet's processes find their roles; what two workers
+# > must divide by, to equal one; what `dist_async` does to a gradient; what MXNet says when one of
+# > its processes dies.
+# >
+# > **What you need:** chapters 07 and 15. No GPU, no PyTorch and no second machine. Reading takes
+# > {reading time}, running about a minute.
 
 # %% tags=["fold"]
 # define: imports, and the folder in which all files go

@@ -4,21 +4,14 @@
 # Chapter 16 wrote a linear layer's two passes by hand, so that autograd saves only a shard. How
 # does the `FSDP` of `sharded_train.py` do that for a layer whose formulas it doesn't know?
 #
-# ## What you'll do
-#
-# Try each piece alone on one linear layer, make the step to any module, put the pieces together and
-# train.
-#
-# ## What you'll learn
-#
-# - how to notice that a layer reads its weight;
-# - how to change what autograd saves;
-# - how to do both for a module that one doesn't know.
-#
-# ## What you need
-#
-# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running about 20
-# seconds.
+# > **What you'll do:** try each piece alone on one linear layer, make the step to any module, put
+# > the pieces together and train.
+# >
+# > **What you'll learn:** how to notice that a layer reads its weight; how to change what autograd
+# > saves; how to do both for a module that one doesn't know.
+# >
+# > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time},
+# > running about 20 seconds.
 
 # %% tags=["torch"]
 import sys

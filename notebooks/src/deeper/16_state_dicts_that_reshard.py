@@ -4,21 +4,14 @@
 # A training that is sharded four ways is saved, and must go on with two ranks, or with one. Whose
 # part is in the file?
 #
-# ## What you'll do
-#
-# Train five steps on four ranks, save, and go on in other ways: on two ranks, on one, with plain
-# Adam. Then load what doesn't fit, and see what happens.
-#
-# ## What you'll learn
-#
-# - how state is gathered so that any number of ranks can load it;
-# - which of two files to save: whole weights, or one file a rank;
-# - what can go wrong without an error.
-#
-# ## What you need
-#
-# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running about 20
-# seconds.
+# > **What you'll do:** train five steps on four ranks, save, and go on in other ways: on two ranks,
+# > on one, with plain Adam. Then load what doesn't fit, and see what happens.
+# >
+# > **What you'll learn:** how state is gathered so that any number of ranks can load it; which of
+# > two files to save: whole weights, or one file a rank; what can go wrong without an error.
+# >
+# > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time},
+# > running about 20 seconds.
 
 # %% tags=["torch"]
 import math

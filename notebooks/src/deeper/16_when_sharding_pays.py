@@ -4,21 +4,15 @@
 # Chapter 16 saved memory. What does that cost: how much does each stage send, what do PyTorch's own
 # classes do, and what do published runs say?
 #
-# ## What you'll do
-#
-# Count messages with a ring of your own, time steps, compare with PyTorch's `fully_shard`, and hold
-# formulas against runs on up to 1,536 GPUs.
-#
-# ## What you'll learn
-#
-# - what each stage sends, in one backward pass and in several;
-# - what PyTorch calls each stage, and how it differs from ours;
-# - what became of a step's time in two published runs, from few GPUs to many: once with a batch
-#   that grew with them, once with a fixed one.
-#
-# ## What you need
-#
-# Chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}, running a minute.
+# > **What you'll do:** count messages with a ring of your own, time steps, compare with PyTorch's
+# > `fully_shard`, and hold formulas against runs on up to 1,536 GPUs.
+# >
+# > **What you'll learn:** what each stage sends, in one backward pass and in several; what PyTorch
+# > calls each stage, and how it differs from ours; what became of a step's time in two published
+# > runs, from few GPUs to many: once with a batch that grew with them, once with a fixed one.
+# >
+# > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time},
+# > running a minute.
 
 # %% tags=["torch"]
 import sys
