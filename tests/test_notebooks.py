@@ -1002,6 +1002,7 @@ def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):
     ("3 seconds", "4.5 seconds", True),
     ("so c = -0.3 ms", "so c = 0.5 ms", True),
     ("+5.0 ms saved", "-1.2 ms saved", True),
+    ("waiting        9.99 ms", "waiting       10.01 ms", True),
     ("-3 shards", "3 shards", False),
     ("100%|####| 5/5 [00:00<00:00, 123.45it/s]", "100%|####| 5/5 [00:01<00:00,  3.10it/s]", True),
     ("100%|####| 5/5 [00:00<00:00, 123.45it/s]", "100%|####| 6/6 [00:00<00:00, 123.45it/s]", False),
