@@ -541,7 +541,7 @@ def test_a_list_within_a_paragraph_is_found(text, found):
 
 
 @pytest.mark.parametrize(("text", "dead"), [
-    ("[a](README.md) and [b](README.md#data), [c](https://example.org/x)", []),
+    ("[a](README.md) and [b](README.md#chapters), [c](https://example.org/x)", []),
     ("[a](READYOU.md)", ["READYOU.md"]),
     ("[a](README.md#nowhere)", ["README.md#nowhere"]),
     ("# One thing\n[a](#one-thing) [b](#another)", ["#another"]),
@@ -581,11 +581,38 @@ def test_tables_of_contents_are_those_that_the_build_makes(page):
         "make notebooks, or: make notebooks ARGS=--prose")
 
 
+def test_what_depends_on_the_address_is_what_the_build_makes():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme == course.with_beginning(readme, course.repository()), "make notebooks"
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert citation == course.with_repository(citation, course.repository()), "make notebooks"
+
+
+@pytest.mark.parametrize("address", ["", "https://github.com/an-owner/a.name"])
+def test_readme_and_citation_name_the_address_or_nothing(address):
+    readme = course.with_beginning((ROOT / "README.md").read_text("utf-8"), address)
+    begin = readme[readme.index(course.BEGIN_ADDRESS):readme.index(course.END_ADDRESS)]
+    found = set(re.findall(r"https://[^\s)\]]+", begin))
+    other = "title: A\nrepository-code: https://github.com/b/c\n"
+    citation = course.with_repository(other, address)
+    if address:
+        assert f"git clone {address}\ncd a.name\nmake lab" in begin
+        assert "https://codespaces.new/an-owner/a.name" in found
+        assert "https://an-owner.github.io/a.name/" in found
+        workflow = f"{address}/actions/workflows/tests.yml"
+        assert workflow in found and f"{workflow}/badge.svg" in found
+        assert (ROOT / ".github/workflows/tests.yml").exists()
+        assert citation == f"title: A\nrepository-code: {address}\n"
+    else:
+        assert not found and "git clone" not in begin and "make lab" in begin
+        assert citation == "title: A\n"
+
+
 def test_readme_is_short_enough_to_be_read():
     text = (ROOT / "README.md").read_text("utf-8")
     table = text[text.index(course.BEGIN):text.index(course.END)]  # grows with the course
     words = [word for word in text.replace(table, "").split() if re.search(r"\w", word)]
-    assert len(words) <= 1100
+    assert len(words) <= 500
 
 
 # --- and each check finds its fault ---------------------------------------------------------

@@ -22,6 +22,8 @@ LAST_ON_COLAB = "08"   # chapters 01 to 08 are tried with Colab's versions, the 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 TIME = "{reading time}"     # stands in a source for what `minutes` finds
 BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of chapters -->"
+BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
+END_ADDRESS = "<!-- end of address -->"
 
 # "deeper: More all-reduces", up to what can't be in a title.
 DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
@@ -54,17 +56,50 @@ def how_to_run(name, address):
 
     name: the notebook's `key`; address: the repository's, "" where there is none.
     """
-    readme = "../" * (1 + name.count("/")) + "README.md"
+    page = "../" * name.count("/") + "running.md"
     if not address:
-        return ("*To run this notebook, type `make lab` in a clone of the course "
-                f"([more]({readme})).*")
+        return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
     owner_and_name = address.removeprefix("https://github.com/")
     links = [f"[in a Codespace](https://codespaces.new/{owner_and_name})"]
     if name[:2] <= LAST_ON_COLAB and not name.startswith("deeper/"):
         links.append("[in Colab](https://colab.research.google.com/github/"
                      f"{owner_and_name}/blob/{BRANCH}/notebooks/{name}.ipynb) (an experiment)")
     return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
-            f"([more]({address}#readme)); or {' or '.join(links)}.*")
+            f"([more]({page})); or {' or '.join(links)}.*")
+
+
+def how_to_begin(address):
+    """Markdown of README's first commands; with an address also badges and the line to clone."""
+    commands = {"make lab": "sets everything up but PyTorch, then opens JupyterLab",
+                "make test": "runs every chapter as a test, in about eighteen minutes"}
+    if not address:
+        lines = [f"{command:9}  # in a clone of the course: {what}"
+                 for command, what in commands.items()]
+        return "```\n" + "\n".join(lines) + "\n```"
+    owner, name = address.removeprefix("https://github.com/").split("/")
+    badges = [
+        f"[![Open in a Codespace](https://github.com/codespaces/badge.svg)]"
+        f"(https://codespaces.new/{owner}/{name})",
+        f"[![Tests]({address}/actions/workflows/tests.yml/badge.svg)]"
+        f"({address}/actions/workflows/tests.yml)",
+        f"[Read it as a book](https://{owner}.github.io/{name}/)",
+    ]
+    lines = [f"git clone {address}", f"cd {name}",
+             *(f"{command:9}  # {what}" for command, what in commands.items())]
+    return " ".join(badges) + "\n\n```\n" + "\n".join(lines) + "\n```"
+
+
+def with_beginning(text, address):
+    """README's `text` with what stands between its two other marks made anew."""
+    before, rest = text.split(BEGIN_ADDRESS)
+    _, after = rest.split(END_ADDRESS)
+    return f"{before}{BEGIN_ADDRESS}\n\n{how_to_begin(address)}\n\n{END_ADDRESS}{after}"
+
+
+def with_repository(text, address):
+    """CITATION.cff's `text` with the line of the repository, or without where there is none."""
+    text = re.sub(r"^repository-code:.*\n", "", text, flags=re.MULTILINE)
+    return text + (f"repository-code: {address}\n" if address else "")
 
 
 # --- reading time ------------------------------------------------------------------------------
@@ -274,10 +309,13 @@ def with_contents(text, parts, prefix, able):
 
 
 def write_contents():
-    """Make the tables on all pages anew; nothing is written where nothing changes."""
+    """Make the tables, README's first commands and the citation anew, where something changes."""
     parts = chapters()
-    for path, (prefix, able) in pages().items():
-        old = path.read_text("utf-8")
-        new = with_contents(old, parts, prefix, able)
-        if new != old:
-            path.write_text(new, "utf-8")
+    made = {path: with_contents(path.read_text("utf-8"), parts, prefix, able)
+            for path, (prefix, able) in pages().items()}
+    readme, citation = NOTEBOOKS.parent / "README.md", NOTEBOOKS.parent / "CITATION.cff"
+    made[readme] = with_beginning(made[readme], repository())
+    made[citation] = with_repository(citation.read_text("utf-8"), repository())
+    for path, text in made.items():
+        if text != path.read_text("utf-8"):
+            path.write_text(text, "utf-8")
