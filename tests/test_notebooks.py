@@ -581,6 +581,19 @@ def test_tables_of_contents_are_those_that_the_build_makes(page):
         "make notebooks, or: make notebooks ARGS=--prose")
 
 
+def test_the_skeleton_of_a_chapter_builds_and_keeps_the_rules(tmp_path):
+    text = (ROOT / "notebooks/src/README.md").read_text("utf-8")
+    (skeleton,) = [block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL)
+                   if block.startswith("# %% [markdown]\n# # 17 ")]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/14_ddp.py").write_text("# %% [markdown]\n# # 14 · DDP\n")
+    source = tmp_path / "src/17_its_title.py"
+    source.write_text(skeleton)
+    build.build(source, tmp_path / "17_its_title.ipynb")
+    notebook = nbformat.read(tmp_path / "17_its_title.ipynb", as_version=4)
+    assert [complaint for check in CHECKS for complaint in check(notebook)] == []
+
+
 def test_what_depends_on_the_address_is_what_the_build_makes():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert readme == course.with_beginning(readme, course.repository()), "make notebooks"

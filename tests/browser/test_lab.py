@@ -291,7 +291,7 @@ def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
     assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
     assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
         "assignments", "deeper", *CHAPTERS.values(), "ddp_train.py", "lenet_contestant.py",
-        "map.md", "ranks.py", "resumable_train.py", "sharded_train.py", "start.md",
+        "map.md", "ranks.py", "resumable_train.py", "running.md", "sharded_train.py", "start.md",
         "train_lenet.py"]
     assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
     assert not complaints((folder / "log").read_text())
@@ -342,6 +342,52 @@ def test_each_chapter_leads_to_the_next(start):
         title(start, opens)
         close(start, at)
         at = opens
+
+
+def test_what_one_has_run_is_marked_on_the_first_page_and_nowhere_else(page, opened, lab):
+    path = COPY / "notebooks" / CHAPTERS["02"]
+    start = COPY / "notebooks/start.md"
+    before = start.read_bytes()
+    (COPY / "build/run-in-lab.json").unlink(missing_ok=True)
+    book = opened(f"notebooks/{path.name}")
+    page.locator(".jp-Notebook-cell.jp-CodeCell").first.click(position=CORNER)
+    page.keyboard.press("Shift+Enter")
+    book.wait()
+    assert "execution" not in json.dumps([c.metadata for c in book.save().cells])
+    assert with_a_mark(page, lab) == []
+    book = opened(f"notebooks/{path.name}")
+    book.start()
+    book.wait()
+    assert "execution" not in json.dumps([c.metadata for c in book.save().cells])
+    assert with_a_mark(page, lab) == [path.name]
+    assert start.read_bytes() == before
+
+
+def with_a_mark(page, lab):
+    """The notebooks that have a mark on the first page."""
+    page.goto(f"{lab}&reset")
+    page.wait_for_selector(".jp-MarkdownViewer h1")
+    rows = page.locator(".jp-MarkdownViewer tr", has_text="✓")
+    return [Path(link).name for link in
+            rows.locator("a").evaluate_all("all => all.map(a => a.getAttribute('href'))")]
+
+
+@pytest.mark.parametrize("name", [CHAPTERS["04"], CHAPTERS["16"]])
+def test_no_code_is_cut_on_a_narrow_screen(page, opened, name):
+    page.set_viewport_size({"width": 1024, "height": 800})
+    opened(f"notebooks/{name}")
+    cut = page.locator(".jp-Notebook .cm-scroller").evaluate_all(
+        "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)")
+    assert page.locator(".jp-Notebook .cm-line").count() > 100 and not cut
+
+
+@pytest.mark.parametrize("name", CHAPTERS.values())
+def test_a_picture_or_code_is_on_the_first_screen(page, opened, name):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    opened(f"notebooks/{name}")
+    tops = page.locator(".jp-Notebook img, .jp-Notebook .cm-line").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().top)")
+    assert min(tops) < 850
 
 
 @pytest.mark.parametrize("version", [None, "3.11.0"])

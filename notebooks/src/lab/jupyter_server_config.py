@@ -20,8 +20,11 @@ c = get_config()  # noqa: F821  (Jupyter supplies it)
 
 HERE = Path(__file__).resolve().parent
 CHAPTER = re.compile(r"notebooks/(?:deeper/)?\d\d_\w+\.ipynb")
-# What JupyterLab notes in a cell when somebody folds or unfolds it.
-FOLDS = ["collapsed", "jp-MarkdownHeadingCollapsed", "jupyter", "scrolled"]
+START = "notebooks/start.md"
+# What JupyterLab notes in a cell when somebody folds, unfolds or runs it.
+NOTES = ["collapsed", "jp-MarkdownHeadingCollapsed", "jupyter", "scrolled", "execution"]
+# Which cells somebody has run, by chapter: {"notebooks/01_….ipynb": [cell ids]}.
+RUN = "build/run-in-lab.json"
 
 
 class Contents(AsyncLargeFileManager):
@@ -31,6 +34,8 @@ class Contents(AsyncLargeFileManager):
     into each cell whether it is folded. Git would take that for the reader's work, and an update
     of the course would stop at it. Here the file's own entries stay, and an answer or a
     check that was looked at is folded again when the chapter is opened the next time.
+
+    The first page is shown with a mark beside each chapter whose cells have all been run.
     """
 
     async def get(self, path, content=True, *args, **options):
@@ -39,12 +44,15 @@ class Contents(AsyncLargeFileManager):
             # What the kernel is about to say: JupyterLab finds nothing to note, so the tab isn't
             # marked as changed, and closing it raises no question.
             model["content"]["metadata"]["language_info"] = dict(IPythonKernel.language_info)
+        if content and path.strip("/") == START and isinstance(model["content"], str):
+            model["content"] = with_marks(model["content"], Path(self.root_dir))
         return model
 
     async def save(self, model, path=""):
         if is_chapter(model, path) and model.get("content"):
             try:
                 old = json.loads(Path(self._get_os_path(path)).read_text("utf-8"))
+                note_run(model["content"], path.strip("/"), Path(self.root_dir))
                 keep_view(model["content"], old)
             except (OSError, ValueError, LookupError, TypeError):
                 pass    # the file is gone or no notebook: there is nothing to keep
@@ -61,13 +69,47 @@ def is_chapter(model, path):
     return model.get("type") == "notebook" and CHAPTER.fullmatch(path.strip("/"))
 
 
+def read_run(root):
+    try:
+        return json.loads((root / RUN).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}   # nothing was run yet, or the file is torn: it is only for marks
+
+
+def note_run(notebook, path, root):
+    """Add the cells that were run, by JupyterLab's note of the time, to those of earlier days."""
+    ids = {cell["id"] for cell in notebook["cells"] if "execution" in cell["metadata"]}
+    run = read_run(root)
+    if not ids <= set(run.get(path, [])):
+        run[path] = sorted(ids | set(run.get(path, [])))
+        (root / RUN).parent.mkdir(exist_ok=True)
+        part = (root / RUN).with_suffix(".part")
+        part.write_text(json.dumps(run), "utf-8")
+        part.replace(root / RUN)
+
+
+def with_marks(text, root):
+    """The first page's `text` with ✓ in the line of each chapter that was run, answers apart."""
+    for path, ids in read_run(root).items():
+        try:
+            cells = json.loads((root / path).read_text("utf-8"))["cells"]
+        except (OSError, ValueError, LookupError):
+            continue    # a chapter of an earlier version of the course
+        due = {cell["id"] for cell in cells if cell["cell_type"] == "code"
+               and "solution" not in cell["metadata"].get("tags", [])}
+        if due <= set(ids):
+            link = re.escape(path.removeprefix("notebooks/"))
+            text = re.sub(rf"^\| ?(●?) ?(\|.*\({link}\))", r"| \1 ✓ \2", text, flags=re.MULTILINE)
+    return text
+
+
 def keep_view(new, old):
-    """Put into `new`, in place, what `old` says of the language and of folded cells."""
+    """Put into `new`, in place, what `old` says of the language, and of cells folded and run."""
     new["metadata"]["language_info"] = old["metadata"]["language_info"]
     before = {cell["id"]: cell["metadata"] for cell in old["cells"]}
     for cell in new["cells"]:
         if (metadata := before.get(cell["id"])) is not None:
-            for key in FOLDS:
+            for key in NOTES:
                 cell["metadata"].pop(key, None)
                 if key in metadata:
                     cell["metadata"][key] = metadata[key]
