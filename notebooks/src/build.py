@@ -8,8 +8,9 @@ The sources (jupytext, py:percent) are all that an author edits. What is written
 source, on the titles of its neighbours and on what its cells print, and on nothing else, so a
 rebuild changes no line without cause. On the way each chapter gets its links: a cell at its
 beginning and one at its end that lead to its neighbours, and one wherever it says "chapter 03".
-`{reading time}` becomes that time, and a heading "Answer" is folded. README.md and start.md get
-their tables. Tags that a cell can have:
+The first also says how it is run. `{reading time}` becomes that time, and a heading "Answer" is
+folded, which the exercises say. README.md and start.md get their tables, README and CITATION.cff
+the course's address. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     trains      takes training steps; CI runs it twice in a row, as learners do
@@ -118,6 +119,8 @@ def read_source(path):
         if cell.cell_type == "markdown":
             cell.source = course.link_mentions(cell.source, name, titles)
             cell.source = cell.source.replace(course.TIME, time)
+            cell.source = cell.source.replace(
+                f"{course.EXERCISES}\n", f"{course.EXERCISES}\n\n{course.ANSWERS_BELOW}\n")
     notebook.cells = [part for cell in notebook.cells for part in split_answer(cell)]
     # The second begins with a heading, or it would belong to the folded answer before it.
     links = course.navigation(name, titles)

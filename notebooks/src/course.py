@@ -20,6 +20,10 @@ NUMERALS = ["I", "II", "III", "IV"]
 LAST_ON_COLAB = "08"   # chapters 01 to 08 are tried with Colab's versions, the rest are not
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
+EXERCISES = "## Exercises"
+# After that heading. GitHub, VS Code and Colab have no mark by which a file could fold its sections.
+ANSWERS_BELOW = ("*Answers are further down. JupyterLab and the book keep them folded; other "
+                 "programs show them.*")
 TIME = "{reading time}"     # stands in a source for what `minutes` finds
 BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of chapters -->"
 BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
@@ -135,6 +139,7 @@ def minutes(notebook):
     """
     cells = main_line(notebook)
     prose = " ".join(c.source for c in cells if c.cell_type == "markdown")
+    prose = prose.replace(ANSWERS_BELOW, "")
     prose = re.sub(r"```.*?```", "", prose, flags=re.DOTALL)
     drawings = len(re.findall(r"!\[[^\]]*\]\([^)]*\)", prose))
     prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", lambda m: "" if m[0][0] == "!" else m[1], prose)
