@@ -368,8 +368,8 @@ def with_a_mark(page, lab):
     page.goto(f"{lab}&reset")
     page.wait_for_selector(".jp-MarkdownViewer h1")
     rows = page.locator(".jp-MarkdownViewer tr", has_text="✓")
-    return [Path(link).name for link in
-            rows.locator("a").evaluate_all("all => all.map(a => a.getAttribute('href'))")]
+    links = rows.locator("a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
+    return [Path(link.partition("?")[0]).name for link in links]
 
 
 @pytest.mark.parametrize("name", [CHAPTERS["04"], CHAPTERS["16"]])
@@ -381,7 +381,7 @@ def test_no_code_is_cut_on_a_narrow_screen(page, opened, name):
     assert page.locator(".jp-Notebook .cm-line").count() > 100 and not cut
 
 
-@pytest.mark.parametrize("name", CHAPTERS.values())
+@pytest.mark.parametrize("name", [CHAPTERS[number] for number in ("01", "05", "08", "12")])
 def test_a_picture_or_code_is_on_the_first_screen(page, opened, name):
     page.set_viewport_size({"width": 1440, "height": 900})
     opened(f"notebooks/{name}")
