@@ -75,11 +75,11 @@ def how_to_run(name, address):
 def how_to_begin(address):
     """Markdown of README's first commands; with an address also badges and the line to clone."""
     commands = {"make lab": "sets everything up but PyTorch, then opens JupyterLab",
+                "make setup TORCH=1": "adds PyTorch, for chapters 13 to 16",
                 "make test": "runs every chapter as a test, in about eighteen minutes"}
+    lines = [f"{command:18}  # {what}" for command, what in commands.items()]
     if not address:
-        lines = [f"{command:9}  # in a clone of the course: {what}"
-                 for command, what in commands.items()]
-        return "```\n" + "\n".join(lines) + "\n```"
+        return "In a clone of the course:\n\n```\n" + "\n".join(lines) + "\n```"
     owner, name = address.removeprefix("https://github.com/").split("/")
     badges = [
         f"[![Open in a Codespace](https://github.com/codespaces/badge.svg)]"
@@ -88,8 +88,7 @@ def how_to_begin(address):
         f"({address}/actions/workflows/tests.yml)",
         f"[Read it as a book](https://{owner}.github.io/{name}/)",
     ]
-    lines = [f"git clone {address}", f"cd {name}",
-             *(f"{command:9}  # {what}" for command, what in commands.items())]
+    lines = [f"git clone {address}", f"cd {name}", *lines]
     return " ".join(badges) + "\n\n```\n" + "\n".join(lines) + "\n```"
 
 
@@ -309,7 +308,7 @@ def with_contents(text, parts, prefix, able):
     """`text` with what stands between the two marks made anew."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    made = f"{table(parts, prefix, able)}\n\n{short_path(parts)}"
+    made = f"{short_path(parts)}\n\n{table(parts, prefix, able)}"
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
