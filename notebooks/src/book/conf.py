@@ -37,7 +37,7 @@ copybutton_selector = "div.highlight pre:not(.cell_output pre)"    # code, not w
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "show_toc_level": 2,
-    "pygments_dark_style": "github-dark",   # comments are quieter than code, as in the light
+    "pygments_dark_style": "a11y-dark",   # comments are quieter than code, as in the light
     "navbar_persistent": [],  # by default a second search box, above the one in the side bar
     "article_footer_items": ["source.html"],
     "footer_content_items": ["licence.html"],
