@@ -450,7 +450,7 @@ def test_search_quotes_formulas_in_characters_and_text_from_where_it_is_said(ope
     assert len(formulas) > 100
     shown = page.evaluate("all => all.map(each => inCharacters(each))", formulas)
     left = [each for each in shown if re.search(r"[\\{}]|frac|quad", each)]
-    assert not left, "search.html doesn't know a command"
+    assert not left, "TeX that search.html can't tell"
     shown = page.evaluate(r"""Search.htmlToText(`<article class="bd-article">so <span class="math">
         \\(w \\leftarrow \\frac{w + \\sqrt{k}}{T_\\text{both}}\\)</span></article>`, null)""")
     assert shown == "so w ← (w + √k)/T_both"
