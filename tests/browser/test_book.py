@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
+import matplotlib.image
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
@@ -81,8 +84,9 @@ def answers(notebook):
 
 
 def labels(notebook):
-    """What is to be read instead of the code of each folded cell."""
-    return [cell.source.splitlines()[0].removeprefix("# ") for cell in notebook.cells
+    """What is to be read instead of the code of each folded cell, in which `names` are code."""
+    return [cell.source.splitlines()[0].removeprefix("# ").replace("`", "")
+            for cell in notebook.cells
             if "fold" in cell.metadata.get("tags", [])]
 
 
@@ -203,6 +207,124 @@ def contrast(element):
     return (max(light) + 0.05) / (min(light) + 0.05)
 
 
+def test_code_can_be_read_in_the_light_and_in_the_dark(opened):
+    page = opened(f"{CHAPTERS[3]}.html")
+    words = page.locator("div.cell_input pre")
+    kinds = set(words.locator("span[class]").evaluate_all("all => all.map(e => e.className)"))
+    assert {"c1", "k", "nf", "mi"} <= kinds, "comments, keywords, names of functions, numbers"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for kind in kinds - {"line", "w"}:
+            assert contrast(words.locator(f"span.{kind}").first) > 4.5, (scheme, kind)
+
+
+def test_lines_are_as_long_as_one_likes_to_read(opened):
+    """65 to 75 characters in a window that has room for them; and 100 columns of code fit in."""
+    page = opened(f"{CHAPTERS[3]}.html")
+    for width in (1440, 1300):
+        page.set_viewport_size({"width": width, "height": 900})
+        lines = page.evaluate("""() => {
+            const counts = []
+            for (const text of document.querySelectorAll('section > p')) {
+                const style = getComputedStyle(text)
+                const height = text.getBoundingClientRect().height
+                const lines = Math.round(height / parseFloat(style.lineHeight))
+                if (lines > 2) counts.push(text.innerText.length / (lines - 0.5))
+            }
+            return counts.sort((a, b) => a - b)
+        }""")
+        assert len(lines) > 5
+        assert 65 <= lines[len(lines) // 2] <= 75
+        rows = page.evaluate("""() => {
+            const line = document.querySelector('div.cell_input .line')
+            const [before, height] = [line.innerHTML, line.getBoundingClientRect().height]
+            line.textContent = 'x'.repeat(100)
+            const rows = line.getBoundingClientRect().height / height
+            line.innerHTML = before
+            return rows
+        }""")
+        assert rows == 1, "100 columns take two lines"
+    size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('pre')).fontSize)")
+    assert size >= 12.5
+
+
+@pytest.mark.parametrize("name, figure", [
+    ("index", "img"), (CHAPTERS[0], "img[src$='.svg']"), (CHAPTERS[3], "div.cell_output img")])
+def test_a_figure_does_not_glare_in_the_dark(opened, name, figure):
+    page = opened(f"{name}.html")
+    page.emulate_media(color_scheme="dark")
+    page.locator(f"article {figure}").first.screenshot(path=PICTURES / "book-figure-dark.png")
+    pixels = matplotlib.image.imread(PICTURES / "book-figure-dark.png")[:, :, :3].mean(axis=2)
+    height, width = pixels.shape
+    ground = pixels[height // 2, 3]
+    assert 0.5 < ground < 0.8
+    assert pixels[4:-4, 4:-4].max() < ground + 0.02, "a card around something brighter"
+    assert pixels[4:-4, width // 4:-width // 4].min() < 0.1, "what is black stays black"
+    assert page.locator(f"article {figure}").first.evaluate(
+        "e => parseFloat(getComputedStyle(e).borderRadius)") > 8
+
+
+def test_a_cell_is_copied_as_it_is_written(opened):
+    name = CHAPTERS[3]
+    code = [cell for cell in read(name).cells if cell.cell_type == "code"]
+    number = next(i for i, cell in enumerate(code) if "    " in cell.source
+                  and "fold" not in cell.metadata.get("tags", []))
+    page = opened(f"{name}.html")
+    buttons = page.locator("div.cell_input button.copybtn")
+    buttons.first.wait_for(state="attached")
+    assert buttons.count() == len(code)
+    assert page.locator("div.cell_output button.copybtn").count() == 0
+    button = buttons.nth(number)
+    button.locator("xpath=..").hover()
+    page.wait_for_function("button => getComputedStyle(button).opacity == 1",
+                           arg=button.element_handle())
+    button.click()
+    page.evaluate("document.querySelector('article').append(document.createElement('textarea'))")
+    page.locator("article textarea").focus()
+    page.keyboard.press("Control+v")
+    assert page.locator("article textarea").input_value().strip() == code[number].source.strip()
+
+
+def test_where_nothing_hovers_the_button_that_copies_is_there(chromium, book):
+    context = chromium.new_context(viewport=TELEPHONE, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(f"{book.as_uri()}/{CHAPTERS[3]}.html")
+    button = page.locator("div.cell_input button.copybtn").locator("visible=true").first
+    button.wait_for()
+    assert button.evaluate("e => getComputedStyle(e).opacity") == "1"
+    line = page.locator("div.cell_input .line").locator("visible=true").first
+    low = button.bounding_box()["y"] + button.bounding_box()["height"]
+    assert low <= line.bounding_box()["y"] + 1, "it covers code"
+    context.close()
+
+
+@pytest.mark.parametrize("address", ["", "https://github.com/someone/devices"])
+def test_the_book_leads_to_the_repository_if_there_is_one(book, tmp_path, address):
+    """The same book, by a copy of what makes it in which course.toml has that address."""
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    settings = tmp_path / "notebooks/src/course.toml"
+    rest = re.sub("^repository = .*\n", "", settings.read_text("utf-8"), flags=re.MULTILINE)
+    settings.write_text(f'repository = "{address}"\n{rest}', "utf-8")
+    shutil.copytree(ROOT / "build/book-source", tmp_path / "build/book-source")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "-q", "-c", tmp_path / "notebooks/src/book",
+         "-d", "build/book-source/.doctrees", "build/book-source", "build/book"],
+        cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("index", "map", CHAPTERS[0], DEEPER[0]):
+        text = (tmp_path / f"build/book/{name}.html").read_text("utf-8")
+        links = [link["href"].split("?")[0] for link in
+                 BeautifulSoup(text, "html.parser").select("[class*='btn-source-']")]
+        expected = []
+        if address:
+            expected = [address, f"{address}/issues/new"]
+            if name in NOTEBOOKS:
+                expected.insert(1, f"{address}/edit/main/notebooks/src/{name}.py")
+        assert links == expected, name
+        if name == "index":
+            assert (f'href="{address}">its repository</a>' in text) == bool(address)
+
+
 def test_answers_are_printed_and_a_link_into_one_opens_it(opened):
     page = opened(f"{CHAPTERS[0]}.html")
     inside = page.locator("article details.answer > div")
@@ -259,6 +381,11 @@ def test_nothing_is_there_that_no_reader_needs(book):
 
 def test_the_first_page_says_what_there_is(opened, book):
     page = opened("index.html")
+    assert page.locator("article h2").all_text_contents()[0].startswith("For whom")
+    (picture,) = page.locator("article img").evaluate_all(
+        "all => all.map(e => [e.naturalWidth, e.alt, e.getBoundingClientRect().bottom])")
+    assert picture[0] > 600 and "LeNet" in picture[1]
+    assert picture[2] < 1000, "the picture is below what one sees first"
     rows = page.locator("#chapters table tr").all()[1:]
     cells = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
     listed = [row for row in cells if row[2]]
@@ -267,21 +394,22 @@ def test_the_first_page_says_what_there_is(opened, book):
         title = re.sub(r"^(\d\d) ", r"\1 · ", row[1])
         if name in DEEPER:
             assert not row[0]
-            title = row[1].replace("↳ deeper: ", "Deeper · ")
+            title = re.sub(r"^↳ \w+: ", "Deeper · ", row[1])
         assert f"<h1>{title}<" in chapter
         assert f"about {row[3]}utes" in re.sub(r"\s+", " ", chapter)
         assert row[4] == str(chapter.count("<summary>Answer"))
     short = [row for row in listed if row[0]]
     said = page.locator("p:has-text('short path')").inner_text()
     assert re.findall(r"\b\d\d\b", said.split(":")[0]) == [row[1][:2] for row in short]
-    deeper = [row for row in listed if "deeper" in row[1]]
+    deeper = [row for row in listed if row[1].startswith("↳")]
     chapters = [row for row in listed if row not in deeper]
     for before, rows in ((": ", short), ("of ", chapters), ("them takes ", deeper)):
         found = re.search(rf"{before}(?=\d)(?:(\d+) h ?)?(?:(\d+) min)?\b", said)
         hours, minutes = found.groups("0")
         assert 60 * int(hours) + int(minutes) == sum(int(row[3].split()[0]) for row in rows)
     side = page.locator("nav.bd-links p.caption, nav.bd-links a").all_text_contents()
-    rows = [re.sub(r"^(\d\d) ", r"\1 · ", row[1]).replace("’", "'") for row in cells]
+    rows = [re.sub(r"^(\d\d) ", r"\1 · ", re.sub(r"^↳ \w+: ", "↳ ", row[1])).replace("’", "'")
+            for row in cells]
     assert [text.replace("’", "'") for text in side] == [*rows, "The map"]
     assert page.locator(".bd-footer-content").inner_text() == (
         "Licensed under the Apache License 2.0.")
@@ -308,3 +436,21 @@ def test_a_word_of_an_answer_is_found_and_quoted(opened):
     found = page.locator(f"#search-results li:has(a[href^='{name}'])")
     found.locator("p.context").wait_for()
     assert word in found.locator("p.context").inner_text()
+
+
+def test_search_quotes_formulas_in_characters_and_text_from_where_it_is_said(opened):
+    name = next(name for name in NOTEBOOKS if r"\frac" in "".join(
+        cell.source for cell in read(name).cells if cell.cell_type == "markdown"))
+    page = opened(f"search.html?q={name.split('_')[-1]}")
+    page.locator("#search-results p.context").first.wait_for()
+    quoted = page.evaluate("name => Search.htmlToText(PAGES[name], null)", f"{name}.html")
+    assert "What you’ll do" in quoted and not quoted.count("Contents")
+    formulas = page.evaluate("""() => Object.values(PAGES).flatMap(text => [...new DOMParser()
+        .parseFromString(text, 'text/html').querySelectorAll('.math')].map(e => e.textContent))""")
+    assert len(formulas) > 100
+    shown = page.evaluate("all => all.map(each => inCharacters(each))", formulas)
+    left = [each for each in shown if re.search(r"[\\{}]|frac|quad", each)]
+    assert not left, "TeX that search.html can't tell"
+    shown = page.evaluate(r"""Search.htmlToText(`<article class="bd-article">so <span class="math">
+        \\(w \\leftarrow \\frac{w + \\sqrt{k}}{T_\\text{both}}\\)</span></article>`, null)""")
+    assert shown == "so w ← (w + √k)/T_both"

@@ -27,18 +27,32 @@ import build  # noqa: E402
 import course  # noqa: E402
 
 project = html_title = "Many devices, one model"
-extensions = ["myst_nb", "sphinx-mathjax-offline"]
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx-mathjax-offline"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
+copybutton_selector = "div.highlight pre:not(.cell_output pre)"    # code, not what it printed
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "show_toc_level": 2,
+    "pygments_dark_style": "a11y-dark",   # comments are quieter than code, as in the light
     "navbar_persistent": [],  # by default a second search box, above the one in the side bar
     "article_footer_items": ["source.html"],
     "footer_content_items": ["licence.html"],
 }
+
+# Where the course is published, if anywhere: buttons that lead there.
+repository = course.repository()
+if repository:
+    html_theme_options |= {
+        "repository_url": repository,
+        "path_to_docs": "notebooks/src",
+        "use_repository_button": True,
+        "use_edit_page_button": True,
+        "use_issues_button": True,
+    }
+
 html_favicon = "static/favicon.svg"
 templates_path = ["templates"]
 html_static_path = ["static"]
@@ -54,6 +68,8 @@ def write_chapters(app, docname, source):
     if docname == "map":
         source[0] = source[0].partition("\n\n")[2]
     if docname == "index":
+        if repository:
+            source[0] = source[0].replace("its repository", f"[its repository]({repository})")
         parts = course.chapters(Path(app.srcdir))
         source[0] += f"\n{course.short_path(parts)}\n\n{course.table(parts, '', True)}\n"
         for name, rows in parts:
@@ -63,9 +79,9 @@ def write_chapters(app, docname, source):
 
 
 def entry(row):
-    """What the side bar lists a notebook as; a deeper one is marked as optional."""
+    """What the side bar lists a notebook as: a deeper one below its chapter."""
     if row["deeper"]:
-        return f"↳ deeper: {row['title']} <{row['file']}>"
+        return f"↳ {row['title']} <{row['file']}>"
     return row["file"]
 
 
@@ -98,13 +114,13 @@ PygmentsBridge.html_formatter = LineByLine
 
 
 def begin_folded(translator, node):
-    """A folded cell's code, closed, below its label.
+    """A folded cell's code, closed, below its label, in which `names` are code.
 
     MyST-NB writes an "admonition", and for screen readers it puts "Toggle hidden content" in the
     label's place.
     """
-    translator.body.append('<details class="folded"><summary>'
-                           f'{escape(node["prompt_show"])}</summary>')
+    label = re.sub("`([^`]+)`", r"<code>\1</code>", escape(node["prompt_show"]))
+    translator.body.append(f'<details class="folded"><summary>{label}</summary>')
 
 
 def end_folded(translator, node):
@@ -128,6 +144,14 @@ def offer_notebooks_only(app, pagename, templatename, context, doctree):
     """No button to download the Markdown of a page that is no chapter."""
     if pagename in ("index", "map"):
         context["page_source_suffix"] = ""
+
+
+def edit_sources(app, pagename, templatename, context, doctree):
+    """What is edited of a notebook is the source that it is made from."""
+    for group in context["header_buttons"]:
+        for button in group.get("buttons", []):
+            if button["label"] == "source-edit-button":
+                button["url"] = button["url"].removesuffix(".ipynb") + ".py"
 
 
 def pass_over_deeper(app, pagename, templatename, context, doctree):
@@ -171,5 +195,6 @@ def setup(app):
     app.connect("doctree-read", describe_figures)
     app.connect("html-page-context", offer_notebooks_only)
     app.connect("html-page-context", pass_over_deeper)
+    app.connect("html-page-context", edit_sources, priority=502)    # the theme's buttons: 501
     app.connect("build-finished", write_sources)
     app.connect("build-finished", write_pages)
