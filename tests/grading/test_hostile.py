@@ -448,7 +448,9 @@ def attack_ranks(what, body, reason):
     attack("ps7 naive", what, f"def act(rank):\n    {lines}\n{HONEST}", reason)
 
 
-attack_ranks("rank 1 works without end", "while rank == 1: pass", "worked for more than 8 seconds")
+# On a busy machine 20 seconds by the clock pass before a process has had 8 of work.
+attack_ranks("rank 1 works without end", "while rank == 1: pass",
+             "worked for more than 8 seconds|not done after 20 seconds")
 attack_ranks("rank 1 sleeps", "import time\nif rank == 1: time.sleep(1000)",
              "not done after 20 seconds")
 attack_ranks("rank 1 ends", "import os\nif rank == 1: os._exit(0)", "rank 1 hung up")
