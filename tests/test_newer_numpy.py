@@ -189,7 +189,7 @@ def test_a_kernel_without_mxnet_is_told_which_it_is(no_settings, monkeypatch):
     assert sys.executable in said and sys.version.split()[0] in said
 
 
-def test_a_kernel_without_mxnet_can_still_be_looked_at(tmp_path):
+def test_a_kernel_without_mxnet_can_still_be_looked_at():
     code = ("import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
             "import helpers; from helpers import gpu; print('on')\nfrom helpers import devices")
     status, out, said = python("-W", "always", "-c", code)
