@@ -25,7 +25,8 @@ MXNET = "import numpy, mxnet as mx; print(mx.np.ones(2) + 1)"
 
 def python(*args, **variables):
     """(exit status, what it prints, what it complains) of a new Python that finds `helpers`."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     done = subprocess.run(
         [sys.executable, *args], env=env, capture_output=True, text=True, timeout=120
     )
