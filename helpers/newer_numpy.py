@@ -22,7 +22,8 @@ in .github/workflows/nightly.yml checks. What is mended, and why:
 What doesn't hold. In a thread of your own, NumPy from 2.1 on writes numbers its new way (its
 options belong to a context), so `split_and_load` of `mx.np` arrays fails there. `mx.np.pad`, and
 from NumPy 2.3 on `mx.recordio.pack`, use other names that are gone; no chapter calls them. And
-NumPy 2 keeps the precision of its numbers (NEP 50): `np.float32(3) + 3.0` is a float32.
+NumPy 2 keeps the precision of its numbers (NEP 50): `np.float32(3) + 3.0` is a float32. A program
+that imports MXNet without helpers gets nothing mended unless it calls `prepare` itself.
 """
 
 import os
