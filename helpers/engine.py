@@ -7,10 +7,12 @@ loaded, where it would be too late. `cores` counts what simulated devices can ru
 
 import ctypes
 import os
+import platform
 import sys
 import warnings
+from importlib import util
 
-from helpers import gpu
+from helpers import gpu, newer_numpy
 
 # One simulated device is one CPU core, so no operator may spread over several. And an operator
 # that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
@@ -34,8 +36,9 @@ ALLOCATOR = [
 def prepare():
     """Make the settings, and load the CUDA libraries for a build of MXNet that needs them.
 
-    Warns where MXNet was loaded first, with nothing changed, and where there is no GPU driver for
-    a build that can't be imported without.
+    Warns where MXNet was loaded first, with nothing changed, where there is no GPU driver for a
+    build that can't be imported without, and in a kernel that isn't the course's: without MXNet,
+    or with a NumPy that MXNet doesn't know (`newer_numpy`).
     """
     if "mxnet" in sys.modules:
         if any(name not in os.environ for name in SETTINGS):
@@ -46,9 +49,24 @@ def prepare():
                 stacklevel=3,
             )
         return
+    if "mxnet.base" in sys.modules:  # which is left behind, with the library that it loaded
+        warnings.warn(
+            "mxnet was imported before helpers, and that failed. Restart the kernel and import "
+            "helpers first, which makes the settings that MXNet needs here.",
+            stacklevel=3,
+        )
+        return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     _keep_memory()
+    if util.find_spec("mxnet") is None:
+        warnings.warn(
+            f"This is not the course's kernel: {sys.executable}, Python "
+            f"{platform.python_version()}, has no MXNet. `make lab` opens the course in its own.",
+            stacklevel=3,
+        )
+        return
+    newer_numpy.prepare()
     if gpu.is_cuda_build():
         try:
             gpu.preload()

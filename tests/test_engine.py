@@ -53,7 +53,8 @@ def fresh(monkeypatch):
     for name in USERS:
         monkeypatch.setenv(name, "")  # so that it is put back even if the test makes it
         monkeypatch.delenv(name)
-    monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+    for name in ("mxnet", "mxnet.base"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *rest: library)
     return library
