@@ -21,7 +21,7 @@ LAST_ON_COLAB = "08"   # chapters 01 to 08 are tried with Colab's versions, the 
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 EXERCISES = "## Exercises"
-# After that heading. GitHub, VS Code and Colab have no mark by which a file could fold its sections.
+# After that heading: a file has no mark by which GitHub, VS Code and Colab would fold a section.
 ANSWERS_BELOW = ("*Answers are further down. JupyterLab and the book keep them folded; other "
                  "programs show them.*")
 TIME = "{reading time}"     # stands in a source for what `minutes` finds
