@@ -248,7 +248,8 @@ wrong("bucketed", CARE, "frozen parameters take room",
               "self.buckets = [[p for p in b if p.requires_grad] for b in self.buckets]\n"
               "        self.buckets = [b for b in self.buckets if b]\n"
               "        self.ready, self.sent, self.steps, self.learned = set()"))
-wrong("bucketed", VALUES + CARE, "a copy of the module is wrapped", bucketed(module="copy.deepcopy(module)"))
+wrong("bucketed", VALUES + CARE, "a copy of the module is wrapped",
+      bucketed(module="copy.deepcopy(module)"))
 wrong("bucketed", MESSAGES, "sizes below one byte are none",
       bucketed(check="if int(bucket_bytes) <= 0: raise ValueError"))
 wrong("bucketed", VALUES + CARE, "means are added to what is there",
