@@ -466,7 +466,7 @@ losses = nd.arange(10)
 shards = split_and_load(losses, three, even=False)
 means = []
 for shard in shards:
-    means.append(shard.mean().asscalar())
+    means.append(float(shard.mean().asscalar()))
     print(shard.context, shard.asnumpy(), "mean", means[-1])
 
 print("mean of the three means:", sum(means) / 3)

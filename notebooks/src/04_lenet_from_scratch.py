@@ -798,16 +798,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def prepare_gpus():
-    """Load CUDA's libraries where MXNet is the build for GPUs, without importing helpers."""
-    gpu = runpy.run_path(Path(find_spec("helpers").origin).with_name("gpu.py"))
+def prepare():
+    """Do what helpers does before MXNet loads, all but its settings, without importing it."""
+    folder = Path(find_spec("helpers").origin).parent
+    gpu = runpy.run_path(folder / "gpu.py")
     if gpu["is_cuda_build"]():
         gpu["preload"]()
+    runpy.run_path(folder / "newer_numpy.py")["prepare"]()
 
 
 def contend(kind, numbers, images, apart):
     """Train on the devices `numbers` together, or each `apart` on its part of the images."""
-    prepare_gpus()
+    prepare()
     assert "helpers" not in sys.modules, "its settings would replace those of the environment"
     prefixes = ("OMP_", "OPENBLAS_", "MXNET_", "MALLOC_")
     settings = [f"{name}={os.environ[name]}" for name in os.environ if name.startswith(prefixes)]

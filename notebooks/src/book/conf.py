@@ -68,6 +68,9 @@ def write_chapters(app, docname, source):
     if docname == "map":
         source[0] = source[0].partition("\n\n")[2]
     if docname == "index":
+        # index.md lies beside this file, and Sphinx reads a copy in build/book-source.
+        source[0] = re.sub(r"\]\(\.\./\.\./(\d\d_)", r"](\1", source[0])
+        source[0] = source[0].replace("](../figures/", "](../../notebooks/src/figures/")
         if repository:
             source[0] = source[0].replace("its repository", f"[its repository]({repository})")
         parts = course.chapters(Path(app.srcdir))
