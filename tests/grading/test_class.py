@@ -121,8 +121,9 @@ def make_class(folder):
         Student("calls-what-broke", mine(uneven="def split_uneven(:", pairs=CALLS_UNEVEN),
                 lost=("uneven", "pairs"),
                 why="It is in your cell 'uneven', which could not be read"),
-        Student("prints-much", mine(uneven=MINE["uneven"] + "\nprint('x' * 6 * 10**6)",
-                                    pairs=CALLS_UNEVEN),
+        # What was printed is looked at twenty times a second.
+        Student("prints-much", mine(uneven=MINE["uneven"] + "\nprint('x' * 6 * 10**6)\n"
+                                    "import time\ntime.sleep(1)", pairs=CALLS_UNEVEN),
                 lost=("uneven",), why="printed more than 5 MB"),
         # what the file is
         Student("utf8-mark", b"\xef\xbb\xbf" + dump(mine())),
