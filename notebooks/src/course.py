@@ -17,7 +17,6 @@ NOTEBOOKS = SRC.parent
 COURSE = tomllib.loads((SRC / "course.toml").read_text("utf-8"))
 PARTS = COURSE["part"]
 NUMERALS = ["I", "II", "III", "IV"]
-LAST_ON_COLAB = "08"   # chapters 01 to 08 are tried with Colab's versions, the rest are not
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 EXERCISES = "## Exercises"
@@ -38,14 +37,11 @@ NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^
 
 # --- where the course is published --------------------------------------------------------------
 
-BRANCH = "main"
-
-
 def repository(address=None):
     """Where the course is published, as course.toml says it; "" where it is not.
 
     address: another than that of course.toml. Raises ValueError where it isn't the address of a
-    repository at GitHub, which the links to Codespaces and Colab need.
+    repository at GitHub, which the links to Codespaces and the book need.
     """
     if address is None:
         address = COURSE["repository"]
@@ -63,13 +59,9 @@ def how_to_run(name, address):
     page = "../" * name.count("/") + "running.md"
     if not address:
         return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
-    owner_and_name = address.removeprefix("https://github.com/")
-    links = [f"[in a Codespace](https://codespaces.new/{owner_and_name})"]
-    if name[:2] <= LAST_ON_COLAB and not name.startswith("deeper/"):
-        links.append("[in Colab](https://colab.research.google.com/github/"
-                     f"{owner_and_name}/blob/{BRANCH}/notebooks/{name}.ipynb) (an experiment)")
+    codespace = f"https://codespaces.new/{address.removeprefix('https://github.com/')}"
     return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
-            f"([more]({page})); or {' or '.join(links)}.*")
+            f"([more]({page})); or [in a Codespace]({codespace}).*")
 
 
 def how_to_begin(address):

@@ -6,6 +6,7 @@ are defaults, which the reader's choice in JupyterLab's menu Settings replaces. 
 for readers who have none of their own.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -71,8 +72,8 @@ def is_chapter(model, path):
 
 def read_run(root):
     try:
-        return json.loads((root / RUN).read_text("utf-8"))
-    except (OSError, ValueError):
+        return dict(json.loads((root / RUN).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
         return {}   # nothing was run yet, or the file is torn: it is only for marks
 
 
@@ -80,10 +81,12 @@ def note_run(notebook, path, root):
     """Add the cells that were run, by JupyterLab's note of the time, to those of earlier days."""
     ids = {cell["id"] for cell in notebook["cells"] if "execution" in cell["metadata"]}
     run = read_run(root)
-    if not ids <= set(run.get(path, [])):
-        run[path] = sorted(ids | set(run.get(path, [])))
-        (root / RUN).parent.mkdir(exist_ok=True)
-        part = (root / RUN).with_suffix(".part")
+    if ids <= set(run.get(path, [])):
+        return
+    run[path] = sorted(ids | set(run.get(path, [])))
+    part = (root / RUN).with_suffix(".part")
+    with contextlib.suppress(OSError):    # for want of a mark no chapter stays unsaved
+        part.parent.mkdir(exist_ok=True)
         part.write_text(json.dumps(run), "utf-8")
         part.replace(root / RUN)
 
