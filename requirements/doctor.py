@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -152,8 +153,22 @@ def cache():
     return GOOD, str(place), ""
 
 
+def default_index():
+    """The address that uv, or the pip that would fetch it, takes by itself: its help names it."""
+    uv, maker = find("uv"), find("maker")
+    tool = [uv] if uv else [maker, "-m"] if maker else None
+    try:
+        said = run(*tool, "pip", "install", "--help") if tool else ""
+    except Failed:
+        said = ""
+    address = re.search(r"https?://[^\s<>()]+/simple", said)
+    return address and address[0]
+
+
 def index():
-    place = os.getenv("UV_DEFAULT_INDEX") or os.getenv("UV_INDEX_URL") or "https://pypi.org/simple/"
+    place = os.getenv("UV_DEFAULT_INDEX") or os.getenv("UV_INDEX_URL") or default_index()
+    if not place:
+        return MISSING, "not known which", "set-up needs one that answers"
     parts = urllib.parse.urlsplit(place)
     host = parts.netloc.rpartition("@")[2]   # what is before it may be a password
     try:

@@ -48,6 +48,29 @@ attempt() {
     [ -z "$words" ] || printf '%s\n' "$words" >&2
 }
 
+# Runs a command, and says what it fetches or builds while that goes on: hundreds of megabytes came
+# without a sign of life otherwise. What else it said is in `words`, and its status in `status`.
+aloud() {
+    status=0
+    words=$({ (exec "$@" 2>&1) || echo "$ended $?"; } 2>/dev/null | while IFS= read -r line; do
+        case $line in
+            *Downloading\ *.metadata*) ;;   # pip's, some kilobytes each
+            *Downloading\ * | *Building\ *) printf '  %s\n' "${line#"${line%%[! ]*}"}" >&2 ;;
+            *) printf '%s\n' "$line" ;;
+        esac
+    done)
+    case $words in
+        *"$ended "*)
+            status=${words##*"$ended "}
+            words=${words%"$ended "*}
+            words=${words%"$newline"} ;;
+    esac
+}
+ended="set-up: the command ended with"
+newline='
+'
+way_out=   # what else one can do, where a step has another way
+
 # Stops with the reason, told by the words of uv, pip or the system: the system's numbers for "no
 # space" are 28 and 122 (a quota), for "no permission" 1, 13 and 30 (mounted read-only).
 explain() {
@@ -64,14 +87,14 @@ explain() {
         *"dns error"* | *"client error (Connect)"* | *"error sending request"* | \
         *"connection broken by"* | *ProxyError* | *ConnectionError* | *"timed out"* | \
         *"onnection refused"* | *"onnection reset"* | *"etwork is unreachable"*)
-            why="there is no network, or none that leads there: check it, then try again" ;;
+            why="there is no network, or none that leads there: check it, then try again$way_out" ;;
         *"os error 13)"* | *"Errno 13]"* | *"Permission denied"* | *"os error 1)"* | \
         *"Errno 1]"* | *"os error 30)"* | *"Errno 30]"* | *"Read-only file system"*)
             why=$(not_writable) ;;
         *"matching platform tag"*)
             why="there is a package of which this kind of machine ($(uname -sm)) has no build" ;;
         *"ownloads are set to 'never'"* | *"ownloads are set to 'manual'"*)
-            why="uv's settings forbid it: install Python $python_version, or change them" ;;
+            why="uv's settings forbid it: change them$way_out" ;;
         *"HTTP status"* | *" not found in the package registry"* | *"No matching distribution"*)
             why="the package index answers, but does not hand out what is asked of it" ;;
         "") why="$who ended with status $status and without a word" ;;
@@ -85,12 +108,29 @@ explain() {
     exit 1
 }
 
+# Stops before anything is written where the disk can't hold the environment. Where uv's cache is on
+# the same disk, .venv shares its files: what is there already takes no space again.
+check_disk() {
+    cache=$(uv_folder cache)
+    free=$(megabytes_free "$root")
+    [ "${free:-$room}" -lt "$room" ] || return 0
+    if [ -d "$cache" ] && [ "$(disk_of "$cache")" = "$(disk_of "$root")" ]; then
+        say "$free MB are free in $root, and $needs. It can do with less only where uv's cache," \
+            "$cache, has the packages already."
+    else
+        stop "$free MB are free in $root, and $needs: free some, or put the course elsewhere." \
+            "Nothing was changed."
+    fi
+}
+megabytes_free() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 / 1024) }'; }
+disk_of() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print $1 }'; }
+
 free_space() {
     between="free: "
     for folder in "$root" "$(uv_folder cache)" "${TMPDIR:-/tmp}"; do
         folder=$(existing "$folder")
-        kilobytes=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print $4 }')
-        printf '%s%s MB in %s' "$between" "$((${kilobytes:-0} / 1024))" "$folder"
+        free=$(megabytes_free "$folder")
+        printf '%s%s MB in %s' "$between" "${free:-0}" "$folder"
         between=", "
     done
 }
@@ -295,15 +335,21 @@ if [ -e .venv/.torch ] || [ "$(cat $stamp 2>/dev/null)" = "unfinished, had PyTor
 fi
 
 case $lock in
-    *gpu*) fetches="3 GB" needs="the environment takes 1.4 GB, and CUDA's libraries 4 GB more" ;;
-    *) fetches="400 MB" needs="the environment takes 1.4 GB" ;;
+    *gpu*) fetches="3 GB" room=5400
+        needs="the environment takes 1.4 GB, and CUDA's libraries 4 GB more" ;;
+    *) fetches="400 MB" room=1400 needs="the environment takes 1.4 GB" ;;
 esac
+made || check_disk
 if ! made; then
     failure=".venv could not be made"
     python=$(find_python) || {
         [ -z "${PYTHON:-}" ] || exit 1
         python=$python_version   # uv fetches one of its own
         failure="no Python $python_version was found, and uv could not fetch one"
+        no_python=". uv fetches it from GitHub. Other ways: install Python $python_version (Debian 12:"
+        no_python="$no_python apt install python3.11-venv); or take conda's (conda create -p py311"
+        no_python="$no_python python=3.11, then make setup PYTHON=py311/bin/python); or let"
+        no_python="$no_python UV_PYTHON_INSTALL_MIRROR name a copy of uv's Pythons"
     }
 fi
 uv=$(get_uv)
@@ -326,7 +372,9 @@ if ! made; then
             attempt "the old .venv could not be removed" "The system" rm -rf "$each"
         fi
     done
+    way_out=${no_python:-}
     attempt "$failure" uv "$uv" venv --quiet --allow-existing --python "$python" .venv
+    way_out=
     if [ "$(uname)" = Linux ]; then
         for library in libgomp.so.1 libquadmath.so.0; do
             .venv/bin/python -c "import ctypes; ctypes.CDLL('$library')" 2>/dev/null ||
@@ -337,9 +385,12 @@ if ! made; then
     echo "Installing the packages: up to $fetches to fetch" >&2
     # Python compiles a module when it is first imported. Where it is told not to write the result
     # down, it would do so in every process, two seconds for MXNet alone: there it is done now.
-    attempt "the packages could not be installed" uv \
-        "$uv" pip install --quiet ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} \
+    aloud "$uv" pip install ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} \
         --python .venv/bin/python --require-hashes -r $lock
+    if [ $status != 0 ]; then
+        what="the packages could not be installed" who=uv
+        explain
+    fi
     # With this, `import helpers` works from any folder, so in every notebook's kernel.
     site=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
     record "$root" "$site/many_devices.pth"
@@ -350,10 +401,11 @@ if [ "$with_torch" = 1 ] && ! torch_made; then
     record "$unfinished" $stamp
     # Not in the lock: machines differ in the build that they want, with CUDA or without. pip reads
     # the settings with which a machine says where to look; uv has its own.
+    echo "Installing PyTorch" >&2
     status=0 who=uv
-    words=$("$uv" pip install --quiet --python .venv/bin/python pip 2>&1) && who=pip &&
-        words=$(.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            --root-user-action ignore "torch==$torch_version" 2>&1) || status=$?
+    words=$("$uv" pip install --quiet --python .venv/bin/python pip 2>&1) && who=pip || status=$?
+    [ $status != 0 ] || aloud .venv/bin/python -m pip install --disable-pip-version-check \
+        --progress-bar off --root-user-action ignore "torch==$torch_version"
     if [ $status != 0 ]; then
         # pip fetches everything before it installs anything: mostly, nothing has changed.
         .venv/bin/python -c "

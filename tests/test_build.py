@@ -455,6 +455,17 @@ def test_run_succeeds_where_no_cell_fails(tmp_path):
     assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
 
 
+@pytest.mark.parametrize("shown, told", [("mnist", True), ("-", False)])
+def test_run_says_at_the_end_why_course_data_was_not_used(
+        tmp_path, monkeypatch, capsys, shown, told):
+    write_notebook(tmp_path, "01_good", f"print('Data: {shown}, 3 images')" * (shown != "-"))
+    monkeypatch.setenv("COURSE_DATA", "/not/there")
+    monkeypatch.setenv("COURSE_OFFLINE", "1")
+    assert run.main(["--notebooks", str(tmp_path), "--json", str(tmp_path / "run.json")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("COURSE_DATA=/not/there does not exist" in last) == told
+
+
 # --- what a chapter shows isn't replaced by something else unasked ------------------------------
 
 

@@ -190,6 +190,21 @@ def test_no_network(copy, has_uv):
     assert status == (not has_uv)
 
 
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_the_index_is_the_one_that_the_tools_help_names(copy, index, has_uv):
+    says = f"""#!/bin/sh
+case "$*" in *"pip install --help") echo "[default: <{index.rstrip('/')}>]" ;;
+    *ensurepip*) echo "$0" ;; esac
+"""
+    if has_uv:
+        write_script(copy / "bin/uv", says)
+    else:
+        (copy / "bin/uv").unlink()
+        write_script(copy / "bin/python3.12", says)
+    _, rows, _ = doctor(copy, PYTHON="", PATH=f"{copy}/bin:/usr/bin:/bin")
+    assert rows["index"] == ("✓", f"{index.split('/')[2]} answers", "")
+
+
 def test_an_index_that_wants_a_password_answers(copy, index):
     _, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index.replace("//", "//user:secret@") + "private/")
     assert rows["index"] == ("✓", f"{index.split('/')[2]} answers", "")

@@ -354,8 +354,8 @@ def test_an_empty_folder_is_nobodys(clone):
 # What uv 0.13 and pip 23 to 26 said when they were brought into these situations.
 DNS = """\
 error: Request failed after 3 retries in 4.3s
-  cause: Failed to fetch: https://pypi.org/simple/numpy/
-  cause: error sending request for url (https://pypi.org/simple/numpy/)
+  cause: Failed to fetch: https://index.example/simple/numpy/
+  cause: error sending request for url (https://index.example/simple/numpy/)
   cause: client error (Connect)
   cause: dns error
   cause: error resolving DNS
@@ -366,7 +366,7 @@ error: Request failed after 3 retries in 9.7s
   cause: client error (Connect)
   cause: tcp connect error
   cause: Connection refused (os error 111)"""
-GITHUB = DNS.replace("Failed to fetch: https://pypi.org/simple/numpy/", "Failed to download "
+GITHUB = DNS.replace("Failed to fetch: https://index.example/simple/numpy/", "Failed to download "
                      "`https://github.com/astral-sh/python-build-standalone/releases/…`")
 PIP_DNS = """\
 WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
@@ -377,8 +377,8 @@ ERROR: Could not find a version that satisfies the requirement uv==0.13.8 (from 
 ERROR: No matching distribution found for uv==0.13.8"""
 PIP_26_DNS = """\
 WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
-connection broken by 'NameResolutionError("HTTPSConnection(host='pypi.org', port=443): Failed to \
-resolve 'pypi.org' ([Errno -3] Temporary failure in name resolution)")': /simple/torch/
+connection broken by 'NameResolutionError("HTTPSConnection(host='index.example', port=443): Failed to \
+resolve 'index.example' ([Errno -3] Temporary failure in name resolution)")': /simple/torch/
 ERROR: Could not find a version that satisfies the requirement torch==2.13.0 (from versions: none)
 ERROR: No matching distribution found for torch==2.13.0"""
 PIP_26_DISK = """\
@@ -491,9 +491,13 @@ def test_setup_that_failed_at_any_step_and_is_run_again_ends_well(clone, number)
     assert installed(clone) == TORCH
 
 
+OTHER_WAYS = (" uv fetches it from GitHub. Other ways: .*apt install python3.11-venv.*conda.*"
+              "UV_PYTHON_INSTALL_MIRROR .*")
+
+
 @pytest.mark.parametrize("words, reason", [
-    (GITHUB, re.escape(NO_NETWORK)), (DISK, NO_SPACE + ".*GB.*"),
-    (NEVER, "uv's settings forbid it: install Python 3.11, or change them.")])
+    (GITHUB, re.escape(NO_NETWORK) + OTHER_WAYS), (DISK, NO_SPACE + ".*GB.*"),
+    (NEVER, "uv's settings forbid it: change them." + OTHER_WAYS)])
 def test_without_a_python_it_is_uv_that_cannot_fetch_one(clone, words, reason):
     status, said = set_up(clone, FAIL_AT="3", SAYS=words, PYTHON="")
     assert status == 1
@@ -506,6 +510,53 @@ def test_a_tool_that_dies_without_a_word_is_told_with_its_status(clone):
     status, said = set_up(clone)
     assert status == 1 and said.splitlines()[-1] == (
         "setup: the packages could not be installed: uv ended with status 137 and without a word.")
+
+
+def test_what_is_fetched_is_said_while_it_comes_and_what_else_is_said_is_not(clone):
+    said = "Resolved 3 packages\nDownloading mxnet (46.8MiB)\n   Building yattag==1.16.1\n + mxnet"
+    uv = clone / "bin/uv"
+    uv.write_text(UV.replace("install numpy", f'echo "{said}" >&2; read line <go; install numpy'))
+    os.mkfifo(clone / "go")
+    process = begin(clone)
+    seen = [process.stderr.readline() for _ in range(3)]    # and uv has not ended yet
+    (clone / "go").write_text("on\n")
+    rest = "".join(process.communicate(timeout=60))
+    assert seen == ["Installing the packages: up to 400 MB to fetch\n",
+                    "  Downloading mxnet (46.8MiB)\n", "  Building yattag==1.16.1\n"]
+    assert rest.startswith("Ready: ") and process.returncode == 0
+
+
+# In place of df: FREE kilobytes are free everywhere, and the cache is on the disk CACHE_DISK.
+DF = """#!/bin/sh
+case "$2" in */cache) disk=$CACHE_DISK ;; *) disk=one ;; esac
+echo "Filesystem 1024-blocks Used Available Capacity Mounted on"
+echo "$disk 1 1 $FREE 1% /"
+"""
+
+
+@pytest.mark.parametrize("gpu, megabytes, enough", [
+    ("0", 1399, False), ("0", 1400, True), ("1", 5399, False), ("1", 5400, True)])
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(clone, gpu, megabytes, enough):
+    (clone / "bin/df").unlink()
+    write_script(clone / "bin/df", DF)
+    status, said = set_up(clone, GPU=gpu, FREE=str(1024 * megabytes), CACHE_DISK="one")
+    if enough:
+        assert status == 0 and "are free" not in said
+        return
+    assert status == 1 and said.startswith(f"setup: {megabytes} MB are free in {clone}, and the "
+                                           "environment takes 1.4 GB"), said
+    assert said.endswith("free some, or put the course elsewhere. Nothing was changed.\n")
+    assert not steps(clone) and not (clone / ".venv").exists()
+
+
+@pytest.mark.parametrize("disk, goes_on", [("one", True), ("another", False)])
+def test_a_cache_on_the_same_disk_may_have_it_all(clone, disk, goes_on):
+    (clone / "bin/df").unlink()
+    write_script(clone / "bin/df", DF)
+    (clone / "cache").mkdir()
+    status, said = set_up(clone, FREE="1024", CACHE_DISK=disk, UV_CACHE_DIR=f"{clone}/cache")
+    assert (status == 0) == goes_on and "1 MB are free" in said
+    assert ("has the packages already" in said) == goes_on
 
 
 @pytest.mark.parametrize("which, told", [

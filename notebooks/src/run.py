@@ -8,6 +8,7 @@ notebooks/ is written. The table goes to build/run.json too. Exit status 1 says 
 
 import argparse
 import json
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -77,6 +78,11 @@ def main(arguments=None):
         if row["error"]:
             last = "\n".join(row["error"]["reason"].splitlines()[-TRACEBACK_LINES:])
             print(f"FAILED in code cell {row['error']['cell']}:\n{last}", flush=True)
+
+    if os.environ.get("COURSE_DATA") and any(row["data"] != "-" for row in rows):
+        from helpers.data import load_data
+
+        load_data("mnist", limit=1)  # says why, if COURSE_DATA wasn't used
 
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"chapters": rows}, indent=2) + "\n")
