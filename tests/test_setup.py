@@ -377,8 +377,8 @@ ERROR: Could not find a version that satisfies the requirement uv==0.13.8 (from 
 ERROR: No matching distribution found for uv==0.13.8"""
 PIP_26_DNS = """\
 WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
-connection broken by 'NameResolutionError("HTTPSConnection(host='index.example', port=443): Failed to \
-resolve 'index.example' ([Errno -3] Temporary failure in name resolution)")': /simple/torch/
+connection broken by 'NameResolutionError("HTTPSConnection(host='index.example', port=443): Failed \
+to resolve 'index.example' ([Errno -3] Temporary failure in name resolution)")': /simple/torch/
 ERROR: Could not find a version that satisfies the requirement torch==2.13.0 (from versions: none)
 ERROR: No matching distribution found for torch==2.13.0"""
 PIP_26_DISK = """\

@@ -444,8 +444,8 @@ tell("noise itself", noise.wait_to_read)
 # Only the first. `shifted` needs `noise`, so the error was passed on to it. It comes out where we
 # wait, and only once. After that both look like good arrays, but were never computed.
 #
-# Now **two** operations fail: the second, `take`, asks for entry 7 of an array of three. We read only
-# the first. **Predict:** which of the two calls of `waitall` raises?
+# Now **two** operations fail: the second, `take`, asks for entry 7 of an array of three. We read
+# only the first. **Predict:** which of the two calls of `waitall` raises?
 
 # %%
 def fail_twice():

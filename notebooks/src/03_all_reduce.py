@@ -490,9 +490,9 @@ print("all tables hold")
 #    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives the
 #    same update as the sum? What does `judge` say of it?
 # 3. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups,
-#    all_reduce)`, where `groups[rank]` is the list of a device's arrays, and which calls `all_reduce`
-#    once. (`nd.concat(*arrays, dim=0)` joins arrays.) How many messages does it save for 8 arrays on
-#    2 devices with the ring?
+#    all_reduce)`, where `groups[rank]` is the list of a device's arrays, and which calls
+#    `all_reduce` once. (`nd.concat(*arrays, dim=0)` joins arrays.) How many messages does it save
+#    for 8 arrays on 2 devices with the ring?
 # 4. **Fool the judge (open).** Write a wrong all-reduce that `judge` passes. What must a judge do
 #    to catch it? Can there be a judge that nothing fools?
 

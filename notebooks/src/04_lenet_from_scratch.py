@@ -118,7 +118,8 @@ def loss_sum(x, y, replica):
 
 # %% tags=["fold"]
 # check: the sizes of the weights fit their shapes, and the untrained network just guesses
-# Each size is gain * sqrt(2 / inputs), inputs being how many numbers one output adds up. Gain 1 is that of K. He et al., Delving deep into rectifiers (2015), arXiv:1502.01852.
+# Each size is gain * sqrt(2 / inputs), inputs being how many numbers one output adds up. Gain 1 is
+# that of K. He et al., Delving deep into rectifiers (2015), arXiv:1502.01852.
 x, y = next(batches(train_set, 256))
 replica = get_params(init_params(), mx.cpu(0))
 loss = loss_sum(x, y, replica).asscalar() / len(x)
@@ -159,8 +160,8 @@ for x_shard, y_shard in zip(x_shards, y_shards):
 # %% [markdown]
 # **Second, the gradients.** Each device computes the loss of its shard, and the gradient. Python
 # only *starts* the work (chapter 01), so both compute at the same time. We keep the losses in a
-# list: to read one at once would make Python wait, and the other device with it. We look at the last bias:
-# ten numbers, one for each class. **Predict:** is its gradient the same on both?
+# list: to read one at once would make Python wait, and the other device with it. We look at the
+# last bias: ten numbers, one for each class. **Predict:** is its gradient the same on both?
 
 # %% tags=["measured", "trains"]
 losses = []
@@ -221,8 +222,8 @@ for y_shard, replica in zip(y_shards, replicas, strict=True):
 # ## The step
 #
 # The same four parts, for all parameters and any number of devices. `even=False` lets shards differ
-# in size. The all-reduce is an argument, since we try wrong ones later. It and `-=` change arrays in
-# place.
+# in size. The all-reduce is an argument, since we try wrong ones later. It and `-=` change arrays
+# in place.
 
 # %%
 def train_batch(x, y, replicas, devices, lr, all_reduce=allreduce):
@@ -545,8 +546,9 @@ assert right.max() - right.min() > 2, "seeds differ by less"
 
 # %% [markdown]
 # Weights show each mistake, and one step is enough: biases start at 0, so after half a step a bias
-# is half of what it should be. Equal replicas prove little: three mistakes leave them equal. Accuracy alone shows
-# none: all ranges overlap with the right one's, whose seeds alone differ by more than 2 points.
+# is half of what it should be. Equal replicas prove little: three mistakes leave them equal.
+# Accuracy alone shows none: all ranges overlap with the right one's, whose seeds alone differ by
+# more than 2 points.
 #
 # Keep this: compare *weights* with one device's. The right all-reduce differs by less than 0.001,
 # each wrong one by more than 0.1.
@@ -563,8 +565,8 @@ print(f"one device and two, after a step in float32: {difference:.0e}")
 # %% [markdown]
 # Rounding, and no more. **Predict:** after sixty steps, is it sixty times that, less, or more?
 #
-# ![Difference against steps, a line a seed. With relu it stays small until a dot, the first flip, and
-# then jumps by some orders of magnitude. With a borrowed pattern, and in float64, it stays
+# ![Difference against steps, a line a seed. With relu it stays small until a dot, the first flip,
+# and then jumps by some orders of magnitude. With a borrowed pattern, and in float64, it stays
 # small.](src/figures/float32.png)
 #
 # First less, then far more, and at once. Relu's derivative is 0 below zero and 1 above: it has a
@@ -588,7 +590,8 @@ print(f"one device and two, after a step in float32: {difference:.0e}")
 #   speed-up was measured).
 #
 # In each round each is compared with *one device*. The table has the median of these ratios, and
-# their middle half in brackets. **Predict:** how many times as fast as the first are the next three?
+# their middle half in brackets. **Predict:** how many times as fast as the first are the next
+# three?
 
 # %% tags=["fold", "file:lenet_contestant.py"]
 # measure: lenet_contestant.py, the program that each contestant runs
@@ -713,7 +716,7 @@ for name, speed in speeds.items():
 
 # %% tags=["fold", "figure:speedup"]
 # draw: images per second of each contestant, a dot a round
-from helpers.plotting import bars
+from helpers.plotting import bars, show
 
 speedup = np.median(speeds["two devices"] / speeds["one device"])
 columns = {name.replace(" ", "\n", 1): speed for name, speed in speeds.items()}
@@ -741,7 +744,8 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 #   times the sum.
 # - Compare weights with one device's, in float64 or after one step. Equal replicas prove little,
 #   and so does accuracy. None shows where the work was done.
-# - In float32 the difference can jump, when rounding puts a number on the other side of relu's kink.
+# - In float32 the difference can jump, when rounding puts a number on the other side of relu's
+#   kink.
 # - Compare a speed-up with what two unrelated trainings reach, not with 2.
 
 # %% [markdown]
@@ -753,9 +757,9 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to rate /
 #    $k$. For which batches is the result the same? Show one that is and one that isn't.
 # 3. **Why less than 2? (open)** What takes the most from your speed-up? Open the folded cell that
-#    calls `compete`: an entry of its dictionary is a contestant, and `program("--images", "32")` one
-#    with fewer images. For other changes (the network's width, one buffer for all gradients) edit
-#    the file `lenet_contestant.py` beside this notebook. Vary one thing at a time.
+#    calls `compete`: an entry of its dictionary is a contestant, and `program("--images", "32")`
+#    one with fewer images. For other changes (the network's width, one buffer for all gradients)
+#    edit the file `lenet_contestant.py` beside this notebook. Vary one thing at a time.
 
 # %% [markdown]
 # ### Answer 1

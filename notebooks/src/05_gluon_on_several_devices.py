@@ -369,8 +369,8 @@ except UserWarning as error:
 print_replicas(net.weight)
 
 # %% [markdown]
-# `step` raises this `UserWarning` as an error, so a program stops; but *after* the update. The weight
-# is right by luck: `cpu(0)` had 2 + 20, and `cpu(1)` still the 0 of the beginning.
+# `step` raises this `UserWarning` as an error, so a program stops; but *after* the update. The
+# weight is right by luck: `cpu(0)` had 2 + 20, and `cpu(1)` still the 0 of the beginning.
 #
 # Now both devices get an image in the first step, and `cpu(1)` none in the second. **Predict** the
 # weight. (Right would be 89 − 22 / 2 = 78.)

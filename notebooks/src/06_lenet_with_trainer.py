@@ -102,9 +102,9 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # ## Train it
 #
-# A step is chapter 05's; `autograd.backward(losses)` is its loop over `loss.backward()` in one call.
-# New is the `metric`. It counts right answers, and takes lists with an entry for each device, labels
-# first. Here are three labels, and scores for two classes:
+# A step is chapter 05's; `autograd.backward(losses)` is its loop over `loss.backward()` in one
+# call. New is the `metric`. It counts right answers, and takes lists with an entry for each device,
+# labels first. Here are three labels, and scores for two classes:
 
 # %%
 metric = mx.metric.Accuracy()
@@ -271,8 +271,8 @@ print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
 #
 # 60,000 images in batches of 128 leave a last batch of 96. (`last_batch="discard"` would drop it.)
 # MXNet's tutorial tells `step` the *actual* size, 96; *Dive into Deep Learning* (Concise
-# Implementation for Multiple GPUs) the *nominal* size, 128. A small example has batches of six and a
-# last one of two:
+# Implementation for Multiple GPUs) the *nominal* size, 128. A small example has batches of six and
+# a last one of two:
 
 # %% tags=["trains"]
 one_image = [[3, 0]]  # the first device's shard
@@ -541,8 +541,8 @@ for name in loaders:
 
 # %% [markdown]
 # In brackets is how much longer an epoch takes with the loader. A loader that kept up would add
-# nothing. `Batches`, which only cuts arrays, adds the least. A `DataLoader` makes each batch when the
-# loop asks for it. Processes can load meanwhile, if they have cores of their own; our two cores
+# nothing. `Batches`, which only cuts arrays, adds the least. A `DataLoader` makes each batch when
+# the loop asks for it. Processes can load meanwhile, if they have cores of their own; our two cores
 # train.
 #
 # ## Dropout: random numbers on k devices
@@ -752,8 +752,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # 2. **The mean of unequal shards.** Five images on two devices, the loss taken as the mean over
 #    each shard, and `step(2)`. Which images count too much?
 # 3. **One mask for all.** Before each forward pass, each device gets the same seed, the number of
-#    the step, by `mx.random.seed(step, ctx=device)`. Is the gradient right on average? What is lost?
-#    And what if the seed were 7 in every step?
+#    the step, by `mx.random.seed(step, ctx=device)`. Is the gradient right on average? What is
+#    lost? And what if the seed were 7 in every step?
 
 # %% [markdown]
 # ### Answer 1

@@ -106,8 +106,8 @@ by_hand = npx.activation(projected + change, act_type="relu")
 
 # %% [markdown]
 # A `HybridBlock` puts the same steps into a class. Gluon passes it the module with the operators,
-# as `F`, so `npx` becomes `F.npx`. (Mostly it is MXNet's own. Once it may be another, whose operators
-# only note what is to be computed: section *One graph*.)
+# as `F`, so `npx` becomes `F.npx`. (Mostly it is MXNet's own. Once it may be another, whose
+# operators only note what is to be computed: section *One graph*.)
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -271,9 +271,9 @@ print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
 # 20 convolutions, 17 norms, 17 ReLUs, 8 sums, a mean and a dense layer. After `hybridize`, Gluon
-# passes once that other `F`, whose operators only note what is to be computed: a graph of the network.
-# (`static_alloc` keeps its memory from pass to pass.) **Predict:** how many operators are recorded
-# now?
+# passes once that other `F`, whose operators only note what is to be computed: a graph of the
+# network. (`static_alloc` keeps its memory from pass to pass.) **Predict:** how many operators are
+# recorded now?
 
 # %%
 net.hybridize(static_alloc=True)
@@ -446,9 +446,9 @@ assert accuracy(narrow, test, two) > 0.8, "hardly trained"
 
 # %% [markdown]
 # It learns. (Epoch 1 looks worse than it is: tests use running means and variances, which lag
-# behind. With each test batch's own, 96 % were right in a trial.) Are the steps right? `train` on two devices must give
-# the weights of a plain loop on one, which takes the shards one after the other, since each
-# BatchNorm sees only its own (chapter 09).
+# behind. With each test batch's own, 96 % were right in a trial.) Are the steps right? `train` on
+# two devices must give the weights of a plain loop on one, which takes the shards one after the
+# other, since each BatchNorm sees only its own (chapter 09).
 
 # %% tags=["fold", "trains"]
 # check: `train`, with a thin network in float64, = a plain loop; ours, hybridised, trains as d2l's
@@ -684,8 +684,9 @@ print(beyond)
 
 # %% [markdown]
 # One device, twice, and no error. Chapter 05 (*One device, named twice*) shows what follows: the
-# second shard's gradient is written over the first's, and the first is lost. There `step` complained.
-# d2l's loop (`train_batch_ch13`) calls it with `ignore_stale_grad=True`, so with d2l nobody complains.
+# second shard's gradient is written over the first's, and the first is lost. There `step`
+# complained. d2l's loop (`train_batch_ch13`) calls it with `ignore_stale_grad=True`, so with d2l
+# nobody complains.
 #
 # **Check that devices differ:** `len(set(devices)) == len(devices)`.
 
@@ -693,9 +694,9 @@ print(beyond)
 # check: the gradient that is lost; the step is refused, but done; d2l's loop hushes the complaint
 import inspect
 
-# One weight w and the loss wx, whose gradient is x: 1 on one "device", 2 on the other. Which replica
-# a device finds: Parameter._init_impl in gluon/parameter.py at 1.9.1. When gradients are looked at:
-# Trainer.step and _update in gluon/trainer.py.
+# One weight w and the loss wx, whose gradient is x: 1 on one "device", 2 on the other. Which
+# replica a device finds: Parameter._init_impl in gluon/parameter.py at 1.9.1. When gradients are
+# looked at: Trainer.step and _update in gluon/trainer.py.
 assert beyond == [mx.cpu(0), mx.cpu(0)]
 layer = nn.Dense(1, use_bias=False, in_units=1)
 layer.initialize(init.Zero(), ctx=beyond)

@@ -381,9 +381,10 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 
 # %% [markdown]
 # Now they agree. (Chapter 07 warned of writing into *weights*: the store replaces them. Running
-# statistics aren't trained, so it leaves them alone.) **Call `share_statistics` before you evaluate.** `save_parameters` writes the same
-# average, so then you measure what you save. In the batch of four every device would get the mean
-# 0.4, which is one device's, and the variance 1.0, which isn't: the part between shards is lacking.
+# statistics aren't trained, so it leaves them alone.) **Call `share_statistics` before you
+# evaluate.** `save_parameters` writes the same average, so then you measure what you save. In the
+# batch of four every device would get the mean 0.4, which is one device's, and the variance 1.0,
+# which isn't: the part between shards is lacking.
 
 # %% tags=["fold", "trains"]
 # check: sharing makes scores agree, changes no training, and gives what save_parameters writes
@@ -563,8 +564,9 @@ for output in norm_together(x_shards, gammas, betas):
 
 # %% [markdown]
 # These are one device's outputs from above. And the gradients? Device 0's sum, 4, went into the
-# total on *both* devices. We make a loss of each total, 1 times the one on device 0 and 10 times the
-# one on device 1, so their gradients are 1 and 10. **Predict** the gradients of the shards' sums.
+# total on *both* devices. We make a loss of each total, 1 times the one on device 0 and 10 times
+# the one on device 1, so their gradients are 1 and 10. **Predict** the gradients of the shards'
+# sums.
 
 # %%
 shard_sums = [np.array([4.0], ctx=pair[0]), np.array([12.0], ctx=pair[1])]
@@ -725,8 +727,8 @@ print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 # without its sums.
 #
 # Gluon has one, `mxnet.gluon.contrib.nn.SyncBatchNorm`, for `mx.nd` arrays only, so not for chapter
-# 08's network. With shards of different size it is wrong, and it hangs if a device has no images, or
-# if Python reads a loss before all devices have theirs (deeper: The law of the difference). In
+# 08's network. With shards of different size it is wrong, and it hangs if a device has no images,
+# or if Python reads a loss before all devices have theirs (deeper: The law of the difference). In
 # PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every
 # BatchNorm.
 #

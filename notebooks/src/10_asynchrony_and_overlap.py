@@ -639,8 +639,8 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 # 1. **Three devices.** How many copies and sums has a step on $k$ devices with $P$ parameters?
 #    Write the formula down, then count on three, by name. (The profiler has no more lanes than
 #    the machine has cores.)
-# 2. **Bulks of three.** With `backward_bulk_size=3`, has the backward pass more events than with 15,
-#    and fewer than with 0? Does the first message leave before its end?
+# 2. **Bulks of three.** With `backward_bulk_size=3`, has the backward pass more events than with
+#    15, and fewer than with 0? Does the first message leave before its end?
 # 3. **Update on each device.** With `update_on_kvstore=False` the store only sums. Predict the
 #    number of copies, and where the updates run. Are the weights the same?
 

@@ -36,8 +36,8 @@ from scipy.optimize import nnls
 #
 # `places` is a list of four devices: GPUs, or else simulated ones. A core works for one simulated
 # device at a time. So on two cores two of four compute *at once*; `at_once[k]` says how many of $k$
-# do. (Nobody trains on four devices of two cores. They are a case for which a law that was fitted to
-# one and two devices can be judged.)
+# do. (Nobody trains on four devices of two cores. They are a case for which a law that was fitted
+# to one and two devices can be judged.)
 
 # %% tags=["fold", "measured"]
 # measure: how many of k devices compute at once
@@ -586,10 +586,10 @@ print("checked, as two quiet cores" if quiet_now else "not checked: not two quie
 
 # %% [markdown]
 # Two at once took longer. (We haven't tested why.) For 16 images this extra time and all-reduce
-# together come closer to 2 · *exchange* than all-reduce alone. For 128 images they took about as long
-# as 2 · *exchange* in one of our runs, and 2.4 times as long in another: what two devices lose to each
-# other grows with the images, and the law has no term for that. **A fitted constant collects what grows like its term, not only what it is named
-# after.**
+# together come closer to 2 · *exchange* than all-reduce alone. For 128 images they took about as
+# long as 2 · *exchange* in one of our runs, and 2.4 times as long in another: what two devices lose
+# to each other grows with the images, and the law has no term for that. **A fitted constant
+# collects what grows like its term, not only what it is named after.**
 
 # %% tags=["fold"]
 # check: seconds_after waits; what the text says of all-reduce and of the extra time
@@ -667,8 +667,8 @@ for name, of_two in [("as fitted", 2 * exchange), ("all-reduce only", all_reduce
 # 2. **The wrong p.** A machine has two cores and no serial part at all: steps take 1, 0.5 and 0.5 s
 #    on 1, 2 and 4 devices. A colleague fits Amdahl's law to all three, with $p = k$. What does she
 #    find? What gives her mistake away?
-# 3. **The best k.** Find the $k$ for which *fixed* + *compute* · $n/k$ + *exchange* · $k$ is smallest,
-#    by a formula. How does it grow with the batch?
+# 3. **The best k.** Find the $k$ for which *fixed* + *compute* · $n/k$ + *exchange* · $k$ is
+#    smallest, by a formula. How does it grow with the batch?
 
 # %% [markdown]
 # ### Answer 1
@@ -707,8 +707,8 @@ assert abs(serial) < 1e-9
 # ### Answer 3
 #
 # The slope in $k$ is $-\textit{compute} \cdot n / k^2 + \textit{exchange}$, zero where $k = \sqrt{n
-# \cdot \textit{compute} / \textit{exchange}}$. So four times the batch doubles the best $k$, by this
-# law.
+# \cdot \textit{compute} / \textit{exchange}}$. So four times the batch doubles the best $k$, by
+# this law.
 
 # %% tags=["solution"]
 for n in [64, 256, 1024]:

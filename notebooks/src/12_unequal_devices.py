@@ -482,10 +482,10 @@ assert expected[-1] < expected[0] - 0.1, "it learns"
 #
 # We find $b\,n$ and $c$ from steps without any slow helper:
 #
-# - $b\,n = 2 \cdot (T_{256} - T_{128})$: the fast device alone, with 256 images and with 128. (A part
-#   of a step doesn't grow with the images. In the difference it cancels.)
-# - $c = T_{128+128} - T_{128}$: two *equal* devices with 128 images each, at the same time. What they
-#   take longer than one of them with 128 is the cost.
+# - $b\,n = 2 \cdot (T_{256} - T_{128})$: the fast device alone, with 256 images and with 128. (A
+#   part of a step doesn't grow with the images. In the difference it cancels.)
+# - $c = T_{128+128} - T_{128}$: two *equal* devices with 128 images each, at the same time. What
+#   they take longer than one of them with 128 is the cost.
 #
 # Then we time helpers of handicap 3, 7, 15 and 31, in turns with the fast device alone. A helper
 # *paid* if at least three quarters of the rounds were shorter with it, and *did harm* if as many

@@ -585,8 +585,8 @@ print(len(replicas), "replicas of", len(replicas[0]), "arrays")
 
 # %% [markdown]
 # PyTorch's first replica shares the network's memory: it is on the same device (docstring of
-# `nn.DataParallel`). Ours are all copies, which is simpler. (LeNet has no *buffers*, as PyTorch calls
-# running statistics: with BatchNorm each of our replicas would write into the network's own.)
+# `nn.DataParallel`). Ours are all copies, which is simpler. (LeNet has no *buffers*, as PyTorch
+# calls running statistics: with BatchNorm each of our replicas would write into the network's own.)
 #
 # ### Apply, and gather
 #
@@ -922,8 +922,8 @@ print(f"{seconds:.2f} s")
 assert seconds >= 0.01
 
 # %% [markdown]
-# Does it wait for all of them? We give PyTorch two devices that only note the call, and a clock that
-# notes when it is read:
+# Does it wait for all of them? We give PyTorch two devices that only note the call, and a clock
+# that notes when it is read:
 
 # %% tags=["solution"]
 from unittest import mock

@@ -13,8 +13,8 @@
 # > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
 # > Reading takes {reading time}, running about a minute on two cores.
 #
-# New to PyTorch? Chapter 13 translates MXNet's words. Its `loss` is a mean by default, so here means
-# are averaged, where chapter 04 added up sums.
+# New to PyTorch? Chapter 13 translates MXNet's words. Its `loss` is a mean by default, so here
+# means are averaged, where chapter 04 added up sums.
 
 # %% [markdown]
 # Some folded cells make a program that you keep, [ddp_train.py](ddp_train.py). `dist` is
@@ -44,8 +44,8 @@ from torch.optim.optimizer import (
 #
 # Until now one Python process fed all devices and kept a list of replicas. From here on each device
 # has a process of its own, and all run the same code. Each has one replica of the network, and its
-# own shard of the batch. Its number is its *rank*. They call collectives (chapter 03), here those of
-# gloo, PyTorch's library for CPUs.
+# own shard of the batch. Its number is its *rank*. They call collectives (chapter 03), here those
+# of gloo, PyTorch's library for CPUs.
 #
 # A notebook is one process. So `ranks(function, world=3)` runs `function()` in three others, with
 # this notebook's variables, and lists what they returned. Without `world` it takes two.
@@ -240,8 +240,8 @@ def broadcast_module(module):
 # message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
 # messages, the first during the pass; it ends first.](src/drawings/ddp_ways.svg)
 #
-# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`. That is why
-# four messages end later than one, even if they begin earlier.
+# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`. That is
+# why four messages end later than one, even if they begin earlier.
 #
 # Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
 # rows of `x` and `y`.
@@ -290,8 +290,9 @@ for found in ranks(gradients_after, naive):
 
 # %% [markdown]
 # Both have what one process found: their shards are equally large, so the mean of their means is
-# the batch's mean. (DDP counts ranks alike, however many examples each has, PyTorch's too. On unequal
-# shards that is the wrong mean of chapter 12; exercise 3 mends it.) **Predict:** if we forget to divide, do the ranks disagree?
+# the batch's mean. (DDP counts ranks alike, however many examples each has, PyTorch's too. On
+# unequal shards that is the wrong mean of chapter 12; exercise 3 mends it.) **Predict:** if we
+# forget to divide, do the ranks disagree?
 
 # %%
 def without_division(net):
@@ -525,9 +526,9 @@ print(on_two[0])
 assert on_two == [(11, 11), (11, 11)], "not 2 and 20"
 
 # %% [markdown]
-# First messages are added to first ones, and nobody complains. If they differed in length, the ranks
-# would hang, or one be aborted. (It can happen: where the ranks' data take other ways through a
-# network, gradients come in other orders.)
+# First messages are added to first ones, and nobody complains. If they differed in length, the
+# ranks would hang, or one be aborted. (It can happen: where the ranks' data take other ways through
+# a network, gradients come in other orders.)
 #
 # Now the class, which wraps a network. Its hook is `mark_ready`:
 
@@ -1020,10 +1021,10 @@ for mistake, refusal in refusals.items():
 # %% [markdown]
 # ## Does it pay?
 #
-# In the drawing a link carries the messages. Here the cores that compute do so, too. **Predict:** is
-# any way faster than one process with the whole batch? We take 22 dense layers with 44 gradients,
-# 22 MB in all: much to send for little compute. `alone` is one process with 64 images. `local` is
-# two with 32 each that send nothing. Each process has one thread.
+# In the drawing a link carries the messages. Here the cores that compute do so, too. **Predict:**
+# is any way faster than one process with the whole batch? We take 22 dense layers with 44
+# gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64 images.
+# `local` is two with 32 each that send nothing. Each process has one thread.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 4"]
 # measure: messages and ms a step in each way, in turns; what a second process gains and pays
@@ -1239,8 +1240,8 @@ print(found[1]["last.bias"])
 # list, and all get equally many, if need be by taking a few images twice.
 #
 # After each epoch the program writes a snapshot. If the run is killed later, the same command with
-# `--resume` goes on, and ends with the same weights, bit for bit. (Chapter 15 saves within an epoch,
-# which takes more.)
+# `--resume` goes on, and ends with the same weights, bit for bit. (Chapter 15 saves within an
+# epoch, which takes more.)
 #
 # Its training loop is the usual one, with a line for our DDP:
 
@@ -1470,8 +1471,8 @@ print(printed[0])  # by rank 0
 #    it. Why must all ranks take the same one?
 # 2. **Two halves of an all-reduce.** Replace it by `dist.reduce_scatter_single(part, whole)`, which
 #    leaves each rank its part of the sum, and `dist.all_gather_single(whole, part)`. All parts must
-#    be equally long, so fill `whole` up with zeros. Show that the gradients are the same. What could
-#    a rank do between the two?
+#    be equally long, so fill `whole` up with zeros. Show that the gradients are the same. What
+#    could a rank do between the two?
 # 3. **Uneven shards.** Make `DDP` compute the mean over all examples, whatever the sizes of the
 #    shards, with one pass a step.
 

@@ -917,8 +917,8 @@ for step in elastic:
 #    must each rank multiply the *sum* of its losses?
 # 3. **A schedule.** Let `torch.optim.lr_scheduler.StepLR` halve the learning rate every 10 steps. A
 #    program resumes at step 24, and forgot the scheduler's state, so a new one counts its own calls
-#    of `step` from 0. Which part of the checkpoint holds the present rate? At which step is the next
-#    halving, and when should it be?
+#    of `step` from 0. Which part of the checkpoint holds the present rate? At which step is the
+#    next halving, and when should it be?
 
 # %% [markdown]
 # ### Answer 1

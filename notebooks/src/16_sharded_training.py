@@ -241,8 +241,8 @@ def compare(kind, whole_gradients):
 compare(FirstZeRO, whole_gradients=55_050)
 
 # %% [markdown]
-# Half of the state is on each rank, and the result is the same. (This one keeps the shards' gradients
-# beside the whole ones. The program's class, below, frees them.)
+# Half of the state is on each rank, and the result is the same. (This one keeps the shards'
+# gradients beside the whole ones. The program's class, below, frees them.)
 #
 # ## Stage 2: gradients
 #
@@ -1721,8 +1721,8 @@ print(f"the largest weight has {largest:.2f} of all numbers")
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
-# Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stage 1
-# divides the means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. In data
+# Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stage
+# 1 divides the means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. In data
 # parallelism gradients are added, and on the CPU two arrays that Adam makes for the largest weight;
 # in the stages whole gradients or weights are there for a moment.
 #

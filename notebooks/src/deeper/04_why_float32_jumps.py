@@ -11,13 +11,13 @@
 # > **What you'll learn:** where a difference of rounding becomes a difference that matters; how a
 # > suspected cause is tested; what can be claimed of float32.
 # >
-# > **What you need:** chapter 04. No GPU. Reading takes {reading time}. Running takes half a minute.
+# > **What you need:** chapter 04. No GPU. Reading takes {reading time}. Running takes half a
+# > minute.
 
 # %%
 import json
 from pathlib import Path
 
-import helpers
 from helpers import allreduce, load_data, split_and_load
 from helpers.by_hand import get_params, init_params, train_batch
 from helpers.compare import largest_difference
@@ -57,13 +57,14 @@ for value in [1e-7, -1e-7]:
 # positive in one training and not in the other, it has *flipped*: its part of the gradient is
 # missing in one of them.
 #
-# **A flip is a difference that isn't rounding any more.** But does it happen, and is it the cause of
-# the jump?
+# **A flip is a difference that isn't rounding any more.** But does it happen, and is it the cause
+# of the jump?
 #
 # ## A relu that notes what it gets
 #
 # To count flips we must see what goes into each relu. This one keeps its inputs. It is written with
-# the *pattern*, which has a 1 for each unit that is positive, and it can be given another's pattern:
+# the *pattern*, which has a 1 for each unit that is positive, and it can be given another's
+# pattern:
 
 # %%
 class Relu:
