@@ -161,7 +161,9 @@ from helpers.plotting import curves, show
 lines = {"limit: devices at once": ([1, 2, 4], [at_once[k] for k in (1, 2, 4)])}
 for n in BATCHES:
     lines[f"batch {n}"] = ([1, 2, 4], [typical[n, 1] / typical[n, k] for k in (1, 2, 4)])
-fig, ax = curves("Speed-up with the same batch", "devices", "speed-up", lines)
+slower = sum(typical[n, 4] > typical[n, 2] for n in BATCHES)
+title = f"Four devices are slower than two with {slower} of {len(BATCHES)} batch sizes"
+fig, ax = curves(title, "devices", "speed-up", lines)
 ax.set_xticks([1, 2, 4])
 ax.set_ylim(bottom=0)
 ax.legend(frameon=False, loc="lower right", ncols=2)
@@ -465,12 +467,15 @@ def noise_by_batch(law):
 
 
 lines = {}
+off = {}  # the usual size of the residuals, in percent
 for label, law, aside in [("Amdahl's law", amdahl, -0.06), ("step law", step_law, 0.06)]:
     found = 100 * residuals_of(law, typical, k=4)
+    off[label] = usual_size(found)
     noise = 100 * noise_by_batch(law)
     lines[label] = (np.arange(4) + aside, found - 2 * noise, found, found + 2 * noise)
-fig, ax = curves("Two laws on four devices, which they haven't seen", "batch size",
-                 "residual, % (below 0: too fast)", lines)
+amdahl_off, step_off = off.values()
+title = f"Four devices: Amdahl's law is off by {amdahl_off:.0f} %, the step law by {step_off:.0f} %"
+fig, ax = curves(title, "batch size", "residual, % (below 0: too fast)", lines)
 ax.axhline(0, color="black", lw=1)
 ax.set_xticks(range(4), BATCHES)
 show(fig, alt="Residuals of two laws on four devices for four batch sizes, with bars for twice the "
