@@ -284,28 +284,33 @@ def row(folder, listed):
 
 
 def short_path(parts):
-    """One sentence with the chapters of the short path and the time that it takes."""
+    """What the short path is, and how long it, the chapters and the deeper notebooks take."""
     main = [row for _, rows in parts for row in rows if not row["deeper"]]
     short = [row for row in main if row["short"]]
     numbers = [row["file"][:2] for row in short]
     time = as_hours(sum(row["minutes"] for row in short))
     everything = as_hours(sum(row["minutes"] for row in main))
     deeper = as_hours(sum(row["minutes"] for _, rows in parts for row in rows if row["deeper"]))
+    tasks = sum(row["exercises"] for row in short)
+    all_tasks = sum(row["exercises"] for row in main)
+    count = sum(row["deeper"] for _, rows in parts for row in rows)
     return (f"The **short path** (●) is {', '.join(numbers[:-1])} and {numbers[-1]}: {time} of "
-            f"reading, of {everything} for all. No chapter needs a *deeper* notebook; reading them "
-            f"takes {deeper} more.")
+            f"reading and {tasks} exercises, of {everything} and {all_tasks} for all chapters. "
+            f"{count} *optional* notebooks go deeper, {deeper} of reading; no chapter needs one.")
 
 
 def table(parts, prefix, able):
     """A Markdown table of all chapters; `prefix` leads from the page to the notebooks.
 
-    able: whether it says what one is able to do after each.
+    able: whether it says what one is able to do after each, and lists the deeper notebooks too.
     """
     head = ["", "chapter", *["after it you can"] * able, "reading", "exercises", "running"]
     lines = [head, ["---"] * len(head)]
     for name, rows in parts:
         lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
         for row in rows:
+            if row["deeper"] and not able:
+                continue
             link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
             lines.append(["●" if row["short"] else "",
                           f"↳ *optional:* {link}" if row["deeper"] else link,
