@@ -106,6 +106,13 @@ def test_chapters_are_linked_with_each_other(built):
         "and chapters 01 and\n[02](02_next.ipynb). Reading takes about 5 minutes.")
 
 
+def test_a_paper_is_linked_but_not_in_code():
+    text = "K. He et al., arXiv:1512.03385; `arXiv:1512.03385`, arXiv:1512.0338599"
+    assert course.link_mentions(text, "01_a", {"01_a": "01 A"}) == (
+        "K. He et al., [arXiv:1512.03385](https://arxiv.org/abs/1512.03385); `arXiv:1512.03385`, "
+        "arXiv:1512.0338599")
+
+
 @pytest.mark.parametrize(("name", "links"), [
     ("01_a", "[Start](start.md) · [02 B →](02_b.ipynb)"),
     ("02_b", "[← 01 A](01_a.ipynb) · [Start](start.md) · [03 C →](03_c.ipynb)"),

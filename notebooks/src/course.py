@@ -52,6 +52,7 @@ sys.path.insert(0, "/content/many-devices")
 DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
+PAPER = re.compile(r"\barXiv:(\d{4}\.\d{4,5})\b")
 NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
 
 
@@ -216,9 +217,9 @@ def navigation(name, titles):
 
 
 def link_mentions(text, name, titles):
-    """`text` with each "chapter 03" and "deeper: Its title" made a link, but for `name` itself.
+    """`text` with each "chapter 03", "deeper: Its title" and "arXiv:1512.03385" made a link.
 
-    name: the `key` of the notebook that has the text; titles: the title of each notebook by its
+    Mentions of `name` itself are none. name: the `key` of the notebook that has the text; titles: the title of each notebook by its
     key. Raises ValueError for a chapter or a title that there is not.
     """
     up = "../" if name.startswith("deeper/") else ""
@@ -248,7 +249,8 @@ def link_mentions(text, name, titles):
             return link(numbers[0], found[0])
         return re.sub(r"\d\d", lambda number: link(number[0], number[0]), found[0])
 
-    for mention, by in ((DEEPER, link_deeper), (MENTION, replace)):
+    paper = r"[\g<0>](https://arxiv.org/abs/\1)"
+    for mention, by in ((DEEPER, link_deeper), (MENTION, replace), (PAPER, paper)):
         parts = NOT_PROSE.split(text)
         parts[::2] = [mention.sub(by, part) for part in parts[::2]]
         text = "".join(parts)
