@@ -344,12 +344,11 @@ if quiet_two_cores:
 #
 # Why are four slower than two? The law drawn at the top, our *step law*, has three parts:
 #
-# $$T = \text{fixed} + \text{compute} \cdot \frac{n}{p} + \text{exchange} \cdot k \quad
-# (\text{the last only for } k > 1)$$
+# $$T = \text{fixed} + \text{compute} \cdot \frac{n}{p} + \text{exchange} \cdot k$$
 #
 # - *fixed*: what a step costs, whatever $n$ and $k$;
 # - *compute*: computing one image; $n$ images are shared by $p$ devices;
-# - *exchange*: one device's part in the all-reduce (chapter 07).
+# - *exchange*: one device's part in the all-reduce (chapter 07), so only for $k > 1$.
 #
 # The law assumes that no part overlaps another, and that the constants hold for *all* batches. So
 # each measured time gives an equation:

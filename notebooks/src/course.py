@@ -219,8 +219,8 @@ def navigation(name, titles):
 def link_mentions(text, name, titles):
     """`text` with each "chapter 03", "deeper: Its title" and "arXiv:1512.03385" made a link.
 
-    Mentions of `name` itself are none. name: the `key` of the notebook that has the text; titles: the title of each notebook by its
-    key. Raises ValueError for a chapter or a title that there is not.
+    Not what names `name` itself, the `key` of the notebook that has the text; titles: the title of
+    each notebook by its key. Raises ValueError for a chapter or a title that there is not.
     """
     up = "../" if name.startswith("deeper/") else ""
     files = {each[:2]: each for each in titles if not each.startswith("deeper/")}
