@@ -8,8 +8,8 @@
 # the columns.](../src/drawings/three_cuts.svg)
 #
 # Each square is one layer's work on one example, more in some layers than in others. *By layer*
-# gives whole layers to each device (pipeline parallelism). *Inside layers* gives each device half of
-# every layer's outputs (tensor parallelism). *By data* gives each device half of the examples.
+# gives whole layers to each device (pipeline parallelism). *Inside layers* gives each device half
+# of every layer's outputs (tensor parallelism). *By data* gives each device half of the examples.
 #
 # > **What you'll do:** count what each of two devices holds and sends, for three cuts of LeNet.
 # > Look up what a link between two GPUs carries.
@@ -312,8 +312,8 @@ assert 16 * (conv1.passed + conv2.passed + dense1.passed) < all_weights, "with b
 # | H200 | 4,800 | – | [3] |
 # | Blackwell | – | 900 | [4] |
 #
-# (–: not looked up.) PCI Express ×16 carries 15.75 GB/s in each direction in generation 3, 31.5 in generation 4 [1],
-# and 63 in generation 5 (computed).
+# (–: not looked up.) PCI Express ×16 carries 15.75 GB/s in each direction in generation 3, 31.5 in
+# generation 4 [1], and 63 in generation 5 (computed).
 #
 # NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU
 # Architecture" (2023), section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4]

@@ -91,9 +91,9 @@ team.close()
 #
 # **3. Measuring once.** Steps 2 to 6 differ from one another too, so no single one is the answer.
 #
-# **4. While others work.** `Others` says what share of the machine's CPU time went to other programs
-# while its block ran. Here is the same training without and with a neighbour that keeps one core
-# busy:
+# **4. While others work.** `Others` says what share of the machine's CPU time went to other
+# programs while its block ran. Here is the same training without and with a neighbour that keeps
+# one core busy:
 
 # %% tags=["fold"]
 # measure: six steps on two devices, three times alone and three times beside a busy program

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Deeper · Listings you will meet
 #
-# Much of what is published about Gluon on several devices is from 2017 and 2018, and its code
-# is copied to this day. Some of its lines fail in MXNet 1.9.1; others run but don't do what their
+# Much of what is published about Gluon on several devices is from 2017 and 2018, and its code is
+# copied to this day. Some of its lines fail in MXNet 1.9.1; others run but don't do what their
 # authors wanted. Which are they, and what should you write instead?
 #
 # | where you meet it | what it is |
@@ -314,8 +314,8 @@ print_replicas(net.weight)
 
 # %% [markdown]
 # The weight is right, but `cpu(1)` has done nothing. By default `step` notices that after the
-# update, because `cpu(1)` has *never* had a gradient. Once `cpu(1)` has had one, a later `step` adds
-# that old one again, without an error, and the weight is wrong (chapter 05). With
+# update, because `cpu(1)` has *never* had a gradient. Once `cpu(1)` has had one, a later `step`
+# adds that old one again, without an error, and the weight is wrong (chapter 05). With
 # `update_on_kvstore=False` the error comes each time, before the update. The lines that mend it:
 
 # %% tags=["trains"]
@@ -588,14 +588,14 @@ for k in [2, 3]:  # equal replicas: the mean of two is exact, that of three is r
 #
 # | in the listing | what you get in MXNet 1.9.1 | instead |
 # | --- | --- | --- |
-# | `import gluonbook as gb` (2018) | not installed; `d2l` differs | `pip install --no-deps gluonbook` |
+# | `import gluonbook as gb` (2018) | not installed; `d2l` differs | install it, as above |
 # | `import utils` (2017) | no such module | chapter 04's own functions, `helpers` |
 # | `gluon.autograd.record()` (2017) | no such attribute | `from mxnet import autograd` |
 # | `"cnn_conv2d0_weight"` (2017) | no such parameter | `net[0].weight` |
 # | `d2l.try_all_gpus()` (1.0, no GPU) | `[]`, then a division by zero | `helpers.devices(2)` |
 # | `except RuntimeError` (2018, 1.0) | too early: catches "deferred" | `weight.list_ctx()` |
 # | a batch that isn't cut | an error after the update, or an old gradient | `split_and_load` |
-# | one device twice, `ignore_stale_grad=True`, a `backward` for each loss | only the last shard counts | two devices, plain `step(n)` |
+# | one device twice, a `backward` for each loss | the last shard only | two devices |
 # | `weight.data()`, several replicas | the current context's, or an error | `weight.data(device)` |
 # | `initialize` a second time | a warning; old devices, old gradients | `force_reinit=True` |
 # | the same while deferred | the new start and devices, without a word | `initialize` once |

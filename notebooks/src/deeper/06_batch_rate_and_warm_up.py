@@ -74,9 +74,9 @@ for size in [64, 256]:
 
 # %% [markdown]
 # Where the second device brings more with 256, people let the batch grow with the devices. (If the
-# ranges overlap, this run doesn't show it.) But *devices*, *batch* and *rate* are three things. *The
-# Straight Dope* changed all three together, from one device, batch 64 and rate 0.3 to two, 128 and
-# 0.6. We change one at a time.
+# ranges overlap, this run doesn't show it.) But *devices*, *batch* and *rate* are three things.
+# *The Straight Dope* changed all three together, from one device, batch 64 and rate 0.3 to two, 128
+# and 0.6. We change one at a time.
 #
 # ## Twice the batch, twice the rate
 #
@@ -130,7 +130,8 @@ for epoch in [1, 3]:
     for change, name, base in pairs:
         gap = np.sort(accuracy_after(name, epoch) - accuracy_after(base, epoch))
         gaps[change, epoch] = gap
-        print(f"  {change:29} {name[6:]:10} minus {base[6:]}:", *(f"{points:5.2f}" for points in gap))
+        row = " ".join(f"{points:5.2f}" for points in gap)
+        print(f"  {change:29} {name[6:]:10} minus {base[6:]}: {row}")
 
 # %% [markdown]
 # - *One device* in place of two differs by rounding only, which changes the accuracy by up to
@@ -460,8 +461,8 @@ assert round(max(off), 2) == 0.07
 # ## Do these seeds have bad first weights?
 #
 # We take one seed, number 2, and change the first layer's weights by one or two units in the last
-# place: times the number next to 1, above or below. One device, 100 steps of 128 images. **Predict:**
-# which runs learn?
+# place: times the number next to 1, above or below. One device, 100 steps of 128 images.
+# **Predict:** which runs learn?
 
 # %% tags=["fold"]
 # define: hundred_steps, which trains LeNet from Gluon's start and looks at it on the way
@@ -518,7 +519,7 @@ assert max(ends[0.3]) < (1 if data.name == "mnist" else 2.2), "at 0.3 all learn"
 
 # %% [markdown]
 # At 0.6 the last digits can decide whether a run learns; at 0.3 all learn. (If yours end alike at
-# 0.6, they don't show it, nor if the last line says False.) So don't compare such runs seed by seed;
+# 0.6, or the last line says False, they don't show it.) So don't compare such runs seed by seed;
 # count them.
 #
 # ## What do stalled runs compute?
