@@ -355,21 +355,21 @@ show(fig, alt="For LeNet with 32 and 256 images and ResNet-18 with 32, four bars
      "more device time two devices spend than one on compute, communication, update and waiting.")
 
 # %% [markdown]
-# In these recorded steps, in our quiet runs, LeNet lost most to waiting, and ResNet-18 to compute:
-# the same 32 images took the two devices longer than one. (Update isn't divided: the store makes it
+# In our quiet runs LeNet's recorded steps lost most to waiting, and ResNet-18's to compute: two
+# devices took longer than one for the same 32 images. (Update isn't divided: the store makes it
 # once, as one device does. Why it took a little less: see deeper: A step's time budget, "Where are
-# the updates?") Where the steps that weren't recorded have the higher speed-up, a part of the waiting
-# is the profiler's.
+# the updates?") If steps that aren't recorded have the higher speed-up, recording caused a part of the
+# waiting.
 #
 # Why does ResNet-18 compute longer? Each device has a smaller shard, and another one that computes
 # at the same time. The last two lines above tell them apart. The first is of a device by itself,
 # 16 images and then 16 more: above 1, small shards would have a price of their own. By as much as
 # the second is higher, working side by side costs here.
 #
-# And communication? It is a small loss in all three. ResNet-18's step takes longer than LeNet's, but
-# less than 87 times as long, and it has 87 times the parameters, so 87 times the bytes to send. So
-# its share of communication isn't clearly the smaller one. With batch 256 LeNet computes more for the
-# same bytes, and its share is smaller. **Look where the time goes before you blame communication.**
+# And communication? It is a small loss in all three. ResNet-18's step takes less than 87 times as
+# long as LeNet's, and it has 87 times the parameters, so 87 times the bytes to send. So its share
+# of communication isn't clearly the smaller one. With batch 256 LeNet computes more for the same
+# bytes, and its share is smaller. **Look where the time goes before you blame communication.**
 # (**On GPUs** shares may be quite different; we measured none.)
 #
 # ## Does a step wait for Python?
@@ -711,8 +711,8 @@ assert (of_256[10:12] < 0.1).all() and (of_256[:10] > 0.1).all(), "by then the o
 # ## Summary
 #
 # - Strong scaling divides one batch; weak scaling doubles it, and is a different training. Weak
-#   scaling's median was a little ahead in each of our quiet runs, 1.9 to 1.8; the rounds overlap, so
-#   there is no winner.
+#   scaling's median was a little ahead in each of our quiet runs, 1.9 to 1.8, but rounds overlap:
+#   no winner.
 # - Why not 2? In recorded steps LeNet's devices waited, and ResNet-18's, side by side, computed
 #   longer. (By the clock, in deeper: A step's time budget, LeNet loses less.) Communication was the
 #   smaller loss. ResNet-18 computes more than LeNet, but sends more, too.
