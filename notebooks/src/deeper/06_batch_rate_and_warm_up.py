@@ -302,7 +302,7 @@ for size in sizes:
 # On MNIST doubling the rate with the batch changes accuracy less than keeping it, as long as the
 # rate is low; at 0.4 it is the other way round. The best rate doesn't grow in proportion: it is
 # 0.2 or 0.4 for each seed and batch; the rule asks for 16 times as much at 256 as at 16. At 0.8
-# training often fails. More images, or warm-up, might change that.
+# training often fails.
 #
 # ## Where a high rate fails
 #
@@ -600,9 +600,8 @@ assert 95.5 < last.min() and last.max() < 98.5, "it should have learned"
 #   warm-up (Gluon's start). At 0.6 the last digits of the first weights can decide.
 # - When two GPUs learn more slowly than one, check first whether batch and rate changed too.
 # - So: keep the batch if it is large enough for your devices. If it grows, raise the rate only as
-#   far as training still learns, and try warm-up: with an epoch of it batch 128 at 0.6 ended at
-#   98.5 % to 99.0 %, at 0.3 without it at 98.2 % to 98.7 %. (25 steps of it weren't enough in our
-#   run.)
+#   far as training still learns, and try warm-up: an epoch of it was enough at 0.6, 25 steps
+#   weren't in our run.
 #
 # **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677,
 # section 2.

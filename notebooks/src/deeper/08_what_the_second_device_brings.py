@@ -85,8 +85,7 @@ def three_steps():  # nothing else holds these networks, so they are freed after
 # `in_turns` runs them in rounds, so that what disturbs the machine hits all of them. It leaves out
 # rounds in which other programs took more than 5 % of the machine, and returns for each step an
 # array of seconds, one a round. So each round has a speed-up of its own, and we print the median of
-# those. (It needn't be exactly the quotient of the median times.) **Predict:** which speed-up is
-# higher, strong or weak?
+# those. **Predict:** which speed-up is higher, strong or weak?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 11=>ROUNDS = 1"]
 ROUNDS = 11
@@ -123,7 +122,7 @@ if quiet_rounds:
 
 # %% [markdown]
 # A dot is a round. In each of our quiet runs weak scaling's median was a little ahead, 1.9 to
-# strong's 1.8, though the rounds overlap, and single ones lie far off. **Neither gives 2.**
+# strong's 1.8, though the rounds overlap. **Neither gives 2.**
 #
 # ## Where the time goes
 #
@@ -358,19 +357,18 @@ show(fig, alt="For LeNet with 32 and 256 images and ResNet-18 with 32, four bars
 # In our quiet runs LeNet's recorded steps lost most to waiting, and ResNet-18's to compute: two
 # devices took longer than one for the same 32 images. (Update isn't divided: the store makes it
 # once, as one device does. Why it took a little less: see deeper: A step's time budget, "Where are
-# the updates?") If steps that aren't recorded have the higher speed-up, recording caused a part of the
-# waiting.
+# the updates?") If steps that aren't recorded have the higher speed-up, recording adds waiting.
 #
 # Why does ResNet-18 compute longer? Each device has a smaller shard, and another one that computes
 # at the same time. The last two lines above tell them apart. The first is of a device by itself,
 # 16 images and then 16 more: above 1, small shards would have a price of their own. By as much as
 # the second is higher, working side by side costs here.
 #
-# And communication? It is a small loss in all three. ResNet-18's step takes less than 87 times as
-# long as LeNet's, and it has 87 times the parameters, so 87 times the bytes to send. So its share
-# of communication isn't clearly the smaller one. With batch 256 LeNet computes more for the same
+# And communication? A small loss in all three. ResNet-18's step takes less than 87 times as long as
+# LeNet's, and it has 87 times the parameters, so 87 times the bytes to send. So its share of
+# communication isn't clearly the smaller one. With batch 256 LeNet computes more for the same
 # bytes, and its share is smaller. **Look where the time goes before you blame communication.**
-# (**On GPUs** shares may be quite different; we measured none.)
+# (**On GPUs** shares may differ; we measured none.)
 #
 # ## Does a step wait for Python?
 #
@@ -508,9 +506,8 @@ else:
 
 # %% [markdown]
 # They do. On a quiet machine the last brings 1.8 times, and the others less, graph or not. It isn't
-# Python, which is done early in all four. Nor is it mostly work: half of the CPU time saved, for
-# each of two cores, is less than half of the time saved. So most of what `static_shape` saves is
-# *waiting*.
+# Python, which is done early in all four. Nor is it mostly work: the CPU time saved, divided by two
+# cores, is less than half of the time saved. So most of that was *waiting*.
 #
 # By our reading, it is waiting for a *scratch space*, memory that an operator borrows while it
 # runs. `helpers` asks for 64 of them. In the first three ways each operator borrows the next in
@@ -665,9 +662,8 @@ assert added["first passes"] > added["weights and gradients"], "the second large
 #
 # ## How the larger batch began
 #
-# Weak scaling is a different training. Chapter 08's run with batch 512 and rate 0.2 was behind the
-# one with 256 and 0.1 from the start. Is it only that it made half as many updates from the same
-# images? The stored training losses:
+# Chapter 08's run with batch 512 and rate 0.2 was behind the one with 256 and 0.1 from the start.
+# Did it only make half as many updates from the same images? The stored training losses:
 
 # %% tags=["fold"]
 # draw: training loss against images; each point is the mean of 1,536 images
@@ -711,11 +707,10 @@ assert (of_256[10:12] < 0.1).all() and (of_256[:10] > 0.1).all(), "by then the o
 # ## Summary
 #
 # - Strong scaling divides one batch; weak scaling doubles it, and is a different training. Weak
-#   scaling's median was a little ahead in each of our quiet runs, 1.9 to 1.8, but rounds overlap:
-#   no winner.
+#   scaling's median was a little ahead in each of our quiet runs, but rounds overlap: no winner.
 # - Why not 2? In recorded steps LeNet's devices waited, and ResNet-18's, side by side, computed
 #   longer. (By the clock, in deeper: A step's time budget, LeNet loses less.) Communication was the
-#   smaller loss. ResNet-18 computes more than LeNet, but sends more, too.
+#   smaller loss.
 # - One graph saves Python's time. It pays where Python is what the step waits for. `static_shape`
 #   also saved waiting on two devices, by our reading for scratch space.
 # - Memory on $k$ devices (two and three, plain SGD): $2k$ times the weights for weights and
