@@ -134,9 +134,9 @@ for size in [SMALL, LARGE]:
 
 # %% [markdown]
 # For 4 KB KVStore and `allreduce` lead in this run, and what goes through `run` comes behind them.
-# Why KVStore leads we haven't tested; from Python it needs only one call. For 16.4 MB most brackets
-# overlap, and the lines above say who beats whom. (There KVStore might well be the last: it makes
-# four copies where `allreduce` makes two. See deeper: KVStore's cases.)
+# Why KVStore leads we haven't tested; from Python it needs only one call. For 16.4 MB the lines
+# above say who beats whom, if anybody. (KVStore may be the last there: it makes four copies where
+# `allreduce` makes two. See deeper: KVStore's cases.)
 #
 # ## What is the time made of?
 #
@@ -194,5 +194,6 @@ for size in [SMALL, LARGE]:
 #
 # - On two simulated devices, times for small arrays are mostly those of the calls. There a plain
 #   loop beats one that reads a schedule.
-# - For large arrays copying and adding take most of the time, and a ring isn't faster than a star.
+# - For large arrays copying and adding take most of the time, and a ring doesn't take half of a
+#   star's.
 # - Simulated devices have no links, so their times don't choose a scheme for devices that have.
