@@ -16,7 +16,7 @@ from helpers import gpu, newer_numpy
 
 # One simulated device is one CPU core, so no operator may spread over several. And an operator
 # that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
-# of 4 spaces, devices wait for one another all the time; with 64 they hardly meet.
+# of 4 spaces, devices wait for one another all the time; with 64 they wait much less.
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
