@@ -264,18 +264,24 @@ def test_no_worker_outlives_the_bench(data):
 # --- the command ------------------------------------------------------------------------------
 
 
-def test_set_up_is_timed_with_no_cache(monkeypatch):
-    caches = []
+def test_set_up_is_timed_with_no_cache_and_each_notebook_by_itself(monkeypatch):
+    caches, asked = [], []
 
     def run(command, env=None, **_):
         if env is None:  # the chapters
-            Path(command[3]).write_text('{"chapters": []}')
+            names = ("01_a", "02_b", "deeper/01_c", "deeper/01_d")
+            Path(command[3]).write_text(json.dumps({"chapters": [
+                {"chapter": name, "seconds": 10.0**place} for place, name in enumerate(names)]}))
         else:
             caches.extend(Path(env[name]).exists() for name in ("UV_CACHE_DIR", "PIP_CACHE_DIR"))
+            asked.append(Path(command[1]).parents[1].joinpath("helpers/gpu.py").exists())
 
     monkeypatch.setattr(bench.subprocess, "run", run)
-    bench.chapters(quick=False)
-    assert caches == [False, False]
+    found = bench.chapters(quick=False)
+    assert caches == [False, False] and asked == [True], "set-up asks it which MXNet to install"
+    assert found.pop("set-up, s") >= 0
+    assert found == {"01_a, s": 1, "02_b, s": 10, "deeper/01_c, s": 100, "deeper/01_d, s": 1000,
+                     "all chapters, s": 11, "all deeper notebooks, s": 1100}
 
 
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):
