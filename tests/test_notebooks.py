@@ -1070,7 +1070,7 @@ def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [
-    ("<object object at 0x7f12ab34cd56>", "<object object at 0x7fffffffffff>", True),
+    ("<object object at 0x7f12ab34cd56>", "<object object at 0x7fffffffffff>", False),
     ("took 1.25 s, copied in 35 ms", "took 11.5 s, copied in 4 ms", True),
     ("7.1 µs a call", "3e-05 s a call", True),
     ("3 seconds", "4.5 seconds", True),
@@ -1078,15 +1078,12 @@ def test_nbval_takes_the_chapters_and_no_other_notebooks(tmp_path):
     ("+5.0 ms saved", "-1.2 ms saved", True),
     ("waiting        9.99 ms", "waiting       10.01 ms", True),
     ("-3 shards", "3 shards", False),
-    ("100%|####| 5/5 [00:00<00:00, 123.45it/s]", "100%|####| 5/5 [00:01<00:00,  3.10it/s]", True),
-    ("100%|####| 5/5 [00:00<00:00, 123.45it/s]", "100%|####| 6/6 [00:00<00:00, 123.45it/s]", False),
-    ("/tmp/ipykernel_12/34.py:1: oh", "/var/tmp/ipykernel_56/78.py:1: oh", True),
     ("3 shards", "4 shards", False),
     ("5000 images", "5001 images", False),
     ("loss 0.25", "loss 0.26", False),
     ("shape (2, 3)", "shape (3, 2)", False),
 ])
-def test_the_sanitizer_hides_times_and_addresses_only(one, other, same):
+def test_the_sanitizer_hides_times_only(one, other, same):
     for pattern, substitute in get_sanitize_patterns(
             (ROOT / "tests/nbval_sanitize.cfg").read_text()):
         one, other = re.sub(pattern, substitute, one), re.sub(pattern, substitute, other)

@@ -16,7 +16,7 @@ import book
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "notebooks/assignments"
-SECRET = re.compile(r"### BEGIN (SOLUTION)\n(.*?)### END \1", re.DOTALL)
+SECRET = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def secrets(name):
     shown = "\n".join(SECRET.sub("", c.source) for c in cells(name))
     found = {line.strip() for line in tests if len(line.strip()) > 25 and line.strip() not in shown}
     for cell in cells(name):
-        hidden = [text for _, text in SECRET.findall(cell.source)]
+        hidden = SECRET.findall(cell.source)
         if cell.cell_type == "markdown" and cell.metadata.get("nbgrader"):
             hidden = [cell.source]
         kept = SECRET.sub("", cell.source) if cell.cell_type == "code" else ""
@@ -57,7 +57,7 @@ def test_no_solution_and_no_hidden_test_is_released(folder, name):
     assert any(str(path).endswith(".ipynb") for path in texts)
     visible = "\n".join(SECRET.sub("", c.source) for c in cells(name, "code"))
     for path, text in texts.items():
-        assert not re.search("(BEGIN|END) (SOLUTION|HIDDEN)", text), path
+        assert not re.search("(BEGIN|END) SOLUTION", text), path
         if str(path).endswith(".ipynb"):
             text = "\n".join(c.source for c in nbformat.reads(text, 4).cells)
         told = [line for line in words if line in text and line not in visible]
