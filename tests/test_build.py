@@ -417,7 +417,7 @@ def test_run_goes_on_after_a_failure_and_says_so(tmp_path, capsys):
     write_notebook(tmp_path, "01_bad", "x = 1", "1 / 0")
     write_notebook(tmp_path, "02_good", "print('Data: digits, 1,797 images')")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    report = tmp_path / "build" / "run.json"
+    report = tmp_path.with_suffix(".json")
 
     assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 1
     bad, good = json.loads(report.read_text())["chapters"]
@@ -444,15 +444,13 @@ def test_run_passes_over_what_needs_pytorch_where_it_is_not_there(
         row = run.run(tmp_path / "01_some.ipynb")
         assert (row["cells"], row["skipped"]) == (len(expected), len(tags) - len(expected))
         assert row["error"] is None
-    report = tmp_path / "run.json"
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
     assert ("make setup TORCH=1" in capsys.readouterr().out) == (len(left) < len(tags))
 
 
 def test_run_succeeds_where_no_cell_fails(tmp_path):
     write_notebook(tmp_path, "01_good", "x = 1")
-    report = tmp_path / "run.json"
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("shown, told", [("mnist", True), ("-", False)])
@@ -461,7 +459,7 @@ def test_run_says_at_the_end_why_course_data_was_not_used(
     write_notebook(tmp_path, "01_good", f"print('Data: {shown}, 3 images')" * (shown != "-"))
     monkeypatch.setenv("COURSE_DATA", "/not/there")
     monkeypatch.setenv("COURSE_OFFLINE", "1")
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(tmp_path / "run.json")]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("COURSE_DATA=/not/there does not exist" in last) == told
 
