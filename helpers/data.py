@@ -28,6 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from helpers.engine import is_on
+
 # The shape of each file's values, in the order of Dataset's first four fields.
 FILES = {
     "train-images-idx3-ubyte": (60_000, 28, 28), "train-labels-idx1-ubyte": (60_000,),
@@ -71,8 +73,8 @@ def load_data(name="mnist", limit=None, fallback=True):
     raises DataUnavailable. `.name` and `.source` say what it was in the end. A download that failed
     is tried again after an hour, or once the file `download-failed` in the cache is deleted.
 
-    Raises ValueError for another name or a limit below 1, TypeError for a limit that is not a
-    whole number. Warns where the cache holds a damaged file or can't be written.
+    Raises ValueError for another name, a limit below 1, or a COURSE_OFFLINE that is neither 1 nor
+    0, TypeError for a limit that is not a whole number. Warns where the cache holds a damaged file or can't be written.
     """
     if name not in ("mnist", "digits"):
         raise ValueError(f"load_data(name={name!r}): name must be mnist or digits")
@@ -82,6 +84,7 @@ def load_data(name="mnist", limit=None, fallback=True):
         raise ValueError(f"load_data(limit={limit}): limit must be at least 1, or None for all")
     if name == "digits":
         return _dataset(_digits(), 16, limit, name, "scikit-learn")
+    is_on("COURSE_OFFLINE")  # here: a place's ValueError would only make us try the next one
     arrays, place, reasons = _search(_PLACES)
     if arrays:
         if reasons and os.getenv("COURSE_DATA"):  # whoever set it expects it to be used
@@ -186,8 +189,8 @@ def _from_cache(file):
 
 
 def _from_download(file):
-    if (offline := os.getenv("COURSE_OFFLINE", "")) not in ("", "0"):
-        raise ConnectionError(f"COURSE_OFFLINE={offline} allows no download")
+    if is_on("COURSE_OFFLINE"):
+        raise ConnectionError("COURSE_OFFLINE=1 allows no download")
     # An earlier attempt, or another process, may have left this one in the cache already.
     with contextlib.suppress(OSError, ValueError):
         return _from_cache(file)

@@ -555,10 +555,17 @@ def test_interrupt_leaves_no_file_behind(cache, mirrored, monkeypatch):
 # No network, and what is remembered of it.
 
 
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_offline_makes_no_connection(value, mirrored, monkeypatch):
+def test_offline_makes_no_connection(mirrored, monkeypatch):
+    monkeypatch.setenv("COURSE_OFFLINE", "1")
+    assert "COURSE_OFFLINE=1 allows no download" in refusal()
+    assert mirrored.connections == 0
+
+
+@pytest.mark.parametrize("value", ["yes", "true", "2"])
+def test_offline_is_1_or_0(value, mirrored, monkeypatch):
     monkeypatch.setenv("COURSE_OFFLINE", value)
-    assert f"COURSE_OFFLINE={value} allows no download" in refusal()
+    with pytest.raises(ValueError, match=f"COURSE_OFFLINE={value}: must be 1 or 0"):
+        load_data("mnist")
     assert mirrored.connections == 0
 
 
