@@ -74,7 +74,8 @@ def load_data(name="mnist", limit=None, fallback=True):
     is tried again after an hour, or once the file `download-failed` in the cache is deleted.
 
     Raises ValueError for another name, a limit below 1, or a COURSE_OFFLINE that is neither 1 nor
-    0, TypeError for a limit that is not a whole number. Warns where the cache holds a damaged file or can't be written.
+    0, TypeError for a limit that is not a whole number. Warns where the cache holds a damaged file
+    or can't be written.
     """
     if name not in ("mnist", "digits"):
         raise ValueError(f"load_data(name={name!r}): name must be mnist or digits")

@@ -129,8 +129,8 @@ class Team:
     `ready` has those lines.
 
     team() sends `order` to all, waits for all, and returns their answers. `close` ends them, and
-    so does the end of a `with` block. Raises RuntimeError, with the last that it wrote to stderr, for
-    a program that has ended.
+    so does the end of a `with` block. Raises RuntimeError, with the last that it wrote to stderr,
+    for a program that has ended.
     """
 
     def __init__(self, commands, order="", environment=None):

@@ -1,9 +1,9 @@
 """One worker of `make bench`: a process that measures one thing each time it is told to.
 
 Started by bench.py with a job as JSON. Once ready it says so in a line on its standard output, then
-answers each line on its standard input with another: what it found, and its peak memory. Nothing of the course is imported before it is
-known which of the engine's settings the job wants, and nothing at all, nor MXNet, where it is
-PyTorch that is measured.
+answers each line on its standard input with another: what it found, and its peak memory. Nothing of
+the course is imported before it is known which of the engine's settings the job wants, and nothing
+at all, nor MXNet, where it is PyTorch that is measured.
 """
 
 import json

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from marking import assignment
+from marking import assignment, judge
 
 import book
 
@@ -62,6 +62,17 @@ def test_no_solution_and_no_hidden_test_is_released(folder, name):
             text = "\n".join(c.source for c in nbformat.reads(text, 4).cells)
         told = [line for line in words if line in text and line not in visible]
         assert not told, path
+
+
+def test_a_helper_that_a_helper_imports_is_handed_out_too(tmp_path):
+    for name, text in {
+            "__init__": "import os\nfrom helpers import first, second", "first": "", "second": "",
+            "device": "from helpers.third import f\nfrom elsewhere import other",
+            "third": "def f():\n    from helpers.fourth import g",
+            "fourth": "from helpers import device", "other": "", "fifth": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert sorted(judge.find_helpers(tmp_path)) == [
+        "__init__.py", "device.py", "first.py", "fourth.py", "second.py", "third.py"]
 
 
 @pytest.mark.parametrize("name", book.names())
