@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import build
 import course
@@ -123,12 +125,33 @@ def test_without_an_address_a_notebook_says_what_to_type_and_leads_nowhere_else(
 
 
 @pytest.mark.parametrize(("name", "page"), [
-    ("08_a", "(running.md)"), ("deeper/01_a", "(../running.md)")])
+    ("09_a", "(running.md)"), ("deeper/01_a", "(../running.md)")])
 def test_with_an_address_a_notebook_leads_to_it(name, page):
     line = course.how_to_run(name, "https://github.com/an-owner/a.name")
     assert "`git clone https://github.com/an-owner/a.name`" in line and page in line
     assert set(re.findall(r"https://[^)`]+", line)) == {
         "https://github.com/an-owner/a.name", "https://codespaces.new/an-owner/a.name"}
+
+
+def test_with_an_address_chapters_that_ran_with_colabs_versions_say_what_to_run_there():
+    """What is to be run is run here, but for the clone: it must find the chapter's imports."""
+    line = course.how_to_run("08_a", "https://github.com/an-owner/a.name")
+    assert ("https://colab.research.google.com/github/an-owner/a.name/blob/main/notebooks/08_a.ipynb"
+            in line)
+    code = re.search(r"```\n(.*?)```", line, re.DOTALL)[1]
+    clone, install, folder, *rest = code.splitlines()
+    assert clone == "!git clone -q --depth 1 https://github.com/an-owner/a.name many-devices"
+    locked = (course.NOTEBOOKS.parent / "requirements/cpu.txt").read_text()
+    for package in re.findall(r"\S+==\S+", install):
+        assert re.search(rf"^{re.escape(package)}\b", locked, re.MULTILINE), "the course's version"
+    assert folder == "%cd many-devices/notebooks"
+    root = str(course.NOTEBOOKS.parent)
+    program = "\n".join(rest).replace("/content/many-devices", root)
+    # -S: without the environment's own way to helpers. The second import is that of a program which
+    # a chapter starts.
+    program += ("\nimport helpers, subprocess\n"
+                "subprocess.run([sys.executable, '-S', '-c', 'import helpers'], check=True)")
+    subprocess.run([sys.executable, "-S", "-c", program], cwd="/", check=True)
 
 
 @pytest.mark.parametrize("address", [

@@ -251,7 +251,7 @@ print("the devices update:", write_between_two_steps(update_on_kvstore=False))
 # %% [markdown]
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
 # pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (Before the
-# first step it is all one: then the store takes the first device's weights.)
+# first step you may write: the store begins with the first device's weights.)
 #
 # How do you write weights, then? There is also `weight.set_data(...)`:
 #
@@ -445,7 +445,7 @@ print(f"d: the sum is on cpu({notes.owner['d']}), the stored weight on {notes.we
 # To make a sum, an owner needs *buffers*: arrays of its own, each as large as the parameter.
 #
 # - One is for the sum. It begins as a copy of `cpu(0)`'s array, so that no pushed array changes.
-# - $k - 1$ are for copies of the other devices' arrays, of the owner's own, too.
+# - The other $k - 1$ are for copies of all other devices' arrays, even of the owner's own.
 #
 # That makes $k$ buffers. **Predict:** two devices push a key of 5,000 entries, 4 bytes each. How
 # many kilobytes does its owner need? MXNet's profiler counts them.
@@ -551,8 +551,8 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 replica = 2 * weights_mb
 ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
-title = f"Without activations, the embedding's owner holds {ratio:.1f} times what cpu(3) holds"
-fig, ax = figure(title, "device", "MB on each device (computed)")
+title = f"The embedding's owner holds {ratio:.1f} times as much as cpu(3)"
+fig, ax = figure(title, "device", "MB on each device (computed, no activations)")
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
 ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")

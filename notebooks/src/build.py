@@ -317,9 +317,10 @@ def build(source, target, prose=False, data=None):
     part = target.with_suffix(".part")
     nbformat.write(notebook, part)
     os.replace(part, target)
+    src = source.parent.parent if source.parent.name == "deeper" else source.parent
     for name, png in figures(notebook):
-        (source.parent / "figures").mkdir(exist_ok=True)
-        (source.parent / "figures" / name).write_bytes(png)
+        (src / "figures").mkdir(exist_ok=True)
+        (src / "figures" / name).write_bytes(png)
     write_files(notebook, target.parent)
 
 

@@ -28,6 +28,26 @@ BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of c
 BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
 END_ADDRESS = "<!-- end of address -->"
 
+# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there first:
+# a notebook that is opened there comes without helpers and without MXNet.
+ON_COLAB = ("01", "02", "03", "04", "05", "06", "07", "08")
+COLAB = """
+
+<details><summary>On Colab (experimental)</summary>
+
+[Open it there]({colab}), and run this in a new cell at the top:
+
+```
+!git clone -q --depth 1 {address} many-devices
+%pip install -q --no-deps mxnet==1.9.1 d2l==1.0.3
+%cd many-devices/notebooks
+import os, sys
+os.environ["PYTHONPATH"] = "/content/many-devices"
+sys.path.insert(0, "/content/many-devices")
+```
+
+</details>"""
+
 # "deeper: More all-reduces", up to what can't be in a title.
 DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
@@ -63,9 +83,13 @@ def how_to_run(name, address):
     page = "../" * name.count("/") + "running.md"
     if not address:
         return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
-    codespace = f"https://codespaces.new/{address.removeprefix('https://github.com/')}"
-    return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
-            f"([more]({page})); or [in a Codespace]({codespace}).*")
+    place = address.removeprefix("https://github.com/")
+    line = (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
+            f"([more]({page})); or [in a Codespace](https://codespaces.new/{place}).*")
+    if name[:2] in ON_COLAB:
+        colab = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{name}.ipynb"
+        line += COLAB.format(colab=colab, address=address)
+    return line
 
 
 def how_to_begin(address):
@@ -272,28 +296,33 @@ def row(folder, listed):
 
 
 def short_path(parts):
-    """One sentence with the chapters of the short path and the time that it takes."""
+    """What the short path is, and how long it, the chapters and the deeper notebooks take."""
     main = [row for _, rows in parts for row in rows if not row["deeper"]]
     short = [row for row in main if row["short"]]
     numbers = [row["file"][:2] for row in short]
     time = as_hours(sum(row["minutes"] for row in short))
     everything = as_hours(sum(row["minutes"] for row in main))
     deeper = as_hours(sum(row["minutes"] for _, rows in parts for row in rows if row["deeper"]))
+    tasks = sum(row["exercises"] for row in short)
+    all_tasks = sum(row["exercises"] for row in main)
+    count = sum(row["deeper"] for _, rows in parts for row in rows)
     return (f"The **short path** (●) is {', '.join(numbers[:-1])} and {numbers[-1]}: {time} of "
-            f"reading, of {everything} for all. No chapter needs a *deeper* notebook; reading them "
-            f"takes {deeper} more.")
+            f"reading and {tasks} exercises, of {everything} and {all_tasks} for all chapters. "
+            f"{count} *optional* notebooks go deeper, {deeper} of reading; no chapter needs one.")
 
 
 def table(parts, prefix, able):
     """A Markdown table of all chapters; `prefix` leads from the page to the notebooks.
 
-    able: whether it says what one is able to do after each.
+    able: whether it says what one is able to do after each, and lists the deeper notebooks too.
     """
     head = ["", "chapter", *["after it you can"] * able, "reading", "exercises", "running"]
     lines = [head, ["---"] * len(head)]
     for name, rows in parts:
         lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
         for row in rows:
+            if row["deeper"] and not able:
+                continue
             link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
             lines.append(["●" if row["short"] else "",
                           f"↳ *optional:* {link}" if row["deeper"] else link,
