@@ -28,8 +28,8 @@ BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of c
 BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
 END_ADDRESS = "<!-- end of address -->"
 
-# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there first:
-# a notebook that is opened there comes without helpers and without MXNet.
+# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there
+# first: a notebook that is opened there comes without helpers and without MXNet.
 ON_COLAB = ("01", "02", "03", "04", "05", "06", "07", "08")
 COLAB = """
 
