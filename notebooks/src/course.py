@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parent
 NOTEBOOKS = SRC.parent
 COURSE = tomllib.loads((SRC / "course.toml").read_text("utf-8"))
 PARTS = COURSE["part"]
-NUMERALS = ["I", "II", "III", "IV"]
+NUMERALS = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 EXERCISES = "## Exercises"
@@ -28,8 +28,8 @@ BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of c
 BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
 END_ADDRESS = "<!-- end of address -->"
 
-# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there first:
-# a notebook that is opened there comes without helpers and without MXNet.
+# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there
+# first: a notebook that is opened there comes without helpers and without MXNet.
 ON_COLAB = ("01", "02", "03", "04", "05", "06", "07", "08")
 COLAB = """
 
@@ -54,6 +54,10 @@ DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
 PAPER = re.compile(r"\barXiv:(\d{4}\.\d{4,5})\b")
 NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
+
+
+class Mistake(ValueError):
+    """A source or course.toml says what can't be; the message is for whoever wrote it."""
 
 
 # --- where the course is published --------------------------------------------------------------
@@ -198,11 +202,16 @@ def navigation(name, titles):
     """Markdown that leads from a chapter to its neighbours and to the start.
 
     `titles` has the title of each notebook by its `key`, in order. A deeper notebook leads to its
-    chapter and to the start.
+    chapter and to the start. Raises Mistake where there is no such chapter, or several.
     """
     names = [each for each in titles if not each.startswith("deeper/")]
     if name not in names:
-        (chapter,) = [each for each in names if each[:2] == Path(name).name[:2]]
+        number = Path(name).name[:2]
+        found = [each for each in names if each[:2] == number]
+        if len(found) != 1:
+            raise Mistake(f"{name} belongs to chapter {number}, of which there are {len(found)} "
+                          f"sources, {number}_*.py, and must be one")
+        (chapter,) = found
         return (f"*Optional: no chapter needs this.* [← {titles[chapter]}](../{chapter}.ipynb) · "
                 "[Start](../start.md)")
     place = names.index(name)
@@ -220,7 +229,7 @@ def link_mentions(text, name, titles):
     """`text` with each "chapter 03", "deeper: Its title" and "arXiv:1512.03385" made a link.
 
     Not what names `name` itself, the `key` of the notebook that has the text; titles: the title of
-    each notebook by its key. Raises ValueError for a chapter or a title that there is not.
+    each notebook by its key. Raises Mistake for a chapter or a title that there is not.
     """
     up = "../" if name.startswith("deeper/") else ""
     files = {each[:2]: each for each in titles if not each.startswith("deeper/")}
@@ -228,7 +237,7 @@ def link_mentions(text, name, titles):
 
     def link(number, words):
         if number not in files:
-            raise ValueError(f"{name} speaks of chapter {number}, which there is not")
+            raise Mistake(f"{name} speaks of chapter {number}, which there is not")
         return words if files[number] == name else f"[{words}]({up}{files[number]}.ipynb)"
 
     def link_deeper(found):
@@ -241,7 +250,7 @@ def link_mentions(text, name, titles):
                 rest = found[0][mention.end():]
                 return f"[{mention[0]}]({up}{deeper[words]}.ipynb){rest}"
         said = " ".join(found[1].split())
-        raise ValueError(f"{name} speaks of the deeper notebook {said!r}, which there is not")
+        raise Mistake(f"{name} speaks of the deeper notebook {said!r}, which there is not")
 
     def replace(found):
         numbers = re.findall(r"\d\d", found[0])
@@ -264,22 +273,25 @@ def chapters(folder=NOTEBOOKS):
     """For each part its name and a list of chapters, each with what the tables need.
 
     A deeper notebook stands after its chapter, with "deeper" True. Raises FileNotFoundError where
-    a notebook of course.toml has not been built.
+    a notebook of course.toml has not been built, Mistake where an entry lacks something.
     """
     found = []
-    for numeral, part in zip(NUMERALS, PARTS, strict=True):
+    for number, part in enumerate(PARTS, 1):
         rows = []
         for chapter in part["chapter"]:
-            rows.append(row(folder, chapter | {"deeper": False}))
+            rows.append(row(folder, {"short": False} | chapter | {"deeper": False}))
             for deeper in chapter.get("deeper", []):
                 file = f"deeper/{deeper['file']}"
                 rows.append(row(folder, deeper | {"file": file, "deeper": True, "short": False}))
+        numeral = "X" * (number // 10) + NUMERALS[number % 10]
         found.append((f"{numeral}. {part['name']}", rows))
     return found
 
 
 def row(folder, listed):
     """What course.toml says of a notebook, and what the notebook says of itself."""
+    if missing := [key for key in ("able", "running") if key not in listed]:
+        raise Mistake(f"course.toml: the entry of {listed['file']} lacks {' and '.join(missing)}")
     notebook = nbformat.read(folder / f"{listed['file']}.ipynb", as_version=4)
     return listed | {"title": title(notebook), "minutes": minutes(notebook),
                      "exercises": exercises(notebook)}
