@@ -234,7 +234,7 @@ def torch():
     if "torch" in versions():
         return GOOD, version("torch"), ""
     return MISSING, "not installed", (
-        "chapters 13, 14, 16 and half of 15 need it: `make setup TORCH=1`")
+        "chapters 13 to 16 need it: `make setup TORCH=1`")
 
 
 def grading():

@@ -359,7 +359,7 @@ def test_without_any_package_every_line_says_what_to_do(copy):
     for name in ("NumPy", "MXNet", "JupyterLab", "grading"):
         assert rows[name][0] == "✗" and rows[name][2] == ANEW, name
     assert rows["PyTorch"] == (
-        "–", "not installed", "chapters 13, 14, 16 and half of 15 need it: `make setup TORCH=1`")
+        "–", "not installed", "chapters 13 to 16 need it: `make setup TORCH=1`")
     assert rows["Python"][0] == "✓"
 
 
