@@ -282,8 +282,8 @@ assert round(100 * bandwidth_needed / BANDWIDTH) == 4
 
 # %% [markdown]
 # The predictions **missed all thirteen**: they were too optimistic. Worse assumptions hit more:
-# several GPUs on a link, or ten times the latency (LeNet alone needs that). But a wider range hits more often, whatever is
-# behind it. And to choose assumptions *because* they hit is no prediction.
+# several GPUs on a link, or ten times the latency (LeNet alone needs that). But a wider range hits
+# more often, whatever is behind it. And to choose assumptions *because* they hit is no prediction.
 #
 # ## What does one fitted constant add?
 #

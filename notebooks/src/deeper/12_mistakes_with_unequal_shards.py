@@ -162,8 +162,8 @@ def distance_to_one(step, cuts, on_store):
     return largest_difference(replicas, whole)  # each replica against whole
 
 # %% [markdown]
-# Now the last step leaves the third device without images, and who updates differs too. **Predict:**
-# how far off are the three ways?
+# Now the last step leaves the third device without images, and who updates differs too.
+# **Predict:** how far off are the three ways?
 
 # %% tags=["measured"]
 ONE_IDLE = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]

@@ -367,8 +367,8 @@ print(len(expected), "running means and variances agree to 1e-10")
 #
 # ## float32: LeNet
 #
-# Now the numbers are shorter: one rounding is about $10^{-7}$ of a number. How far apart are chapter 13's two LeNets after 20 steps, in float32
-# and in float64?
+# Now the numbers are shorter: one rounding is about $10^{-7}$ of a number. How far apart are
+# chapter 13's two LeNets after 20 steps, in float32 and in float64?
 
 # %% tags=["fold", "measured"]
 # draw: how far MXNet's weights are from PyTorch's after each of 20 steps, in float32 and float64
@@ -530,7 +530,8 @@ class Changed(NamedTuple):
 def change_and_note(layer, inputs, output):
     changed = change_a_sign(layer, inputs, output)
     other_sign = (changed > 0) != (output > 0)
-    size = output[other_sign].abs().max() / output.abs().max()
+    values = output.detach()
+    size = values[other_sign].abs().max() / values.abs().max()
     changed_inputs.append(Changed(int(other_sign.sum()), float(size)))
     return changed
 

@@ -303,9 +303,10 @@ for name, (one, two) in measured.items():
 # Where the middle half contains 1, no gain is larger than the noise. Where nobody else used the
 # machine, threads helped LeNet, and slowed the tiny layers down. The interpreter's lock would
 # explain the second, and so would the threads that each call starts; we have tested neither. Where
-# a whole step gains less than the forward pass in the same wrapper (the last two lines), this may be
-# why: on a CPU both backward passes run in the *one* thread that called `backward`. **On GPUs:** each device has a thread of its own
-# (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
+# a whole step gains less than the forward pass in the same wrapper (the last two lines), this may
+# be why: on a CPU both backward passes run in the *one* thread that called `backward`. **On GPUs:**
+# each device has a thread of its own (`torch.autograd.grad_mode.set_multithreading_enabled`,
+# PyTorch's documentation).
 #
 # ## A function that is called twice
 #

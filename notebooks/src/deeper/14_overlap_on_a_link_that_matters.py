@@ -328,9 +328,9 @@ show(fig, alt=f"{title}. Three timelines from the begin of the pass to the last 
 # %% [markdown]
 # A black line begins each message, and its latency is pale. 44 messages begin at once, but pay 44
 # latencies. One message can't begin before the last gradient is there. With six, sending begins
-# during the pass, and costs six latencies. After the pass, the messages that still wait for the link
-# are left, and the *last* one, which leaves with the last gradient. (These are three steps, so their
-# passes aren't equally long.)
+# during the pass, and costs six latencies. After the pass, the messages that still wait for the
+# link are left, and the *last* one, which leaves with the last gradient. (These are three steps, so
+# their passes aren't equally long.)
 #
 # How much does overlap save, in whole steps and for more limits? `race_in_turns`, from a folded
 # cell above, takes all ways in turns, and calls `new_link(model)` before each step. `NothingSent`
