@@ -669,7 +669,7 @@ for x, y in batches:
     with_softplus["MXNet"].append(by_mxnet)
     with_softplus["PyTorch"].append(by_torch)
 
-# %% tags=["fold", "measured"]
+# %% tags=["fold"]
 # measure: a control: MXNet's errors are put back into the exact statistics
 class ErrorsPutBack(ExactStatistics):
     def forward(self, x):
