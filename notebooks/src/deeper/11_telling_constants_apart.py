@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Deeper · Telling constants apart
 #
-# The step law of chapter 11 has one constant, *device*, for everything that grows with the number
+# The step law of chapter 11 has one constant, *exchange*, for everything that grows with the number
 # of devices. A copy has two costs, though: one for each array, and one for each byte. Can
 # measurements tell them apart? And are they then what they are named after?
 #
@@ -86,16 +86,16 @@ for name, units in UNITS.items():
 #
 # With two costs of copying, the law of a step is
 #
-# $$T = \text{fixed} + \text{image} \cdot \frac{n}{p} + \text{array} \cdot 2kA + \text{MB} \cdot
-# 2kS \quad (\text{the last two only for } k > 1)$$
+# $$T = \text{fixed} + \text{compute} \cdot \frac{n}{p} + \text{array} \cdot 2kA + \text{MB} \cdot
+# 2kS$$
 #
 # for $n$ images on $k$ devices, of which $p$ compute at once, and $A$ arrays of $S$ megabytes in
-# all. (The store copies each device's array in, and the sum out to it: $2k$.) Each network has its
-# own *fixed* and *image*; *array* and *MB* are the same for both. That makes six constants. What is
-# each multiplied by?
+# all; the last two parts only for $k > 1$. (The store copies each device's array in, and the sum
+# out to it: $2k$.) Each network has its own *fixed* and *compute*; *array* and *MB* are the same
+# for both. That makes six constants. What is each multiplied by?
 
 # %%
-CONSTANTS = ["fixed, narrow", "image, narrow", "fixed, wide", "image, wide", "array", "MB"]
+CONSTANTS = ["fixed, narrow", "compute, narrow", "fixed, wide", "compute, wide", "array", "MB"]
 
 
 def multipliers(name, n, k, p):
@@ -156,7 +156,7 @@ for names, constants in [(["narrow"], 4), (["narrow", "wide"], 6)]:
 
 # %% [markdown]
 # Rank 3, but four constants. Look at the last two columns above: in one network, megabytes are
-# always the same multiple of arrays. So *fixed* and *image* can be found, but of *array* and *MB*
+# always the same multiple of arrays. So *fixed* and *compute* can be found, but of *array* and *MB*
 # only one sum. **Ask a plan for its rank before you measure.**
 #
 # ## Does the fit find what was put in?
@@ -201,7 +201,7 @@ no_mixture = []  # constants whose column is no mixture of the others
 for column, constant in enumerate(CONSTANTS):
     if np.linalg.matrix_rank(np.delete(narrow_only, column, axis=1)) < 3:
         no_mixture.append(constant)
-assert no_mixture == ["fixed, narrow", "image, narrow"]
+assert no_mixture == ["fixed, narrow", "compute, narrow"]
 assert np.allclose(found_alone[:2], known[:2]) and not np.allclose(found_alone[4:], known[4:])
 on_four = matrix_of([Point("wide", 64, 4)], TWO_CORES)[0]
 assert on_four.tolist() == [0, 0, 1, 32, 64, 8 * megabytes["wide"]], "64 images on two cores"
