@@ -101,7 +101,7 @@ CONSTANTS = ["fixed, narrow", "compute, narrow", "fixed, wide", "compute, wide",
 def multipliers(name, n, k, p):
     found = dict.fromkeys(CONSTANTS, 0)
     found[f"fixed, {name}"] = 1
-    found[f"image, {name}"] = n / p
+    found[f"compute, {name}"] = n / p
     if k > 1:
         found["array"] = 2 * k * arrays[name]
         found["MB"] = 2 * k * megabytes[name]
