@@ -103,12 +103,6 @@ def test_what_workflows_upload_is_made_here():
         assert folder in (ROOT / maker).read_text()
 
 
-def test_what_contributing_links_to_is_there():
-    page = ROOT / ".github/CONTRIBUTING.md"
-    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    assert links and all((page.parent / link).is_file() for link in links), links
-
-
 def test_the_container_is_x86_64_debian_12_and_sets_itself_up():
     settings = json.loads((CONTAINER / "devcontainer.json").read_text())
     recipe = (CONTAINER / settings["build"]["dockerfile"]).read_text()
