@@ -1,4 +1,4 @@
-"""Splitting a batch and the three all-reduces, against NumPy, Gluon and MXNet's KVStore."""
+"""Splitting a batch and the all-reduces, against NumPy, Gluon and MXNet's KVStore."""
 
 import math
 import sys

@@ -1128,7 +1128,6 @@ def meet():
         apart = whole and apart_by(replicas(net), replicas(whole))
         tell(what, said, flat(replicas(net)) == flat(before), apart)
 
-
     one, four = synchronised(1, gluon.nn.BatchNorm(in_channels=5)), synchronised(4, norm())
     before, batches = weights_of(one), single([8, 12, 8])
     plain_epoch(one, sgd(one), ENTROPY, batches)

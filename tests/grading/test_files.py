@@ -48,8 +48,6 @@ def test_the_one_file_that_can_be_meant(tmp_path, names, chosen, unread):
     assert len(said) == len(unread) and all(map(str.startswith, said, unread)), said
 
 
-
-
 def test_of_two_none_is_chosen(tmp_path):
     found = hand_in(tmp_path, "ps1 (1).ipynb", "ps1_final.ipynb")
     (one,) = found.submissions
