@@ -3,14 +3,10 @@
 import ast
 from pathlib import Path
 
-from svg import SVG, read, with_class
+from svg import read, texts, with_class
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PROGRAM = NOTEBOOKS / "resumable_train.py"
-
-
-def texts(element):
-    return [text.text for text in element.iter(SVG + "text")]
 
 
 def test_ranks_go_on_over_machines_and_local_ranks_do_not():

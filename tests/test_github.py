@@ -95,7 +95,7 @@ def test_what_workflows_run_is_there():
 
 
 def test_what_workflows_upload_is_made_here():
-    makers = {"build/book": "Makefile", "build/screenshots": "tests/browser/conftest.py"}
+    makers = {"build/book": "Makefile", "build/screenshots": "tests/browser/places.py"}
     uploaded = [step["with"]["path"] for job in JOBS.values() for step in job["steps"]
                 if "/upload-" in step.get("uses", "")]
     assert sorted(uploaded) == sorted(makers)
