@@ -84,7 +84,7 @@ book: setup  ## make the course a web site, build/book/index.html
 	mkdir -p build/book-source/src build/book
 	cp -r notebooks/[0-9]*.ipynb notebooks/deeper notebooks/*.py notebooks/map.md \
 	    notebooks/src/book/index.md build/book-source
-	cp -r notebooks/src/drawings build/book-source/src
+	cp -r notebooks/src/drawings notebooks/src/figures build/book-source/src
 	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \
 	    -d build/book-source/.doctrees build/book-source build/book
 	cp LICENSE build/book/LICENSE.txt

@@ -9,12 +9,12 @@ from mxnet import autograd, nd
 
 from helpers.parallel import allreduce, split_and_load
 
-# Of each layer: the shape of its weight, inputs of one output, biases, gain.
+# Of each layer: the shape of its weight, the number of biases, the size of the random numbers.
 layers = [
-    ((20, 1, 3, 3), 9, 20, 1.0),  # convolution: 1 x 3 x 3 inputs
-    ((50, 20, 5, 5), 500, 50, 1.5),  # convolution: 20 x 5 x 5 inputs
-    ((800, 128), 800, 128, 1.5),  # dense: 50 x 4 x 4 inputs
-    ((128, 10), 128, 10, 0.5),  # dense
+    ((20, 1, 3, 3), 20, 1.0 * np.sqrt(2 / 9)),  # convolution: 1 x 3 x 3 inputs
+    ((50, 20, 5, 5), 50, 1.5 * np.sqrt(2 / 500)),  # convolution: 20 x 5 x 5 inputs
+    ((800, 128), 128, 1.5 * np.sqrt(2 / 800)),  # dense: 50 x 4 x 4 inputs
+    ((128, 10), 10, 0.5 * np.sqrt(2 / 128)),  # dense
 ]
 
 
@@ -45,9 +45,8 @@ def init_params(seed=0):
     """A start: random weights and biases of 0, as NumPy arrays. Taught in chapter 04."""
     rng = np.random.default_rng(seed)
     params = []
-    for shape, inputs, biases, gain in layers:
-        weight = gain * np.sqrt(2 / inputs) * rng.standard_normal(shape)
-        params.append(weight)
+    for shape, biases, size in layers:
+        params.append(size * rng.standard_normal(shape))
         params.append(np.zeros(biases))
     return params
 
@@ -62,7 +61,7 @@ def get_params(params, device, dtype="float32"):
     return replica
 
 
-def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
+def train_batch(x, y, replicas, devices, lr, all_reduce=allreduce):
     """One step on all devices, in place. Returns the batch's mean loss, on the first of them."""
     x_shards = split_and_load(x, devices, even=False)
     y_shards = split_and_load(y, devices, even=False)
@@ -76,7 +75,7 @@ def train_batch(x, y, replicas, devices, lr, reduce=allreduce):
 
     for number in range(len(replicas[0])):
         grads = [replica[number].grad for replica in replicas]
-        reduce(grads)
+        all_reduce(grads)
 
     for replica in replicas:
         for param in replica:

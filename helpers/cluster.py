@@ -274,8 +274,10 @@ class Cluster(_Processes):
         _whole("Cluster", workers=(workers, 1), servers=(servers, 1))
         script = _script("Cluster", script)
         address, port = _parts(address)
-        # Below those of outgoing connections.
-        some = random.SystemRandom().sample(range(15_000, 32_000), 200)
+        below = range(15_000, 32_000)  # ports of outgoing connections
+        # More than are needed, since some may be taken.
+        count = min(len(below), max(200, 2 * (1 + servers + workers)))
+        some = random.SystemRandom().sample(below, count)
         (port,) = _free_ports(address, 1, [port] if port else some)
         ports = _free_ports(address, servers + workers, [p for p in some if p != port])
         shared = {"DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": str(port),
@@ -319,7 +321,7 @@ def _parts(address):
 
 def _free_ports(address, count, ports):
     """The first `count` of `ports` at which nobody listens, in rising order, or OSError."""
-    found = []
+    found, taken = [], OSError(f"there are no {count} free ports at {address}")
     for port in ports:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

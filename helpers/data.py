@@ -1,14 +1,14 @@
-"""Images and labels for the chapters: MNIST, Fashion-MNIST, or scikit-learn's small digits.
+"""Images and labels for the chapters: MNIST, or scikit-learn's small digits.
 
     data = load_data("mnist")
     print(data)             # Data: mnist, 60,000 training and 10,000 test images, from the cache
     data.train_images       # float32 [60000, 1, 28, 28], from 0 to 1
 
-MNIST and Fashion-MNIST are four IDX files each. They are looked for in three places, in order:
-the folder that the variable COURSE_DATA names, this user's cache, and public mirrors. Whatever is
-found is checked before it is used. Where no place has the set, `load_data` says so in a sentence
-and hands out the digits that come with scikit-learn: real handwriting too, and no network needed.
-`load_data(name, fallback=False)` tells all about each place.
+MNIST is four IDX files. They are looked for in three places, in order: the folder that the
+variable COURSE_DATA names, this user's cache, and public mirrors. Whatever is found is checked
+before it is used. Where no place has them, `load_data` says so in a sentence and hands out the
+digits that come with scikit-learn: real handwriting too, and no network needed.
+`load_data("mnist", fallback=False)` tells all about each place.
 
 COURSE_OFFLINE=1 asks for no network at all. This module does not import MXNet.
 """
@@ -28,33 +28,26 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-# The shape of each file's values, in the order of Dataset's first four fields; for both sets.
+from helpers.engine import is_on
+
+# The shape of each file's values, in the order of Dataset's first four fields.
 FILES = {
     "train-images-idx3-ubyte": (60_000, 28, 28), "train-labels-idx1-ubyte": (60_000,),
     "t10k-images-idx3-ubyte": (10_000, 28, 28), "t10k-labels-idx1-ubyte": (10_000,),
 }  # fmt: skip
-MIRRORS = {
-    "mnist": ["https://ossci-datasets.s3.amazonaws.com/mnist/",
-              "https://storage.googleapis.com/cvdf-datasets/mnist/"],
-    "fashion_mnist": ["http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-                      "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"],
-}  # fmt: skip
-# As published, in the order of FILES: MNIST's SHA-256 is of the contents once unpacked,
-# Fashion-MNIST's MD5 of the .gz file.
-SUMS = {
-    "mnist": ["ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-              "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-              "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-              "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"],
-    "fashion_mnist": ["8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-                      "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"],
-}  # fmt: skip
+MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/",
+           "https://storage.googleapis.com/cvdf-datasets/mnist/"]
+# SHA-256 of the published contents once unpacked, in the order of FILES.
+SUMS = ["ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"]
 
-LONGEST = 2**26  # bytes; every file of the sets is shorter, packed or not: no more is ever read
+LONGEST = 2**26  # bytes; every file of MNIST is shorter, packed or not: no more is ever read
 
 
 class DataUnavailable(RuntimeError):
-    """No place has the data set; the message lists each place and why."""
+    """No place has MNIST; the message lists each place and why."""
 
 
 class Dataset(NamedTuple):
@@ -73,39 +66,60 @@ class Dataset(NamedTuple):
 
 
 def load_data(name="mnist", limit=None, fallback=True):
-    """The data set "mnist", "fashion_mnist" or "digits" as NumPy arrays in a `Dataset`.
+    """The data set "mnist" or "digits" as NumPy arrays in a `Dataset`.
 
     With a `limit`, the first `limit` training images and at most `limit` test images.
-    Where the set can't be had: prints a sentence and returns "digits", or with `fallback=False`
+    Where MNIST can't be had: prints a sentence and returns "digits", or with `fallback=False`
     raises DataUnavailable. `.name` and `.source` say what it was in the end. A download that failed
     is tried again after an hour, or once the file `download-failed` in the cache is deleted.
 
-    Raises ValueError for another name or a limit below 1, TypeError for a limit that is not a
-    whole number. Warns where the cache holds a damaged file or can't be written.
+    Raises ValueError for another name, a limit below 1, or a COURSE_OFFLINE that is neither 1 nor
+    0, TypeError for a limit that is not a whole number. Warns where the cache holds a damaged file
+    or can't be written.
     """
-    if name not in ("mnist", "fashion_mnist", "digits"):
-        raise ValueError(f"load_data(name={name!r}): name must be mnist, fashion_mnist or digits")
+    if name not in ("mnist", "digits"):
+        raise ValueError(f"load_data(name={name!r}): name must be mnist or digits")
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer | None):
         raise TypeError(f"load_data(limit={limit!r}): limit must be a whole number or None")
     if limit is not None and limit < 1:
         raise ValueError(f"load_data(limit={limit}): limit must be at least 1, or None for all")
     if name == "digits":
         return _dataset(_digits(), 16, limit, name, "scikit-learn")
-    tried = []
-    for place, read in _PLACES.items():
-        try:
-            found = _dataset([read(name, file) for file in FILES], 255, limit, name, place)
-        except (OSError, ValueError) as error:
-            tried.append(str(error))
-            continue
-        if tried and os.getenv("COURSE_DATA"):  # whoever set it expects it to be used
-            print(f"{tried[0]}; {name} is from {place}")
-        return found
+    is_on("COURSE_OFFLINE")  # here: a place's ValueError would only make us try the next one
+    arrays, place, reasons = _search(_PLACES)
+    if arrays:
+        if reasons and os.getenv("COURSE_DATA"):  # whoever set it expects it to be used
+            print(f"{reasons[0]}; mnist is from {place}")
+        return _dataset(arrays, 255, limit, name, place)
     if not fallback:
-        raise DataUnavailable("\n  ".join([f"{name} can't be had here.", *tried]))
-    folder, _, download = (reason.split("\n")[0] for reason in tried)
-    print(f"{name} can't be had here ({folder}; {download}), so these are scikit-learn's digits.")
+        raise DataUnavailable("\n  ".join(["mnist can't be had here.", *reasons]))
+    folder, _, download = (reason.split("\n")[0] for reason in reasons)
+    print(f"mnist can't be had here ({folder}; {download}), so these are scikit-learn's digits.")
     return load_data("digits", limit)
+
+
+def find_mnist():
+    """Where `load_data` would find MNIST without a download; nothing is changed on the way.
+
+    Returns `(place, reasons)`: "COURSE_DATA", "the cache" or None, and for each place before it a
+    sentence on why it isn't there.
+    """
+    _, place, reasons = _search({"COURSE_DATA": _from_course_data, "the cache": _look_in_cache})
+    return place, reasons
+
+
+def _search(places):
+    """`(arrays, place, reasons)` of the first that has all files; of none: `(None, None, reasons)`.
+
+    places: `{place: function of a file's name}`; reasons: a text for each place before.
+    """
+    reasons = []
+    for place, read in places.items():
+        try:
+            return [read(file) for file in FILES], place, reasons
+        except (OSError, ValueError) as error:
+            reasons.append(str(error))
+    return None, None, reasons
 
 
 def _dataset(arrays, white, limit, name, source):
@@ -136,57 +150,65 @@ def _digits():
 # is and, in its first line, why.
 
 
-def _from_course_data(name, file):
+def _from_course_data(file):
     """The folder is the user's: nothing in it is changed, whatever state it is in."""
     folder = os.getenv("COURSE_DATA")
     if not folder:
         raise FileNotFoundError(f"COURSE_DATA is {'not set' if folder is None else 'empty'}")
     root = Path(os.path.expanduser(folder))
     try:
-        for path in (f"{name}/{file}.gz", f"{name}/{file}", f"{file}.gz", file):
+        for path in (f"mnist/{file}.gz", f"mnist/{file}", f"{file}.gz", file):
             if (root / path).is_file():
-                return _read(root / path, name, file)
-        fault = (f"has no {name}/{file}.gz" if root.is_dir() else
+                return _read(root / path, file)
+        fault = (f"has no mnist/{file}.gz" if root.is_dir() else
                  "is not a folder" if root.exists() else "does not exist")
     except (OSError, ValueError) as error:
         fault = f"can't be used: {_why(error)}"
     raise FileNotFoundError(f"COURSE_DATA={folder} {fault}")
 
 
-def _from_cache(name, file):
-    path = _cache(name) / f"{file}.gz"
+def _look_in_cache(file):
+    path = _cache() / f"{file}.gz"
     try:
-        return _read(path, name, file)
+        return _read(path, file)
     except OSError as error:
         raise OSError(f"the cache, {path}: {_why(error)}") from error
     except ValueError as error:
-        # Set aside, not deleted: someone may want to know what went wrong. stacklevel 4 points
-        # at the line that called load_data.
-        warnings.warn(f"damaged in the cache, moving to {path.name}.corrupt: {error}", stacklevel=4)
+        raise ValueError(f"the cache, {path}: {error}") from error
+
+
+def _from_cache(file):
+    """A damaged file is set aside, not deleted: someone may want to know what went wrong."""
+    try:
+        return _look_in_cache(file)
+    except ValueError as error:
+        path = _cache() / f"{file}.gz"
+        # stacklevel 5 points at the line that called load_data.
+        warnings.warn(f"damaged, moving to {path.name}.corrupt: {error}", stacklevel=5)
         os.replace(path, f"{path}.corrupt")
-        raise ValueError(f"the cache, {path}.corrupt: {error}") from error
+        raise
 
 
-def _from_download(name, file):
-    if (offline := os.getenv("COURSE_OFFLINE", "")) not in ("", "0"):
-        raise ConnectionError(f"COURSE_OFFLINE={offline} allows no download")
+def _from_download(file):
+    if is_on("COURSE_OFFLINE"):
+        raise ConnectionError("COURSE_OFFLINE=1 allows no download")
     # An earlier attempt, or another process, may have left this one in the cache already.
     with contextlib.suppress(OSError, ValueError):
-        return _from_cache(name, file)
-    note = _cache(name) / "download-failed"
+        return _from_cache(file)
+    note = _cache() / "download-failed"
     if reason := _remembered(note):
         raise ConnectionError("the download failed less than an hour ago\n"
                               f"    to try again now, delete {note}\n    {reason}")
     reasons = []
-    for mirror in MIRRORS[name]:
+    for mirror in MIRRORS:
         try:
             packed = _get(f"{mirror}{file}.gz")
-            values = _checked(packed, name, file)
+            values = _checked(packed, file)
         except (OSError, ValueError, http.client.HTTPException) as error:
             reasons.append(f"{mirror}: {_why(error)}")
             continue
-        if trouble := _write(_cache(name) / f"{file}.gz", packed):
-            warnings.warn(f"{name} is not kept: no writing to the cache ({trouble})", stacklevel=4)
+        if trouble := _write(_cache() / f"{file}.gz", packed):
+            warnings.warn(f"mnist is not kept: no writing to the cache ({trouble})", stacklevel=5)
         return values
     reason = "\n    ".join(reasons)
     _write(note, reason.encode())
@@ -207,8 +229,9 @@ def _get(url, silence=10):
             return b"".join(stream.read(65_536) for _ in range(LONGEST // 65_536))
 
 
-def _cache(name):
-    return Path(os.getenv("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "many-devices", name)
+def _cache():
+    folder = os.getenv("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder, "many-devices", "mnist")
 
 
 def _remembered(note):
@@ -233,12 +256,12 @@ def _write(path, content):
         return _why(error)
 
 
-def _read(path, name, file):
+def _read(path, file):
     with open(path, "rb") as stream:
-        return _checked(stream.read(LONGEST), name, file)
+        return _checked(stream.read(LONGEST), file)
 
 
-def _checked(content, name, file):
+def _checked(content, file):
     """The values in a file, packed or not, as a uint8 array; ValueError where they aren't right."""
     shape = FILES[file]
     # IDX begins with a magic number (8 for unsigned bytes, then how many dimensions), then these.
@@ -254,9 +277,8 @@ def _checked(content, name, file):
         has = f"over {size:,}" if len(plain) > size else f"{len(plain):,}"
         raise ValueError(f"{file}: should have {size:,} bytes that begin with {header.hex()}, "
                          f"has {has} that begin with {plain[: len(header)].hex()}")
-    sums = hashlib.sha256(plain), hashlib.md5(content, usedforsecurity=False)
-    if dict(zip(FILES, SUMS[name]))[file] not in [s.hexdigest() for s in sums]:
-        raise ValueError(f"{file}: not the published sum (for fashion_mnist, the .gz is needed)")
+    if dict(zip(FILES, SUMS))[file] != hashlib.sha256(plain).hexdigest():
+        raise ValueError(f"{file}: not the published sum")
     return np.frombuffer(plain, np.uint8, offset=len(header)).reshape(shape)
 
 

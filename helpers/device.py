@@ -7,13 +7,12 @@ GPUs don't.
 """
 
 import numbers
-import os
 import warnings
 
 import mxnet as mx
 
 from helpers import gpu
-from helpers.engine import cores
+from helpers.engine import cores, is_on
 
 MOST = 64  # each context that is used starts a thread and keeps scratch space
 
@@ -26,10 +25,11 @@ def devices(k=None):
     `COURSE_SIMULATE=1` asks for simulated devices on a machine with GPUs too. A GPU for which
     MXNet 1.9.1 has no machine code is left out, with a line that says so.
 
-    Raises TypeError where k is not a whole number, ValueError where it is below 1 or above 64.
+    Raises TypeError where k is not a whole number, ValueError where it is below 1 or above 64, or
+    that variable neither 1 nor 0.
     Warns where k simulated devices must share fewer cores.
     """
-    gpus = [] if os.environ.get("COURSE_SIMULATE") == "1" else _gpus()
+    gpus = [] if is_on("COURSE_SIMULATE") else _gpus()
     if k is None:
         k = len(gpus) or 2
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):

@@ -2,7 +2,8 @@
 
 Chapter 04's deeper notebook measures what each does to the speed of two simulated devices. A
 variable that the user has set is never changed, and neither is a process in which MXNet is already
-loaded, where it would be too late. `cores` counts what simulated devices can run on.
+loaded, where it would be too late. `cores` counts what simulated devices can run on, and `is_on`
+reads a variable of the course's own.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from helpers import gpu, newer_numpy
 
 # One simulated device is one CPU core, so no operator may spread over several. And an operator
 # that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
-# of 4 spaces, devices wait for one another all the time; with 64 they hardly meet.
+# of 4 spaces, devices wait for one another all the time; with 64 they wait much less.
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -96,3 +97,14 @@ def cores():
     import joblib  # here: it imports NumPy, which reads the settings above once
 
     return joblib.cpu_count()
+
+
+def is_on(variable):
+    """Whether an environment variable of the course is 1; not if it is 0, empty or not set.
+
+    Raises ValueError where it is anything else.
+    """
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{variable}={value}: must be 1 or 0, or not be set")
+    return value == "1"

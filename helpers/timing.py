@@ -1,6 +1,7 @@
 """Measuring: contestants in turns, their spread, new processes, and who else used the machine."""
 
 import subprocess
+import tempfile
 import time
 from contextlib import redirect_stdout, suppress
 from io import StringIO
@@ -128,39 +129,46 @@ class Team:
     `ready` has those lines.
 
     team() sends `order` to all, waits for all, and returns their answers. `close` ends them, and
-    so does the end of a `with` block. Raises RuntimeError, with what it wrote to stderr, for a
-    program that has ended.
+    so does the end of a `with` block. Raises RuntimeError, with the last that it wrote to stderr,
+    for a program that has ended.
     """
 
     def __init__(self, commands, order="", environment=None):
         self.order = order
-        self._programs = [
-            subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for command in commands]
+        self._programs = []   # (program, file with what it wrote to stderr) of each
         try:
-            self.ready = [self._answer(program) for program in self._programs]
+            for command in commands:
+                # Not a pipe, which holds 64 KB: whoever writes more waits until it is read.
+                words = tempfile.TemporaryFile("w+", errors="replace")
+                program = subprocess.Popen(command, env=environment, text=True, stderr=words,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._programs.append((program, words))
+            self.ready = self._answers()
         except BaseException:
             self.close()
             raise
 
     def __call__(self):
-        for program in self._programs:
+        for program, _ in self._programs:
             with suppress(BrokenPipeError):  # it has ended, and its answer says so
                 print(self.order, file=program.stdin, flush=True)
-        return [self._answer(program) for program in self._programs]
+        return self._answers()
 
-    @staticmethod
-    def _answer(program):
-        line = program.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a program of the team ended: {program.stderr.read().strip()}")
-        return line.strip()
+    def _answers(self):
+        lines = []
+        for program, words in self._programs:
+            line = program.stdout.readline()
+            if not line:
+                words.seek(0)
+                raise RuntimeError(f"a program of the team ended: {words.read().strip()[-2000:]}")
+            lines.append(line.strip())
+        return lines
 
     def close(self):
-        for program in self._programs:
+        for program, words in self._programs:
             program.kill()
             program.communicate()
+            words.close()
 
     def __enter__(self):
         return self

@@ -15,6 +15,7 @@ from typing import NamedTuple
 COMMUNICATION = {"CopyCPU2CPU", "ElementwiseSum", "KVStoreReduce", "add_n"}
 REPEATED = {"operator", "Custom Operator"}  # domains in which MXNet notes its operators once more
 _tracks = {}  # number of a device or domain: its name
+_folder = tempfile.TemporaryDirectory(prefix="trace-")  # removed when the process ends
 
 
 class Event(NamedTuple):
@@ -101,7 +102,7 @@ def _file():
     """Where the profiler writes. It's told once a process."""
     from mxnet import profiler
 
-    path = Path(tempfile.mkdtemp(prefix="trace-"), "trace.json")
+    path = Path(_folder.name, "trace.json")
     profiler.set_config(profile_imperative=True, profile_symbolic=True, profile_api=False,
                         continuous_dump=False, filename=str(path))
     return path

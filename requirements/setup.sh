@@ -13,6 +13,7 @@
 #   sh requirements/setup.sh --find-any      a Python from 3.8 on
 #   sh requirements/setup.sh --find-uv       the uv
 #   sh requirements/setup.sh --find-maker    without a uv: the Python that would fetch one
+#   sh requirements/setup.sh --find-room     MB that the environment takes
 #   sh requirements/setup.sh --state         a word for the state of .venv, and what follows from it
 # And this one fetches uv first where there is none:
 #   sh requirements/setup.sh --get-uv
@@ -122,7 +123,7 @@ check_disk() {
             "Nothing was changed."
     fi
 }
-megabytes_free() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 / 1024) }'; }
+megabytes_free() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 * 1.024e-3) }'; }
 disk_of() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print $1 }'; }
 
 free_space() {
@@ -284,8 +285,6 @@ state() {
             /*) echo "moved .venv was made when this folder had another path" ;;
             *) echo "unfinished .venv was not finished the last time" ;;   # or it says nothing yet
         esac
-    elif grep -Eqs '^/.* [0-9]+ [0-9]+$' .venv/.stamp; then   # so it was called once
-        echo "outdated .venv was made by an older set-up"
     else
         echo "foreign .venv does not have set-up's mark, so it may be somebody's own, and is left" \
             "alone: move it away or delete it, then try again."
@@ -305,7 +304,13 @@ case ${1:-} in
 esac
 lock=$(choose_lock)
 wanted="$root $(cksum <$lock)"
+case $lock in
+    *gpu*) fetches="3 GB" room=5400
+        needs="the environment takes 1.4 GB, and CUDA's libraries 4 GB more" ;;
+    *) fetches="400 MB" room=1400 needs="the environment takes 1.4 GB" ;;
+esac
 case ${1:-} in
+    --find-room) echo $room; exit ;;
     --state) state; exit ;;
     "") ;;
     *) stop "there is no option $1; the first lines of requirements/setup.sh name them." ;;
@@ -334,11 +339,6 @@ if [ -e .venv/.torch ] || [ "$(cat $stamp 2>/dev/null)" = "unfinished, had PyTor
     with_torch=1 unfinished="unfinished, had PyTorch"
 fi
 
-case $lock in
-    *gpu*) fetches="3 GB" room=5400
-        needs="the environment takes 1.4 GB, and CUDA's libraries 4 GB more" ;;
-    *) fetches="400 MB" room=1400 needs="the environment takes 1.4 GB" ;;
-esac
 made || check_disk
 if ! made; then
     failure=".venv could not be made"

@@ -172,34 +172,43 @@ def test_pytorch_trains_the_same_network(model, arrays):
 TINY = bench.Job("Trainer", "LeNet", batch=8)
 
 
-def test_a_worker_gets_the_settings_of_its_job_and_no_others(monkeypatch, data):
-    asked = []
-    monkeypatch.setattr(bench.subprocess, "Popen", lambda *_, env, **__: asked.append(env))
-    for settings in (bench.COURSE, (), ("threads",), ("scratch space",), ("allocator",)):
-        bench.Worker(replace(TINY, settings=settings), quick=True, data=data)
+def test_a_worker_gets_the_settings_of_its_job_and_no_others():
+    asked = [bench.environment_of(replace(TINY, settings=settings)) for settings in (
+        bench.COURSE, (), ("threads",), ("scratch space",), ("allocator",))]
     names = ("OMP_NUM_THREADS", "MXNET_CPU_TEMP_COPY", "MALLOC_MMAP_MAX_")
     # helpers.engine makes the settings of a worker that has all of them
     assert [[name in env for name in names] for env in asked] == [
         [False] * 3, [False] * 3, [True, False, False], [False, True, False], [False, False, True]]
 
 
-def test_pytorch_gets_its_threads_and_nothing_of_ours(monkeypatch, data):
-    asked = []
-    monkeypatch.setattr(bench.subprocess, "Popen", lambda *_, env, **__: asked.append(env))
+def test_pytorch_gets_its_threads_and_nothing_of_ours():
     jobs = bench.torch_jobs("LeNet", 8)
     assert {job.layout for job in jobs} == {"contiguous", "channels last"}
-    for job in jobs:
-        bench.Worker(job, quick=True, data=data)
+    asked = [bench.environment_of(job) for job in jobs]
     assert [env["OMP_NUM_THREADS"] for env in asked] == [
         str(job.threads or bench.cores()) for job in jobs]
     assert not {"MXNET_CPU_TEMP_COPY", "MALLOC_MMAP_MAX_", "OPENBLAS_NUM_THREADS"} & set(asked[0])
 
 
-def test_a_worker_that_fails_says_why(data):
-    one = bench.Worker(replace(TINY, work="no-such"), quick=True, data=data)
-    with pytest.raises(RuntimeError, match="(?s)no-such.*KeyError"):
-        bench.ask([one])
-    one.end()
+def test_a_job_has_as_many_workers_as_it_asks_for_each_in_its_environment(monkeypatch, data):
+    made = []
+    monkeypatch.setattr(bench, "Team", lambda *arguments: made.append(arguments))
+    job = replace(TINY, processes=2, settings=("threads",))
+    bench.start(job, quick=True, data=data)
+    (commands, order, environment), = made
+    assert len(commands) == 2 and order and environment == bench.environment_of(job)
+
+
+def test_a_worker_that_fails_says_which_and_why(data):
+    with pytest.raises(RuntimeError, match="(?s)^LeNet by no-such.*KeyError: 'no-such'"):
+        bench.start(replace(TINY, work="no-such"), quick=True, data=data)
+
+
+def test_figures_of_workers_at_the_same_time_are_added_up():
+    answers = ['{"found": 100, "gib": 0.5}', '{"found": 90, "gib": 0.75}']
+    assert bench.ask(lambda: answers) == {"found": 190, "gib": 1.25}
+    assert bench.ask(lambda: answers[:1]) == {"found": 100, "gib": 0.5}
+    assert bench.ask(lambda: ['{"found": {"a": 1}, "gib": 0.5}'])["found"] == {"a": 1}
 
 
 LOADED = """
@@ -217,9 +226,8 @@ print([name for name in ("mxnet", "helpers", "torch") if name in sys.modules], f
         not find_spec("torch"), reason="PyTorch is not installed: make setup TORCH=1"))])
 def test_a_worker_loads_what_its_job_is_about_and_nothing_else(monkeypatch, data, job, loaded):
     asked = []
-    monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: asked.append(command))
-    bench.Worker(job, quick=True, data=data)
-    monkeypatch.undo()
+    monkeypatch.setattr(bench, "Team", lambda commands, *_: asked.extend(commands))
+    bench.start(job, quick=True, data=data)
     done = subprocess.run(
         [sys.executable, "-c", LOADED, asked[0][2]], text=True, capture_output=True,
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/bench'}"})
@@ -237,8 +245,8 @@ def test_a_workers_peak_memory_is_its_own():
 
 def test_no_worker_outlives_the_bench(data):
     code = ("import bench, sys; "
-            "one = bench.Worker(bench.Job('Trainer', 'LeNet', batch=8), True, sys.argv[1]); "
-            "bench.ask([one]); print(one.process.pid, flush=True); sys.stdin.read()")
+            "team = bench.start(bench.Job('Trainer', 'LeNet', batch=8), True, sys.argv[1]); "
+            "print(team._programs[0][0].pid, flush=True); sys.stdin.read()")
     parent = subprocess.Popen([sys.executable, "-c", code, data], text=True,
                               stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {
                                   "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/bench'}"})
@@ -256,18 +264,24 @@ def test_no_worker_outlives_the_bench(data):
 # --- the command ------------------------------------------------------------------------------
 
 
-def test_set_up_is_timed_with_no_cache(monkeypatch):
-    caches = []
+def test_set_up_is_timed_with_no_cache_and_each_notebook_by_itself(monkeypatch):
+    caches, asked = [], []
 
     def run(command, env=None, **_):
         if env is None:  # the chapters
-            Path(command[3]).write_text('{"chapters": []}')
+            names = ("01_a", "02_b", "deeper/01_c", "deeper/01_d")
+            Path(command[3]).write_text(json.dumps({"chapters": [
+                {"chapter": name, "seconds": 10.0**place} for place, name in enumerate(names)]}))
         else:
             caches.extend(Path(env[name]).exists() for name in ("UV_CACHE_DIR", "PIP_CACHE_DIR"))
+            asked.append(Path(command[1]).parents[1].joinpath("helpers/gpu.py").exists())
 
     monkeypatch.setattr(bench.subprocess, "run", run)
-    bench.chapters(quick=False)
-    assert caches == [False, False]
+    found = bench.chapters(quick=False)
+    assert caches == [False, False] and asked == [True], "set-up asks it which MXNet to install"
+    assert found.pop("set-up, s") >= 0
+    assert found == {"01_a, s": 1, "02_b, s": 10, "deeper/01_c, s": 100, "deeper/01_d, s": 1000,
+                     "all chapters, s": 11, "all deeper notebooks, s": 1100}
 
 
 def test_a_run_of_tiny_sizes(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import build
 import course
@@ -104,6 +106,13 @@ def test_chapters_are_linked_with_each_other(built):
         "and chapters 01 and\n[02](02_next.ipynb). Reading takes about 5 minutes.")
 
 
+def test_a_paper_is_linked_but_not_in_code():
+    text = "K. He et al., arXiv:1512.03385; `arXiv:1512.03385`, arXiv:1512.0338599"
+    assert course.link_mentions(text, "01_a", {"01_a": "01 A"}) == (
+        "K. He et al., [arXiv:1512.03385](https://arxiv.org/abs/1512.03385); `arXiv:1512.03385`, "
+        "arXiv:1512.0338599")
+
+
 @pytest.mark.parametrize(("name", "links"), [
     ("01_a", "[Start](start.md) · [02 B →](02_b.ipynb)"),
     ("02_b", "[← 01 A](01_a.ipynb) · [Start](start.md) · [03 C →](03_c.ipynb)"),
@@ -135,12 +144,33 @@ def test_without_an_address_a_notebook_says_what_to_type_and_leads_nowhere_else(
 
 
 @pytest.mark.parametrize(("name", "page"), [
-    ("08_a", "(running.md)"), ("deeper/01_a", "(../running.md)")])
+    ("09_a", "(running.md)"), ("deeper/01_a", "(../running.md)")])
 def test_with_an_address_a_notebook_leads_to_it(name, page):
     line = course.how_to_run(name, "https://github.com/an-owner/a.name")
     assert "`git clone https://github.com/an-owner/a.name`" in line and page in line
     assert set(re.findall(r"https://[^)`]+", line)) == {
         "https://github.com/an-owner/a.name", "https://codespaces.new/an-owner/a.name"}
+
+
+def test_with_an_address_chapters_that_ran_with_colabs_versions_say_what_to_run_there():
+    """What is to be run is run here, but for the clone: it must find the chapter's imports."""
+    line = course.how_to_run("08_a", "https://github.com/an-owner/a.name")
+    assert ("https://colab.research.google.com/github/an-owner/a.name/blob/main/notebooks/08_a.ipynb"
+            in line)
+    code = re.search(r"```\n(.*?)```", line, re.DOTALL)[1]
+    clone, install, folder, *rest = code.splitlines()
+    assert clone == "!git clone -q --depth 1 https://github.com/an-owner/a.name many-devices"
+    locked = (course.NOTEBOOKS.parent / "requirements/cpu.txt").read_text()
+    for package in re.findall(r"\S+==\S+", install):
+        assert re.search(rf"^{re.escape(package)}\b", locked, re.MULTILINE), "the course's version"
+    assert folder == "%cd many-devices/notebooks"
+    root = str(course.NOTEBOOKS.parent)
+    program = "\n".join(rest).replace("/content/many-devices", root)
+    # -S: without the environment's own way to helpers. The second import is that of a program which
+    # a chapter starts.
+    program += ("\nimport helpers, subprocess\n"
+                "subprocess.run([sys.executable, '-S', '-c', 'import helpers'], check=True)")
+    subprocess.run([sys.executable, "-S", "-c", program], cwd="/", check=True)
 
 
 @pytest.mark.parametrize("address", [
@@ -230,6 +260,60 @@ def test_a_failing_cell_leaves_the_old_notebook_and_the_others_are_built(tmp_pat
     printed = capsys.readouterr().out
     assert "01_bad: FAILED in code cell 2" in printed
     assert "ValueError: planted" in printed
+
+
+def test_a_mistake_in_a_source_is_told_in_a_line_and_the_others_are_built(tmp_path, capsys):
+    write_source(tmp_path, "01_bad", "# %% [markdown]\n# As in chapter 17.\n")
+    write_source(tmp_path, "02_good", "# %%\n1 + 1\n")
+    write_source(tmp_path, "deeper/07_alone", "# %% [markdown]\n# # Deeper · Alone\n")
+    assert build.main(["--notebooks", str(tmp_path)]) == 1
+    bad, good, alone = capsys.readouterr().out.splitlines()
+    assert bad == "01_bad: not built; 01_bad speaks of chapter 17, which there is not"
+    assert good.startswith("02_good: built in ")
+    assert alone == ("deeper/07_alone: not built; deeper/07_alone belongs to chapter 07, of which "
+                     "there are 0 sources, 07_*.py, and must be one")
+
+
+@pytest.mark.parametrize("error", [
+    course.Mistake("what is wrong"), FileNotFoundError(2, "what is wrong", "01_a.ipynb")])
+def test_tables_that_can_not_be_made_are_told_in_a_line(tmp_path, monkeypatch, capsys, error):
+    def fail():
+        raise error
+
+    write_source(tmp_path, "01_a", "# %%\n1 + 1\n")
+    monkeypatch.setattr(build, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(course, "write_contents", fail)
+    assert build.main(["--notebooks", str(tmp_path)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"README.md, start.md and CITATION.cff: not made anew; {error}"
+
+
+ENTRY = {"file": "01_a", "able": "do it", "running": "1 s"}
+
+
+def test_a_chapter_is_off_the_short_path_unless_it_says_so_and_parts_have_roman_numbers(
+        tmp_path, monkeypatch):
+    write_notebook(tmp_path, "01_a", "1 + 1")
+    parts = [{"name": "Part", "chapter": [ENTRY, ENTRY | {"short": True}]} for _ in range(14)]
+    monkeypatch.setattr(course, "PARTS", parts)
+    found = course.chapters(tmp_path)
+    assert [name.partition(".")[0] for name, _ in found] == (
+        "I II III IV V VI VII VIII IX X XI XII XIII XIV".split())
+    assert [row["short"] for row in found[4][1]] == [False, True]
+
+
+@pytest.mark.parametrize(("key", "entry"), [
+    ("able", ENTRY), ("running", ENTRY),
+    ("able", ENTRY | {"deeper": [{"file": "01_more", "running": "1 s"}]})])
+def test_an_entry_that_lacks_something_is_named(tmp_path, monkeypatch, key, entry):
+    entry = dict(entry)
+    file = "deeper/01_more" if "deeper" in entry else "01_a"
+    if file == "01_a":
+        del entry[key]
+    write_notebook(tmp_path, "01_a", "1 + 1")
+    monkeypatch.setattr(course, "PARTS", [{"name": "Part", "chapter": [entry]}])
+    with pytest.raises(course.Mistake, match=rf"course\.toml: the entry of {file} lacks {key}$"):
+        course.chapters(tmp_path)
 
 
 def test_a_write_cut_short_leaves_the_old_notebook(tmp_path, monkeypatch):
@@ -429,7 +513,7 @@ def test_run_goes_on_after_a_failure_and_says_so(tmp_path, capsys):
     write_notebook(tmp_path, "01_bad", "x = 1", "1 / 0")
     write_notebook(tmp_path, "02_good", "print('Data: digits, 1,797 images')")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    report = tmp_path / "build" / "run.json"
+    report = tmp_path.with_suffix(".json")
 
     assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 1
     bad, good = json.loads(report.read_text())["chapters"]
@@ -456,15 +540,13 @@ def test_run_passes_over_what_needs_pytorch_where_it_is_not_there(
         row = run.run(tmp_path / "01_some.ipynb")
         assert (row["cells"], row["skipped"]) == (len(expected), len(tags) - len(expected))
         assert row["error"] is None
-    report = tmp_path / "run.json"
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
     assert ("make setup TORCH=1" in capsys.readouterr().out) == (len(left) < len(tags))
 
 
 def test_run_succeeds_where_no_cell_fails(tmp_path):
     write_notebook(tmp_path, "01_good", "x = 1")
-    report = tmp_path / "run.json"
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(report)]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("shown, told", [("mnist", True), ("-", False)])
@@ -473,7 +555,7 @@ def test_run_says_at_the_end_why_course_data_was_not_used(
     write_notebook(tmp_path, "01_good", f"print('Data: {shown}, 3 images')" * (shown != "-"))
     monkeypatch.setenv("COURSE_DATA", "/not/there")
     monkeypatch.setenv("COURSE_OFFLINE", "1")
-    assert run.main(["--notebooks", str(tmp_path), "--json", str(tmp_path / "run.json")]) == 0
+    assert run.main(["--notebooks", str(tmp_path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("COURSE_DATA=/not/there does not exist" in last) == told
 

@@ -615,6 +615,17 @@ def test_without_pytorch_torchrun_says_how_to_get_it(write, monkeypatch):
         torchrun(write(""))
 
 
+def test_each_of_many_processes_has_a_port_of_its_own(monkeypatch):
+    made = {}
+    monkeypatch.setattr(cluster._Processes, "__init__",
+                        lambda self, commands, *_: made.update(commands))
+    Cluster(__file__, workers=250, servers=50)
+    ports = [variables["PORT"] for _, variables in made.values() if "PORT" in variables]
+    assert len(made) == 301 and len(set(ports)) == 300
+    with pytest.raises(OSError, match="no 20001 free ports at 127.0.0.1"):
+        Cluster(__file__, workers=20_000)
+
+
 @pytest.mark.parametrize("taken, what", [(2, "returned"), (3, "EADDRINUSE")])
 def test_a_port_that_another_took_is_not_the_programs_fault(monkeypatch, taken, what):
     calls = []

@@ -1,6 +1,6 @@
 """`load_data` against things it did not make: IDX files written here, a web server, scikit-learn.
 
-Small sets of 60 and 20 images stand in for the published ones; no test needs a network.
+A small set of 60 and 20 images stands in for the published one; no test needs a network.
 """
 
 import collections
@@ -43,31 +43,21 @@ def idx(array):
     return head + array.astype(np.uint8).tobytes()
 
 
-def make_set(seed):
-    """Arrays and IDX contents of a small set of random pixels, by file name."""
-    random = np.random.RandomState(seed)
+def make_arrays():
+    """A small set of random pixels and labels, by file name."""
+    random = np.random.RandomState(1)
     arrays = {}
     for part, n in (("train", 60), ("t10k", 20)):
         arrays[f"{part}-images-idx3-ubyte"] = random.randint(0, 256, (n, 28, 28))
         arrays[f"{part}-labels-idx1-ubyte"] = random.randint(0, 10, n)
-    return arrays, {file: idx(array) for file, array in arrays.items()}
+    return arrays
 
 
-ARRAYS, PLAIN = make_set(1)
+ARRAYS = make_arrays()
+PLAIN = {file: idx(array) for file, array in ARRAYS.items()}
 PACKED = {file: gzip.compress(content, mtime=0) for file, content in PLAIN.items()}
-FASHION_ARRAYS, FASHION_PLAIN = make_set(2)
-FASHION_PACKED = {file: gzip.compress(content, mtime=0) for file, content in FASHION_PLAIN.items()}
-
-
 SHAPES = {file: array.shape for file, array in ARRAYS.items()}
-SUMS = {
-    "mnist": [hashlib.sha256(PLAIN[file]).hexdigest() for file in NAMES],
-    "fashion_mnist": [hashlib.md5(FASHION_PACKED[file]).hexdigest() for file in NAMES],
-}
-
-
-def mirrors(*urls):
-    return dict.fromkeys(SUMS, list(urls))
+SUMS = [hashlib.sha256(PLAIN[file]).hexdigest() for file in NAMES]
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -115,14 +105,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def small_world(monkeypatch, tmp_path):
-    """No settings of the user's, an empty cache, small sets, no mirror, nothing remembered."""
+    """No settings of the user's, an empty cache, a small set, no mirror, nothing remembered."""
     for variable in ("COURSE_DATA", "COURSE_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(data, "FILES", {file: SHAPES[file] for file in NAMES})
     monkeypatch.setattr(data, "SUMS", SUMS)
-    monkeypatch.setattr(data, "MIRRORS", mirrors())
+    monkeypatch.setattr(data, "MIRRORS", [])
     monkeypatch.setattr(data, "LONGEST", 2**17)
 
 
@@ -142,7 +132,7 @@ def server():
 @pytest.fixture
 def mirrored(server, monkeypatch):
     """The server with the small MNIST, as the only mirror."""
-    monkeypatch.setattr(data, "MIRRORS", mirrors(server.put("a", PACKED)))
+    monkeypatch.setattr(data, "MIRRORS", [server.put("a", PACKED)])
     return server
 
 
@@ -161,9 +151,9 @@ def fill(folder, files, suffix=".gz"):
         (folder / (file + suffix)).write_bytes(content)
 
 
-def check(dataset, source, name="mnist", arrays=ARRAYS):
+def check(dataset, source, arrays=ARRAYS):
     """The data set is the small one, value for value."""
-    assert (dataset.name, dataset.source) == (name, source)
+    assert (dataset.name, dataset.source) == ("mnist", source)
     for images, file in ((dataset.train_images, TRAIN_IMAGES), (dataset.test_images, TEST_IMAGES)):
         assert images.dtype == np.float32
         expected = (arrays[file].reshape(-1, 1, 28, 28) / 255).astype(np.float32)
@@ -178,9 +168,9 @@ def names_below(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def refusal(name="mnist"):
+def refusal():
     with pytest.raises(DataUnavailable) as caught:
-        load_data(name, fallback=False)
+        load_data("mnist", fallback=False)
     return str(caught.value)
 
 
@@ -211,21 +201,6 @@ def test_a_line_that_says_what_it_is(course):
     line = "Data: mnist, 60 training and 20 test images, from COURSE_DATA"
     assert str(load_data("mnist")) == line
     assert "1,437 training and 360 test" in str(load_data("digits"))
-
-
-def test_fashion_mnist_in_course_data_is_held_to_the_sum_of_the_packed_file(course):
-    folder = course.parent / "fashion_mnist"
-    fill(folder, FASHION_PLAIN, "")
-    assert "the .gz is needed" in refusal("fashion_mnist")
-    fill(folder, {f: gzip.compress(c, 1) for f, c in FASHION_PLAIN.items()})
-    assert "not the published sum" in refusal("fashion_mnist")
-    fill(folder, FASHION_PACKED)
-    check(load_data("fashion_mnist"), "COURSE_DATA", "fashion_mnist", FASHION_ARRAYS)
-
-
-def test_one_set_is_not_taken_for_the_other(course):
-    fill(course.parent, PACKED)
-    assert f"{TRAIN_IMAGES}: not the published sum" in refusal("fashion_mnist")
 
 
 def flip_last_byte(content):
@@ -378,7 +353,7 @@ def test_cache_is_below_home_by_default(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", PACKED[TEST_LABELS][:20], PACKED[TRAIN_LABELS]])
 def test_damaged_cache_file_is_set_aside_and_fetched_again(cache, mirrored, content):
     fill(cache, PACKED | {TEST_LABELS: content})
-    words = f"damaged in the cache.*{TEST_LABELS}.gz.corrupt"
+    words = f"damaged, moving to {TEST_LABELS}.gz.corrupt: the cache, {cache}/{TEST_LABELS}.gz: "
     with pytest.warns(UserWarning, match=words) as caught:
         check(load_data("mnist"), "a download")
     assert [w.filename for w in caught] == [__file__]
@@ -386,6 +361,23 @@ def test_damaged_cache_file_is_set_aside_and_fetched_again(cache, mirrored, cont
     assert (cache / f"{TEST_LABELS}.gz.corrupt").read_bytes() == content
     assert names_below(cache) == sorted([*PACKED_NAMES, f"{TEST_LABELS}.gz.corrupt"])
     check(load_data("mnist"), "the cache")
+
+
+# Where it is, for those who only look.
+
+
+def test_who_only_looks_changes_nothing(course, cache, mirrored):
+    fill(cache, PACKED | {TEST_LABELS: b"damaged"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        place, (folder, ours) = data.find_mnist()
+        assert place is None and folder == f"COURSE_DATA={course.parent} has no mnist/{NAMES[0]}.gz"
+        assert ours.startswith(f"the cache, {cache}/{TEST_LABELS}.gz: {TEST_LABELS}: should have")
+        assert names_below(cache) == PACKED_NAMES and mirrored.connections == 0
+        fill(cache, PACKED)
+        assert data.find_mnist() == ("the cache", [folder])
+        fill(course, PACKED)
+        assert data.find_mnist() == ("COURSE_DATA", [])
 
 
 # From a mirror.
@@ -402,18 +394,6 @@ def test_download(cache, mirrored, capsys):
     assert sorted(mirrored.paths) == sorted(f"/a/{file}.gz" for file in NAMES)
     check(load_data("mnist"), "the cache")
     assert len(mirrored.paths) == 4
-
-
-def test_download_of_fashion_mnist_is_held_to_the_sum_of_the_packed_file(server, monkeypatch):
-    mirror = server.put("f", FASHION_PACKED)
-    monkeypatch.setattr(data, "MIRRORS", mirrors(mirror))
-    check(load_data("fashion_mnist"), "a download", "fashion_mnist", FASHION_ARRAYS)
-
-
-def test_fashion_mnist_packed_anew_is_not_accepted_from_a_mirror(server, monkeypatch):
-    mirror = server.put("f", {f: gzip.compress(c, 1) for f, c in FASHION_PLAIN.items()})
-    monkeypatch.setattr(data, "MIRRORS", mirrors(mirror))
-    assert "not the published sum" in refusal("fashion_mnist")
 
 
 def other(file):
@@ -433,7 +413,7 @@ def test_a_bad_mirror_then_a_good_one(fault, cache, server, monkeypatch):
     elif fault == "refused":
         bad = closed_port()
     good = server.put("good", PACKED)
-    monkeypatch.setattr(data, "MIRRORS", mirrors(bad, good))
+    monkeypatch.setattr(data, "MIRRORS", [bad, good])
     check(load_data("mnist", fallback=False), "a download")
     assert names_below(cache) == PACKED_NAMES
 
@@ -448,7 +428,7 @@ def test_every_mirror_bad_is_a_reason_each(cache, server, monkeypatch):
         closed_port(),
     ]
     server.claim = {f"/broken/{TRAIN_IMAGES}.gz": len(PACKED[TRAIN_IMAGES])}
-    monkeypatch.setattr(data, "MIRRORS", mirrors(*bad))
+    monkeypatch.setattr(data, "MIRRORS", bad)
     message = refusal()
     assert all(mirror in message for mirror in bad)
     for reason in (
@@ -470,7 +450,7 @@ def closed_port():
 
 def test_a_silent_mirror_is_given_up(server, monkeypatch):
     monkeypatch.setattr(data._get, "__defaults__", (0.3,))
-    monkeypatch.setattr(data, "MIRRORS", mirrors(server.put("a", PACKED)))
+    monkeypatch.setattr(data, "MIRRORS", [server.put("a", PACKED)])
     release = threading.Event()
     server.before = lambda path: release.wait(20)
     try:
@@ -575,10 +555,17 @@ def test_interrupt_leaves_no_file_behind(cache, mirrored, monkeypatch):
 # No network, and what is remembered of it.
 
 
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_offline_makes_no_connection(value, mirrored, monkeypatch):
+def test_offline_makes_no_connection(mirrored, monkeypatch):
+    monkeypatch.setenv("COURSE_OFFLINE", "1")
+    assert "COURSE_OFFLINE=1 allows no download" in refusal()
+    assert mirrored.connections == 0
+
+
+@pytest.mark.parametrize("value", ["yes", "true", "2"])
+def test_offline_is_1_or_0(value, mirrored, monkeypatch):
     monkeypatch.setenv("COURSE_OFFLINE", value)
-    assert f"COURSE_OFFLINE={value} allows no download" in refusal()
+    with pytest.raises(ValueError, match=f"COURSE_OFFLINE={value}: must be 1 or 0"):
+        load_data("mnist")
     assert mirrored.connections == 0
 
 
@@ -588,7 +575,7 @@ def test_offline_0_means_no(mirrored, monkeypatch):
 
 
 def test_failure_is_remembered(cache, server, monkeypatch, capsys):
-    monkeypatch.setattr(data, "MIRRORS", mirrors(server.url("a"), server.url("b")))
+    monkeypatch.setattr(data, "MIRRORS", [server.url("a"), server.url("b")])
     assert "404" in refusal()
     assert server.connections == 2
     assert "404" in refusal()
@@ -599,15 +586,9 @@ def test_failure_is_remembered(cache, server, monkeypatch, capsys):
     assert "404" in (cache / "download-failed").read_text()
 
 
-def test_failure_of_one_set_says_nothing_of_the_other(server, monkeypatch):
-    monkeypatch.setattr(data, "MIRRORS", mirrors(server.put("f", FASHION_PACKED)))
-    refusal("mnist")
-    check(load_data("fashion_mnist"), "a download", "fashion_mnist", FASHION_ARRAYS)
-
-
 @pytest.mark.parametrize("how", ["an hour passes", "note deleted"])
 def test_failure_is_forgotten(how, cache, server, monkeypatch):
-    monkeypatch.setattr(data, "MIRRORS", mirrors(server.url("a")))
+    monkeypatch.setattr(data, "MIRRORS", [server.url("a")])
     assert "404" in refusal()
     note = cache / "download-failed"
     server.put("a", PACKED)
@@ -623,10 +604,10 @@ def test_failure_is_forgotten(how, cache, server, monkeypatch):
 
 
 def test_fallback_is_told_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(data, "MIRRORS", mirrors(closed_port()))
-    dataset = load_data("fashion_mnist")
+    monkeypatch.setattr(data, "MIRRORS", [closed_port()])
+    dataset = load_data("mnist")
     assert capsys.readouterr().out == (
-        "fashion_mnist can't be had here (COURSE_DATA is not set; the download failed), "
+        "mnist can't be had here (COURSE_DATA is not set; the download failed), "
         "so these are scikit-learn's digits.\n")
     assert (dataset.name, dataset.source) == ("digits", "scikit-learn")
     assert len(dataset.train_images) == 1437
@@ -634,7 +615,7 @@ def test_fallback_is_told_in_one_sentence(monkeypatch, capsys):
 
 def test_without_fallback_every_place_is_listed(course, cache, monkeypatch, capsys):
     port = closed_port()
-    monkeypatch.setattr(data, "MIRRORS", mirrors(port))
+    monkeypatch.setattr(data, "MIRRORS", [port])
     fill(course, {TRAIN_IMAGES: b"damaged"})
     message = refusal()
     assert capsys.readouterr().out == ""
@@ -687,7 +668,7 @@ def test_bad_limit(name, limit, error):
 def test_unknown_name(name):
     with pytest.raises(ValueError) as caught:
         load_data(name)
-    assert "mnist, fashion_mnist or digits" in str(caught.value) and repr(name) in str(caught.value)
+    assert "must be mnist or digits" in str(caught.value) and repr(name) in str(caught.value)
 
 
 # The digits, against scikit-learn's.
@@ -748,17 +729,15 @@ def test_digits_need_no_place_at_all(mirrored, capsys):
     assert mirrored.connections == 0 and capsys.readouterr().out == ""
 
 
-# The published sets.
+# The published set.
 
 
 def test_published_tables():
     shapes, mirrors, sums = PUBLISHED
     assert tuple(shapes) == NAMES
     assert list(shapes.values()) == [(60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,)]
-    for name, digits in (("mnist", 64), ("fashion_mnist", 32)):
-        assert len(mirrors[name]) >= 2
-        assert [len(bytes.fromhex(s)) * 2 for s in sums[name]] == [digits] * 4
-        assert len(set(sums[name])) == 4
+    assert len(mirrors) >= 2
+    assert [len(bytes.fromhex(s)) for s in sums] == [32] * 4 and len(set(sums)) == 4
     assert LONGEST > 16 + 60_000 * 28 * 28
 
 

@@ -78,6 +78,14 @@ def test_simulated_only_on_request(machine, monkeypatch, value):
     assert devices(2) == gpus(2)
 
 
+@pytest.mark.parametrize("value", ["true", "yes", "2"])
+def test_a_request_is_1_or_0(machine, monkeypatch, value):
+    machine(gpus=4)
+    monkeypatch.setenv("COURSE_SIMULATE", value)
+    with pytest.raises(ValueError, match=f"COURSE_SIMULATE={value}: must be 1 or 0"):
+        devices(2)
+
+
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, int])
 def test_any_whole_number(kind):
     assert devices(kind(3)) == cpus(3)

@@ -42,7 +42,7 @@ def index():
 def copy(tmp_path):
     """The repository as it is cloned, as far as the doctor looks at it, and a uv on the PATH."""
     folder = tmp_path / "a course"
-    for name in ("requirements", "helpers"):
+    for name in ("requirements", "helpers", "notebooks/assignments/marking"):
         (folder / name).mkdir(parents=True)
         for path in (ROOT / name).iterdir():
             if path.is_file():
@@ -168,14 +168,38 @@ ctypes.CDLL = load""")
                                                        "(Fedora: libgomp and libquadmath)")
 
 
-def test_a_full_disk(copy, index):
-    status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, before="""
+def free(gigabytes):
+    """Code after which this much is free on every disk that the doctor looks at."""
+    return f"""
 import shutil
 from collections import namedtuple
-shutil.disk_usage = lambda _: namedtuple("Usage", "free")(2**28)""")
+shutil.disk_usage = lambda _: namedtuple("Usage", "free")({gigabytes} * 10**9)"""
+
+
+@pytest.mark.parametrize("gpu, needs", [("0", 1.4), ("1", 5.4)])
+def test_a_disk_that_is_too_small_for_set_up(copy, index, gpu, needs):
+    status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, GPU=gpu, before=free(needs - 0.1))
     assert status == 1
-    assert rows["disk"] == ("✗", "0.2 GiB free", "the environment takes 1.4 GiB: free some")
-    assert rows["uv's cache"][:2] == ("✗", f"0.2 GiB free for {copy}")
+    found = f"{needs - 0.1:.1f} GB free"
+    assert rows["disk"] == ("✗", found, f"the environment takes {needs} GB: free some")
+    assert rows["uv's cache"] == ("✗", f"{found} for {copy}", f"set-up needs {needs}: free some")
+    status, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, GPU=gpu, before=free(needs + 5.9))
+    assert status == 0 and rows["uv's cache"][0] == "✓"
+    assert rows["disk"][0] == "–" and rows["disk"][2] == "PyTorch would take up to 6 GB"
+    _, rows, _ = doctor(copy, UV_DEFAULT_INDEX=index, GPU=gpu, before=free(needs + 6.1))
+    assert rows["disk"] == ("✓", f"{needs + 6.1:.1f} GB free", "")
+
+
+@pytest.mark.parametrize("gigabytes, torch, mark, remedy", [
+    (0.05, "'2.13.0'", "✗", "notebooks could not be saved: free some"),
+    (0.2, "'2.13.0'", "✓", ""), (5.9, "None", "–", "PyTorch would take up to 6 GB"),
+    (6.1, "None", "✓", "")])
+def test_a_disk_after_set_up_is_held_to_what_is_still_missing(copy, gigabytes, torch, mark, remedy):
+    set_up(copy, f"{VERSIONS}{{'torch': {torch}}}")
+    (copy / "mxnet.py").touch()   # this is about other things, and it takes its time
+    status, rows, _ = doctor(copy, before=free(gigabytes))
+    assert rows["disk"] == (mark, f"{gigabytes:.1f} GB free", remedy)
+    assert status == 1 or mark != "✗"
 
 
 @pytest.mark.parametrize("has_uv", [True, False])
@@ -335,7 +359,7 @@ def test_without_any_package_every_line_says_what_to_do(copy):
     for name in ("NumPy", "MXNet", "JupyterLab", "grading"):
         assert rows[name][0] == "✗" and rows[name][2] == ANEW, name
     assert rows["PyTorch"] == (
-        "–", "not installed", "chapters 13, 14, 16 and half of 15 need it: `make setup TORCH=1`")
+        "–", "not installed", "chapters 13 to 16 need it: `make setup TORCH=1`")
     assert rows["Python"][0] == "✓"
 
 
@@ -364,8 +388,47 @@ def test_a_gpu_build_without_a_driver_is_explained(copy):
     assert "no NVIDIA driver" in rows["MXNet"][2] and "GPU=0" in rows["MXNet"][2]
 
 
-def test_no_data(copy):
+def test_no_data_and_why_and_nothing_is_moved(copy):
     set_up(copy)
     (copy / "mxnet.py").touch()
     _, rows, _ = doctor(copy, HOME=str(copy), XDG_CACHE_HOME=str(copy))
-    assert rows["data"][0] == "–" and "digits" in rows["data"][2]
+    damaged = copy / "many-devices/mnist/train-images-idx3-ubyte.gz"
+    assert rows["data"][:2] == (
+        "–", f"no MNIST: COURSE_DATA is not set; the cache, {damaged}: No such file or directory")
+    assert "digits" in rows["data"][2]
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("damaged")
+    before = snapshot(copy)
+    _, rows, _ = doctor(copy, HOME=str(copy), XDG_CACHE_HOME=str(copy), COURSE_DATA="/nowhere")
+    assert rows["data"][0] == "–" and rows["data"][1].startswith(
+        f"no MNIST: COURSE_DATA=/nowhere does not exist; the cache, {damaged}: train-images")
+    assert snapshot(copy) == before
+
+
+@pytest.mark.parametrize("variables, told", [
+    ({}, ""), ({"COURSE_DATA": "/nowhere"}, "COURSE_DATA=/nowhere does not exist; ")])
+def test_data_from_another_place_than_the_one_that_was_named(copy, variables, told):
+    set_up(copy, f"""
+from helpers import data
+data.find_mnist = lambda: ("the cache", ["{told[:-2] or 'COURSE_DATA is not set'}"])
+""")
+    (copy / "mxnet.py").touch()
+    _, rows, _ = doctor(copy, **variables)
+    assert rows["data"] == ("✓", f"{told}mnist from the cache", "")
+
+
+# In place of bubblewrap: refuses the option that is named, as some machines do.
+BWRAP = """#!/bin/sh
+case " $* " in *" {refused} "*) exit 1 ;; esac
+"""
+
+
+@pytest.mark.parametrize("refused, mark", [
+    ("--disable-userns", "✓"), ("--proc", "–"), ("--unshare-all", "–")])
+def test_bubblewrap_is_held_to_what_marking_asks_of_it(copy, refused, mark):
+    set_up(copy)
+    (copy / "mxnet.py").touch()
+    write_script(copy / "bin/bwrap", BWRAP.format(refused=refused))
+    _, rows, _ = doctor(copy)
+    assert rows["grading"][0] == mark
+    assert ("no bubblewrap that works" in rows["grading"][1]) == (mark == "–")

@@ -243,7 +243,7 @@ def test_a_team_gets_its_order_and_its_environment_each_time():
         assert team() == ["me 6", "me 6"]
         assert team() == ["me 6", "me 6"]
         programs = team._programs
-    assert all(program.poll() is not None for program in programs), "ended"
+    assert all(program.poll() is not None for program, _ in programs), "ended"
     with Team([command], "6", {"PATH": os.environ["PATH"]}) as team:
         assert team() == ["nobody 6"]
 
@@ -273,3 +273,21 @@ def test_a_program_that_ends_is_reported_with_its_words(code):
     with pytest.raises(RuntimeError, match="on purpose"):
         with Team([[sys.executable, "-c", code]], "fail") as team:
             team()
+
+
+# More than a pipe holds. Where nobody reads it, it would wait for ever: then it ends itself.
+TALKS = """
+import os, sys, threading
+timer = threading.Timer(30, os._exit, [1])
+timer.daemon = True
+timer.start()
+for answer in ("ready", "done"):
+    print("x" * 2**20, file=sys.stderr, flush=True)
+    print(answer, flush=True)
+    input()
+"""
+
+
+def test_a_program_that_says_much_on_stderr_is_not_held_up():
+    with Team([[sys.executable, "-c", TALKS]]) as team:
+        assert team.ready == ["ready"] and team() == ["done"]

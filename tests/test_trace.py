@@ -1,6 +1,9 @@
 """Recordings: what a trace of MXNet's profiler says is read right, and what is wrong is refused."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -145,6 +148,15 @@ def test_recordings_one_after_the_other(names_kept):
         assert 0 < recording.handed_out <= recording.length
         for event in recording.events:
             assert -1 < event.start <= event.end < recording.length + 1
+
+
+def test_nothing_is_left_when_the_process_ends(tmp_path):
+    program = ("import helpers; from mxnet import nd; from helpers.trace import record\n"
+               "print(len(record(nd.ones, 3).events) > 0)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_after_an_error_in_the_work_one_can_record_again(names_kept):

@@ -10,8 +10,8 @@
 # The cut takes a few lines of code, and it can go wrong without any error: the last examples are
 # lost, labels are separated from their images, or a device is left without work.
 #
-# > **What you'll do:** write `split_and_load`, compare it with Gluon's, and make these mistakes on
-# > purpose.
+# > **What you'll do:** write `split_and_load`, compare it with that of Gluon, MXNet's library of
+# > layers (chapter 05), and make these mistakes on purpose.
 # >
 # > **What you'll learn:** how to cut a batch into nearly equal shards, with every example in
 # > exactly one; how to see that labels have lost their images; what happens to the gradient of a
@@ -223,12 +223,12 @@ def loss_of(x, y, weight):
 
 # %%
 def step_on_two(x_shards, y_shards, weights, lr=0.1):
-    total_loss = 0
+    losses = []
     for x_shard, y_shard, weight in zip(x_shards, y_shards, weights):  # each device, its shard
         with autograd.record():
             loss = loss_of(x_shard, y_shard, weight)
         loss.backward()
-        total_loss += loss.asscalar()
+        losses.append(loss)  # not yet a number: asscalar would wait, and the devices take turns
 
     gradient = weights[0].grad
     other_gradient = weights[1].grad.as_in_context(gradient.context)
@@ -238,7 +238,7 @@ def step_on_two(x_shards, y_shards, weights, lr=0.1):
 
     for weight in weights:  # the same update on both devices
         weight[:] = weight - lr * mean_gradient.as_in_context(weight.context)
-    return total_loss / n
+    return (losses[0].asscalar() + losses[1].asscalar()) / n
 
 # %% tags=["fold"]
 # check: a step on two devices is that of one device with the whole batch
@@ -362,7 +362,7 @@ print("2 examples on 3 devices:", result_of(ours, n=2, k=3, even=False))
 # shard comes back without an error.
 
 # %% tags=["fold"]
-# check: a batch on cpu(2) gives an empty third shard; so do MXNet's other arrays, mx.np, anywhere
+# check: a batch on cpu(2) gives an empty third shard; so do MXNet's newer arrays, on any device
 too_few = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
 for n in range(1, 25):
     for k in [1, 2, 3, 4]:

@@ -369,8 +369,8 @@ except UserWarning as error:
 print_replicas(net.weight)
 
 # %% [markdown]
-# `step` raises the warning, so a program stops as at any error; but *after* the update. The weight
-# is right by luck: `cpu(0)` had 2 + 20, and `cpu(1)` still the 0 of the beginning.
+# `step` raises this `UserWarning` as an error, so a program stops; but *after* the update. The
+# weight is right by luck: `cpu(0)` had 2 + 20, and `cpu(1)` still the 0 of the beginning.
 #
 # Now both devices get an image in the first step, and `cpu(1)` none in the second. **Predict** the
 # weight. (Right would be 89 − 22 / 2 = 78.)
@@ -416,7 +416,7 @@ try:
     trainer.step(2)
 except UserWarning:
     print("the same error in step 2")
-for value in net.weight.list_data():  # only values: sums are written over gradients (chapter 07)
+for value in net.weight.list_data():  # not print_replicas: here `grad` has become the sum
     print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
@@ -424,7 +424,8 @@ for value in net.weight.list_data():  # only values: sums are written over gradi
 # `update_on_kvstore=False` if you suspect a device without images.
 #
 # **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
-# that it has ever had one. Chapter 06 has a loop that gives an idle device zeros.
+# that it has ever had one. (`helpers.training.fit`, which later chapters train with, gives an idle
+# device a gradient of zeros.)
 
 # %% tags=["fold", "trains"]
 # check: step 2 without images on `cpu(1)`: the weight is 68, or stays at 89; LeNet does the same

@@ -102,8 +102,9 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 # %% [markdown]
 # ## Train it
 #
-# A step is chapter 05's. New is the `metric`. It counts right answers, and takes lists with an
-# entry for each device, labels first. Here are three labels, and scores for two classes:
+# A step is chapter 05's; `autograd.backward(losses)` is its loop over `loss.backward()` in one
+# call. New is the `metric`. It counts right answers, and takes lists with an entry for each device,
+# labels first. Here are three labels, and scores for two classes:
 
 # %%
 metric = mx.metric.Accuracy()
@@ -116,7 +117,9 @@ print(metric.get())
 
 # %% [markdown]
 # Two of three are right. A metric goes on counting, so each epoch gets a new one.
-# `even_split=False` lets shards differ by one image; each device needs at least one.
+# It reads the scores, so it makes Python wait (chapter 01). It is called last: by then all work of
+# the step is in the queues. `even_split=False` lets shards differ by one image; each device needs
+# at least one.
 
 # %% tags=["trains"]
 def train_one_epoch(net, trainer, batches, devices):
@@ -268,8 +271,8 @@ print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
 #
 # 60,000 images in batches of 128 leave a last batch of 96. (`last_batch="discard"` would drop it.)
 # MXNet's tutorial tells `step` the *actual* size, 96; *Dive into Deep Learning* (Concise
-# Implementation for Multiple GPUs) the *nominal* size, 128. In small, batches of six and a last one
-# of two:
+# Implementation for Multiple GPUs) the *nominal* size, 128. A small example has batches of six and
+# a last one of two:
 
 # %% tags=["trains"]
 one_image = [[3, 0]]  # the first device's shard
@@ -280,7 +283,9 @@ print("nominal size:", weights_after_step(last_two, divisor=6))
 
 # %% [markdown]
 # With the nominal size an image counts a sixth, as in a full batch; with the actual size each step
-# is a mean. We take the actual size here; chapter 08 shows a case in which it does harm.
+# is a mean. Take the nominal size, or drop the rest, where a last batch is small: chapter 08 shows
+# a case in which the actual size does harm. (The script below has full batches only: 12,800 images
+# in batches of 64.)
 #
 # Suppose that our loop passed 130 for its last batch of 120, too. We repeat both comparisons:
 # devices with each other, and our loop with the plain one. **Predict:** which one notices?
@@ -535,10 +540,10 @@ for name in loaders:
           f"({together - training:+.2f})")
 
 # %% [markdown]
-# A loader keeps up if training takes no longer with it (brackets: how much longer). When nothing
-# else ran on our machine, only `Batches` did: it just cuts arrays. A `DataLoader` makes each batch
-# when the loop asks for it. Processes can load meanwhile, if they have cores of their own; our two
-# cores train.
+# In brackets is how much longer an epoch takes with the loader. A loader that kept up would add
+# nothing. `Batches`, which only cuts arrays, adds the least. A `DataLoader` makes each batch when
+# the loop asks for it. Processes can load meanwhile, if they have cores of their own; our two cores
+# train.
 #
 # ## Dropout: random numbers on k devices
 #
@@ -746,8 +751,9 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 #    three seeds, two epochs of 3,200 images, batch 128, at the tutorial's rate 0.04 and at 0.3.
 # 2. **The mean of unequal shards.** Five images on two devices, the loss taken as the mean over
 #    each shard, and `step(2)`. Which images count too much?
-# 3. **One mask for all.** Before each forward pass, each device gets the same seed, by
-#    `mx.random.seed(7, ctx=device)`. Is the gradient right on average? What is lost?
+# 3. **One mask for all.** Before each forward pass, each device gets the same seed, the number of
+#    the step, by `mx.random.seed(step, ctx=device)`. Is the gradient right on average? What is
+#    lost? And what if the seed were 7 in every step?
 
 # %% [markdown]
 # ### Answer 1
@@ -813,6 +819,9 @@ assert_weights(weights_after_step(unequal, 5), [-36, -24])  # right: the mean of
 # On average it is right: each entry of a mask is 0 or 2, mean 1, whoever shares it. But the noise
 # of the masks averages out less. With k masks that are drawn apart, the variance of their
 # mean is a k-th of one mask's. With k equal ones it stays that of one.
+#
+# With 7 in every step all steps have one and the same mask. A number that it sets to 0 is never
+# trained, so that isn't right on average either.
 
 # %% tags=["solution"]
 def mean_of_two_masks(same):
@@ -830,3 +839,10 @@ for same in [False, True]:
     print(f"same masks: {same!s:5}  mean {mean.mean():.2f}, variance {mean.var():.2f}")
     assert abs(mean.mean() - 1) < 0.02, "right on average"
     assert abs(mean.var() - (1 if same else 0.5)) < 0.02, "half the variance, if drawn apart"
+
+masks = []
+for step in range(3):
+    mx.random.seed(7, ctx=pair[0])
+    masks.append(draw_mask(8, pair[0]))
+print("seed 7 in each step:", *masks)
+assert np.array_equal(masks[0], masks[1]) and np.array_equal(masks[0], masks[2])

@@ -73,6 +73,7 @@ print(values_of(pushed))
 # %% tags=["fold"]
 # check: pushpull by `device` and by `local` passes the judge of chapter 03; the numbers above
 from helpers.schedules import wrong_devices
+from helpers.trace import record
 
 
 def all_reduce_by(kind):
@@ -82,7 +83,6 @@ def all_reduce_by(kind):
         case = arrays[0].shape, str(arrays[0].dtype), tuple(str(a.context) for a in arrays)
         if case not in stores:
             stores[case] = mx.kvstore.create(kind)
-            assert stores[case].type == kind, "another store"
             stores[case].init("sum", arrays[0])
         stores[case].pushpull("sum", arrays)
         nd.waitall()  # a local store must not go with a sum pending (CommCPU::Reduce, comm.h)
@@ -92,6 +92,9 @@ def all_reduce_by(kind):
 for kind in ["device", "local"]:
     for k in range(1, 9):
         assert wrong_devices(all_reduce_by(kind), k) == [], f"{kind} is wrong on {k} devices"
+    ones = [nd.ones(1, ctx=device) for device in pair]
+    ran = [event.name for event in record(all_reduce_by(kind), ones).events]
+    assert ("KVStoreReduce" in ran) == (kind == "local"), f"not a store of the kind {kind}"
     print(f"{kind}: right on 1 to 8 devices")
 ours = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
 for push in range(2):
@@ -251,7 +254,7 @@ print("the devices update:", write_between_two_steps(update_on_kvstore=False))
 # %% [markdown]
 # Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
 # pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (Before the
-# first step it is all one: then the store takes the first device's weights.)
+# first step you may write: the store begins with the first device's weights.)
 #
 # How do you write weights, then? There is also `weight.set_data(...)`:
 #
@@ -445,7 +448,7 @@ print(f"d: the sum is on cpu({notes.owner['d']}), the stored weight on {notes.we
 # To make a sum, an owner needs *buffers*: arrays of its own, each as large as the parameter.
 #
 # - One is for the sum. It begins as a copy of `cpu(0)`'s array, so that no pushed array changes.
-# - $k - 1$ are for copies of the other devices' arrays, of the owner's own, too.
+# - The other $k - 1$ are for copies of all other devices' arrays, even of the owner's own.
 #
 # That makes $k$ buffers. **Predict:** two devices push a key of 5,000 entries, 4 bytes each. How
 # many kilobytes does its owner need? MXNet's profiler counts them.
@@ -551,8 +554,8 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 replica = 2 * weights_mb
 ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
-title = f"Without activations, the embedding's owner holds {ratio:.1f} times what cpu(3) holds"
-fig, ax = figure(title, "device", "MB on each device (computed)")
+title = f"The embedding's owner holds {ratio:.1f} times as much as cpu(3)"
+fig, ax = figure(title, "device", "MB on each device (computed, no activations)")
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
 ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")

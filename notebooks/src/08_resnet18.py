@@ -105,8 +105,9 @@ print("the input, projected:", projected.shape)
 by_hand = npx.activation(projected + change, act_type="relu")
 
 # %% [markdown]
-# A `HybridBlock` puts the same steps into a class. `F` is the module with the operators, which
-# Gluon passes (section *One graph* shows why), so `npx` becomes `F.npx`:
+# A `HybridBlock` puts the same steps into a class. Gluon passes it the module with the operators,
+# as `F`, so `npx` becomes `F.npx`. (Mostly it is MXNet's own. Once it may be another, whose
+# operators only note what is to be computed: section *One graph*.)
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -252,7 +253,7 @@ assert largest_difference(scores, expected) < 1e-5, "not d2l's network"
 # `autograd` recorded for the backward pass.
 
 # %% tags=["fold"]
-# measure: recorded_operators(net, x), what autograd records in a forward pass
+# define: recorded_operators(net, x), what autograd records in a forward pass
 def recorded_operators(net, x):
     with autograd.record():
         scores = net(x)
@@ -270,9 +271,9 @@ print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
 # 20 convolutions, 17 norms, 17 ReLUs, 8 sums, a mean and a dense layer. After `hybridize`, Gluon
-# passes another `F` once, whose operators only note what is to be computed: a graph of the network.
-# (`static_alloc` keeps its memory from pass to pass.) **Predict:** how many operators are recorded
-# now?
+# passes once that other `F`, whose operators only note what is to be computed: a graph of the
+# network. (`static_alloc` keeps its memory from pass to pass.) **Predict:** how many operators are
+# recorded now?
 
 # %%
 net.hybridize(static_alloc=True)
@@ -315,7 +316,7 @@ assert as_graph < 0.9 * by_layer, "one graph should save time where there is lit
 
 # %% [markdown]
 # The thin network gains: its operators are short, so handing them over is a good part of the time.
-# In the whole network computing takes far longer, and we see no gain.
+# In the whole network computing takes far longer, and one graph gains nothing here.
 #
 # For one graph every block must be a `HybridBlock`. d2l's are plain `Block`s. Its network can be
 # hybridised too, and nothing complains. **Predict:** how many operators are recorded then?
@@ -381,7 +382,7 @@ def train(net, trainer, batches, devices):
         trainer.step(full_size)  # NEW: chapter 06 has len(x)
         total = 0
         for shard_loss in shard_losses:  # a number for each image
-            total += float(shard_loss.sum())
+            total += float(shard_loss.sum())  # waits, but all work of the step is in the queues
         losses.append(total / len(y))
     return losses
 
@@ -444,10 +445,10 @@ assert onp.mean(losses[-10:]) < 0.5 * onp.mean(losses[:10]), "the loss should fa
 assert accuracy(narrow, test, two) > 0.8, "hardly trained"
 
 # %% [markdown]
-# It learns. (Tests use running means and variances. With each test batch's own, 96 % were right
-# after epoch 1 in a trial, 26 November 2026.) Are the steps right? `train` on two devices must give
-# the weights of a plain loop on one, which takes the shards one after the other, since each
-# BatchNorm sees only its own (chapter 09).
+# It learns. (Epoch 1 looks worse than it is: tests use running means and variances, which lag
+# behind. With each test batch's own, 96 % were right in a trial.) Are the steps right? `train` on
+# two devices must give the weights of a plain loop on one, which takes the shards one after the
+# other, since each BatchNorm sees only its own (chapter 09).
 
 # %% tags=["fold", "trains"]
 # check: `train`, with a thin network in float64, = a plain loop; ours, hybridised, trains as d2l's
@@ -682,12 +683,21 @@ beyond = [d2l.try_gpu(98), d2l.try_gpu(99)]
 print(beyond)
 
 # %% [markdown]
-# One device, twice, and no error. Can we train on this? Take one weight $w$ and the loss $wx$,
-# whose gradient is $x$. One "device" gets the example 1, the other 2. With the mean, 1.5, and rate
-# 1 the weight should go from 0 to −1.5. Each loss gets a `backward` of its own, as in d2l's loop.
-# **Predict:** which gradients do the two replicas have?
+# One device, twice, and no error. Chapter 05 (*One device, named twice*) shows what follows: the
+# second shard's gradient is written over the first's, and the first is lost. There `step`
+# complained. d2l's loop (`train_batch_ch13`) calls it with `ignore_stale_grad=True`, so with d2l
+# nobody complains.
+#
+# **Check that devices differ:** `len(set(devices)) == len(devices)`.
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# check: the gradient that is lost; the step is refused, but done; d2l's loop hushes the complaint
+import inspect
+
+# One weight w and the loss wx, whose gradient is x: 1 on one "device", 2 on the other. Which
+# replica a device finds: Parameter._init_impl in gluon/parameter.py at 1.9.1. When gradients are
+# looked at: Trainer.step and _update in gluon/trainer.py.
+assert beyond == [mx.cpu(0), mx.cpu(0)]
 layer = nn.Dense(1, use_bias=False, in_units=1)
 layer.initialize(init.Zero(), ctx=beyond)
 trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1})
@@ -697,34 +707,10 @@ second_shard = np.array([[2.0]], ctx=beyond[1])
 with autograd.record():
     first_loss = layer(first_shard)  # w x
     second_loss = layer(second_shard)
-first_loss.backward()
+first_loss.backward()  # one by one, as in d2l's loop
 second_loss.backward()
-print("gradients:", [grad.item() for grad in layer.weight.list_grad()])
-
-# %% [markdown]
-# For `cpu(0)` the layer finds the second replica each time. So 2 was written over 1, and the first
-# replica got nothing. (One `autograd.backward` for both, as in `train`, would add them.) `step`
-# raises a `UserWarning` at a gradient that wasn't written since the last step:
-
-# %% tags=["trains"]
-try:
-    trainer.step(2)
-except UserWarning:
-    print("step raised a UserWarning")
-print("weights:", [weight.item() for weight in layer.weight.list_data()])
-
-# %% [markdown]
-# Too late: before `step` looked, the store had added up $0 + 2$, and moved both replicas to −1, not
-# −1.5 (chapter 07). d2l's loop (`train_batch_ch13`) has `ignore_stale_grad=True`, so there nobody
-# complains. **Check that devices differ:** `len(set(devices)) == len(devices)`.
-
-# %% tags=["fold", "trains"]
-# check: the step is refused, but done; d2l's loop switches the complaint off
-import inspect
-
-# Which replica a device finds: Parameter._init_impl in gluon/parameter.py at 1.9.1. When gradients
-# are looked at: Trainer.step and _update in gluon/trainer.py.
-assert beyond == [mx.cpu(0), mx.cpu(0)]
+assert refused(UserWarning, lambda: trainer.step(2)), "the first replica never had a gradient"
+assert [weight.item() for weight in layer.weight.list_data()] == [-1, -1], "not -1.5, by the mean"
 of_d2l, _ = d2l.split_batch(np.array([[1.0], [2.0]]), np.zeros(2), beyond)
 assert [shard.item() for shard in of_d2l] == [1, 2], "d2l's shards are those above"
 assert [grad.item() for grad in layer.weight.list_grad()] == [0, 2]

@@ -275,8 +275,8 @@ assert round(first_4.min(), 1) == 87.3
 # After two epochs all medians are within a point. (Five seeds may miss a smaller difference.) So
 # **in these runs we saw no harm to the final accuracy.** But after one epoch a run with 4 images
 # was at 87.3 %, all with 64 or 32 above 95 %; and with 4 or 2 images the *training* loss was higher
-# in every run. (We didn't test why.) If your devices have few images each, try group norm, or
-# statistics of the whole batch.
+# in every run. (We didn't test why.) If your devices have few images each, as in the ImageNet runs
+# with 2, try group norm (`nn.GroupNorm`), or statistics of the whole batch.
 #
 # ## The running statistics
 #
@@ -352,9 +352,9 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # ### Do both devices give the same scores?
 #
 # Outside `record` and `train_mode` a network uses its device's running statistics. We train the
-# thin ResNet-18 for two steps. (After the first they would still be equal: in it Trainer gives all
-# devices what device 0 has, running statistics included.) Both replicas have equal weights. Their
-# scores:
+# thin ResNet-18 for two steps, since one wouldn't show it: in the first `step`, Trainer sets up its
+# store (chapter 07), and gives every device what device 0 has, running statistics too. Both
+# replicas have equal weights. Their scores:
 
 # %% tags=["measured", "trains"]
 trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
@@ -373,16 +373,18 @@ def share_statistics(net):
             copies = [array.as_in_ctx(mx.cpu(0)) for array in replicas]
             average = sum(copies) / len(copies)
             for array in replicas:
-                array[:] = average  # copied to the array's device
+                array[:] = average  # copied to the array's device; Trainer leaves it there
 
 
 share_statistics(trained)
 print(f"scores differ by {score_difference(trained, x):.1g} of the largest score")
 
 # %% [markdown]
-# Now they agree. **Call `share_statistics` before you evaluate.** `save_parameters` writes the same
-# average, so then you measure what you save. In the batch of four every device would get the mean
-# 0.4, which is one device's, and the variance 1.0, which isn't: the part between shards is lacking.
+# Now they agree. (Chapter 07 warned of writing into *weights*: the store replaces them. Running
+# statistics aren't trained, so it leaves them alone.) **Call `share_statistics` before you
+# evaluate.** `save_parameters` writes the same average, so then you measure what you save. In the
+# batch of four every device would get the mean 0.4, which is one device's, and the variance 1.0,
+# which isn't: the part between shards is lacking.
 
 # %% tags=["fold", "trains"]
 # check: sharing makes scores agree, changes no training, and gives what save_parameters writes
@@ -503,7 +505,9 @@ def all_sum(arrays):
     return sums  # one on each device, all equal
 
 # %% [markdown]
-# The sums go over images, rows and columns (axes 0, 2 and 3), and leave a number for each channel.
+# In the batch of four the shards' sums are $1 + 3 = 4$ and $5 + 7 = 12$, their sums of squares $1 +
+# 9 = 10$ and $25 + 49 = 74$. The sums go over images, rows and columns (axes 0, 2 and 3), and leave
+# a number for each channel:
 
 # %%
 def statistics_of_all(x_shards):
@@ -527,8 +531,7 @@ def statistics_of_all(x_shards):
     return means, variances
 
 # %% [markdown]
-# In the batch of four the shards' sums are $1 + 3 = 4$ and $5 + 7 = 12$, their sums of squares $1 +
-# 9 = 10$ and $25 + 49 = 74$. **Predict** what both devices find.
+# **Predict** what both devices find in the batch of four.
 
 # %%
 x_shards = split_and_load(batch.reshape((4, 1, 1, 1)), pair)  # 4 images, 1 channel, 1 × 1
@@ -561,8 +564,9 @@ for output in norm_together(x_shards, gammas, betas):
 
 # %% [markdown]
 # These are one device's outputs from above. And the gradients? Device 0's sum, 4, went into the
-# total on *both* devices. Let a gradient of 1 come back to the total on device 0, and of 10 to the
-# one on device 1. **Predict** the gradients of the shards' sums.
+# total on *both* devices. We make a loss of each total, 1 times the one on device 0 and 10 times
+# the one on device 1, so their gradients are 1 and 10. **Predict** the gradients of the shards'
+# sums.
 
 # %%
 shard_sums = [np.array([4.0], ctx=pair[0]), np.array([12.0], ctx=pair[1])]
@@ -722,10 +726,11 @@ print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 # The numbers are few. But at each all-reduce every device waits for all others: a norm can't go on
 # without its sums.
 #
-# Gluon's `mxnet.gluon.contrib.nn.SyncBatchNorm` takes only `mx.nd` arrays. Give it equal shards
-# and no empty ones, and read no loss before all devices have theirs: else it is silently wrong, or
-# hangs (deeper: The law of the difference). In PyTorch,
-# `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every BatchNorm.
+# Gluon has one, `mxnet.gluon.contrib.nn.SyncBatchNorm`, for `mx.nd` arrays only, so not for chapter
+# 08's network. With shards of different size it is wrong, and it hangs if a device has no images,
+# or if Python reads a loss before all devices have theirs (deeper: The law of the difference). In
+# PyTorch, `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of every
+# BatchNorm.
 #
 # ## Summary
 #
@@ -775,9 +780,9 @@ assert largest_difference(on_two, cut) < 1e-12
 #
 # $x^2$ is about $10^8$, of which float32 keeps seven digits, so a variance of 5 is lost in
 # rounding. With the counts $n_r$, means $\mu_r$ and centred sums $M_r$ of the shards: $\mu = \sum
-# n_r \mu_r / n$ and $M = \sum M_r + \sum n_r (\mu_r - \mu)^2$ (Chan et al., 1979). These are sums
-# over devices too, but the second needs the result of the first: two rounds of waiting in place of
-# one.
+# n_r \mu_r / n$ and $M = \sum M_r + \sum n_r (\mu_r - \mu)^2$ (Chan et al., 1979). By sums alone
+# that takes two rounds of waiting in place of one, since the second needs the result of the first.
+# If every device gets all the others' three numbers (an all-gather), one is enough.
 
 # %% tags=["solution"]
 far = np.array([10_001, 10_003, 10_005, 10_007], dtype="float32")

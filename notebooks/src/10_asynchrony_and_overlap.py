@@ -241,7 +241,7 @@ print(f"{P} parameters on {len(pair)} devices: equal to the bit")
 # The weights are the same. The engine knows which arrays each operator reads and writes, and
 # starts it when these are ready. So waiting is for clocks, and for errors (chapter 01).
 #
-# What does it cost? Here are three steps, with `waitall` after each and without:
+# What does it do, then? Here are three steps, with `waitall` after each and without:
 
 # %% tags=["fold", "trains"]
 # draw: three steps with waitall after each, and without
@@ -283,9 +283,10 @@ for recorded, waits in [(waiting, True), (free, False)]:
     assert (second.start > first_done) == waits, "when the second step was handed out"
 
 # %% [markdown]
-# A gap *under* a grey bar is Python's: with `waitall` a device is idle until Python hands out its
-# next operators. Without, they are in its queue already. (A gap before the updates is another: a
-# device waits for the other's gradients.) To time both, eight steps of each kind take turns:
+# A gap *under* a grey bar is Python's: with `waitall` a device is idle in each step until Python
+# hands out its operators. Without, the second and the third step are in its queue already. (A gap
+# before the updates is another: a device waits for the other's gradients.) Does it cost time? Three
+# steps are too few to tell, so eight of each kind take turns:
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: ms a step, with waitall after each step and without
@@ -638,8 +639,8 @@ for each in recorded_steps(net_joined, trainer_joined, hold=False):
 # 1. **Three devices.** How many copies and sums has a step on $k$ devices with $P$ parameters?
 #    Write the formula down, then count on three, by name. (The profiler has no more lanes than
 #    the machine has cores.)
-# 2. **Bulks of three.** With `backward_bulk_size=3`, how many events has the backward pass? Does
-#    the first message leave before its end?
+# 2. **Bulks of three.** With `backward_bulk_size=3`, has the backward pass more events than with
+#    15, and fewer than with 0? Does the first message leave before its end?
 # 3. **Update on each device.** With `update_on_kvstore=False` the store only sums. Predict the
 #    number of copies, and where the updates run. Are the weights the same?
 
@@ -673,8 +674,9 @@ assert names.count("ElementwiseSum") == names.count("multi_sgd_update") == 2
 # %% [markdown]
 # ### Answer 2
 #
-# The loss has a bulk of its own, and the network's bulks have at most three operators. The first of
-# them holds the last layers, so messages still leave early, with fewer events.
+# More than one, since a bulk has at most three operators now, and fewer than without bulks. The
+# first bulks hold the last layers, so messages still leave early. (`typical`, `recorded_steps` and
+# `head_start` are in folded cells above.)
 
 # %% tags=["solution", "trains"]
 net_three, trainer_three = new_lenet()
@@ -682,15 +684,18 @@ net_three.hybridize(forward_bulk_size=0, backward_bulk_size=3)
 for _ in range(3):
     step_over_link(net_three, trainer_three, hold=False)
 recording_three = typical(recorded_steps(net_three, trainer_three, hold=False))
-print(len(backward_events(recording_three)), "events")
-assert 1 < len(backward_events(recording_three)) < 10
+events_joined = len(backward_events(recording_joined))
+events_three = len(backward_events(recording_three))
+events_apart = len(backward_events(recording_apart))
+print(f"{events_joined} event with bulks of 15, {events_three} of 3, {events_apart} without bulks")
+assert events_joined < events_three < events_apart
 assert head_start(recording_three) > 0, "overlap"
 
 # %% [markdown]
 # ### Answer 3
 #
-# $2 k P$ copies, none of weights. Each device updates its own replica. The weights are the same to
-# the bit.
+# $2 k P$ copies, none of weights. Each device updates its own replica. The weights are those of the
+# eight steps in the chapter's folded check, to the bit.
 
 # %% tags=["solution", "trains"]
 net_own, _ = new_lenet()

@@ -176,12 +176,10 @@ for (x, y), sizes in zip(batches, UNEQUAL):
 print(f"sums are off by {distance(net):.0e}")
 
 # %% [markdown]
-# Only rounding. Now with means, as many losses in PyTorch are. `distance_of_means` trains in the
-# same way, with means of the losses. Before each update, a function such as `average` gets both
-# devices' gradients of a parameter, and makes them right.
+# Only rounding. Now with means, as many losses in PyTorch are. Before the update, `combine`, a
+# function such as `average`, gets both devices' gradients of each parameter, and makes them right:
 
-# %% tags=["fold", "trains"]
-# define: distance_of_means(combine, cuts), where `combine` makes the gradients right
+# %% tags=["trains"]
 def step_of_means(net, trainer, x, y, sizes, combine):
     with autograd.record():
         losses = shard_losses(net, x, y, sizes)
@@ -191,14 +189,17 @@ def step_of_means(net, trainer, x, y, sizes, combine):
         combine(parameter.list_grad(), sizes)
     trainer.update(1)  # divides by 1; `step` would add up the gradients once more
 
+# %% [markdown]
+# We train in the same way as before:
 
+# %% tags=["measured", "trains"]
 def distance_of_means(combine, cuts):
     net, trainer = same_lenet(pair, "float64")
     for (x, y), sizes in zip(batches, cuts):
         step_of_means(net, trainer, x, y, sizes, combine)
     return distance(net)
 
-# %% tags=["measured", "trains"]
+
 print(f"weighted means are off by {distance_of_means(average, UNEQUAL):.0e}")
 
 # %% [markdown]
@@ -479,17 +480,16 @@ assert expected[-1] < expected[0] - 0.1, "it learns"
 #
 # $$\frac{b\,n}{h+1} > c, \qquad\text{that is,}\qquad h < \frac{b\,n}{c} - 1.$$
 #
-# We find $b\,n$ and $c$ from steps without any slow helper. $T_{256}$ and $T_{128}$ are the fast
-# device alone, with so many images; $T_{128+128}$ is two *equal* devices:
+# We find $b\,n$ and $c$ from steps without any slow helper:
 #
-# $$b\,n = 2 \cdot (T_{256} - T_{128}), \qquad c = T_{128+128} - T_{128}.$$
+# - $b\,n = 2 \cdot (T_{256} - T_{128})$: the fast device alone, with 256 images and with 128. (A
+#   part of a step doesn't grow with the images. In the difference it cancels.)
+# - $c = T_{128+128} - T_{128}$: two *equal* devices with 128 images each, at the same time. What
+#   they take longer than one of them with 128 is the cost.
 #
-# (A step also has a part that doesn't grow with the images, so $T_{256}$ is more than $b\,n$. In
-# the difference of two steps this part cancels. Two equal devices do 128 images each, at the same
-# time: what they take beyond $T_{128}$ is the cost.) Then we time helpers of handicap 3, 7, 15 and
-# 31, in turns with the fast device alone. A helper *paid* if at least three quarters of the rounds
-# were shorter with it, and *did harm* if as many were longer. **Predict:** if $b\,n$ is 80 ms and
-# $c$ is 4 ms, which of them pay by the law?
+# Then we time helpers of handicap 3, 7, 15 and 31, in turns with the fast device alone. A helper
+# *paid* if at least three quarters of the rounds were shorter with it, and *did harm* if as many
+# were longer. **Predict:** if $b\,n$ is 60 ms and $c$ is 5 ms, which of them pay by the law?
 
 # %% tags=["fold", "measured", "few:ROUNDS = 15=>ROUNDS = 3"]
 # measure: bn and c, and what helpers of handicap 3, 7, 15 and 31 save
@@ -548,7 +548,7 @@ if others.share > 0.2:
           "measure again")
 
 # %% [markdown]
-# (For the question's 80 and 4 ms the limit is 19, so 3, 7 and 15 would pay.) Here is the same as a
+# (For the question's 60 and 5 ms the limit is 11, so 3 and 7 would pay.) Here is the same as a
 # figure. Bars and band hold the middle half of the rounds:
 
 # %% tags=["fold", "measured"]

@@ -13,7 +13,7 @@
 # > **What you need:** chapters 04 to 07, and PyTorch, which `make setup TORCH=1` installs. No GPU.
 # > Reading takes {reading time}, running half a minute.
 #
-# `nd` and `gluon` are MXNet's; `nn` and `F` are PyTorch's.
+# `nd`, `gluon` and `gluon_lenet` are MXNet's; `nn`, `F` and, from here on, `lenet` are PyTorch's.
 
 # %% tags=["torch"]
 from helpers import load_data
@@ -585,8 +585,8 @@ print(len(replicas), "replicas of", len(replicas[0]), "arrays")
 
 # %% [markdown]
 # PyTorch's first replica shares the network's memory: it is on the same device (docstring of
-# `nn.DataParallel`). Ours are all copies, which is simpler. LeNet has no buffers: with BatchNorm
-# each of ours would write into the network's running statistics.
+# `nn.DataParallel`). Ours are all copies, which is simpler. (LeNet has no *buffers*, as PyTorch
+# calls running statistics: with BatchNorm each of our replicas would write into the network's own.)
 #
 # ### Apply, and gather
 #
@@ -644,7 +644,8 @@ print("the same gradients:", largest_difference(gradients, whole_gradients) < 1e
 
 # %% [markdown]
 # Is that what PyTorch does? We give its own `nn.DataParallel.forward` our pieces, in threads. It
-# calls the four in our order, and the numbers are the same. (Its own need GPUs: we have read them.)
+# calls the four in our order, and the numbers are the same. (PyTorch's own four need GPUs. We have
+# read them.)
 
 # %% tags=["fold"]
 # check: nn.DataParallel's forward with our pieces equals the network to 1e-12; buffers; names
@@ -899,16 +900,12 @@ for reduction, divisor in [("mean", 4), ("sum", 10)]:
 # %% [markdown]
 # ### Answer 2
 #
-# It measures the time to queue the last step. Work unfinished when the clock stops isn't counted.
-# Wait for each device before each look at the clock. The check gives PyTorch two devices that only
-# note the call.
+# It measures how long Python took to queue all steps. Work that isn't done when the clock stops
+# isn't counted. So wait for each device before each look at the clock.
 
 # %% tags=["solution"]
-from unittest import mock
-
-
 def wait_for_devices():
-    for device in range(torch.accelerator.device_count()):
+    for device in range(torch.accelerator.device_count()):  # none on a CPU
         torch.accelerator.synchronize(device)
 
 
@@ -920,7 +917,16 @@ def seconds_of(work):
     return time.perf_counter() - begin
 
 
-assert seconds_of(lambda: time.sleep(0.01)) >= 0.01
+seconds = seconds_of(lambda: time.sleep(0.01))
+print(f"{seconds:.2f} s")
+assert seconds >= 0.01
+
+# %% [markdown]
+# Does it wait for all of them? We give PyTorch two devices that only note the call, and a clock
+# that notes when it is read:
+
+# %% tags=["solution"]
+from unittest import mock
 
 log = []
 readings = [3.0, 5.0]

@@ -13,7 +13,8 @@
 # > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
 # > Reading takes {reading time}, running about a minute on two cores.
 #
-# New to PyTorch? Chapter 13 translates MXNet's words.
+# New to PyTorch? Chapter 13 translates MXNet's words. Its `loss` is a mean by default, so here
+# means are averaged, where chapter 04 added up sums.
 
 # %% [markdown]
 # Some folded cells make a program that you keep, [ddp_train.py](ddp_train.py). `dist` is
@@ -41,9 +42,10 @@ from torch.optim.optimizer import (
 # %% [markdown]
 # ## A process for each device
 #
-# Each process has its own copy of the network, a *replica*, and its own share of the batch, a
-# *shard*. Its number is its *rank*. They call collectives (chapter 03), here PyTorch's for CPUs,
-# gloo.
+# Until now one Python process fed all devices and kept a list of replicas. From here on each device
+# has a process of its own, and all run the same code. Each has one replica of the network, and its
+# own shard of the batch. Its number is its *rank*. They call collectives (chapter 03), here those
+# of gloo, PyTorch's library for CPUs.
 #
 # A notebook is one process. So `ranks(function, world=3)` runs `function()` in three others, with
 # this notebook's variables, and lists what they returned. Without `world` it takes two.
@@ -238,8 +240,8 @@ def broadcast_module(module):
 # message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
 # messages, the first during the pass; it ends first.](src/drawings/ddp_ways.svg)
 #
-# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`, and four
-# messages end after one, though they begin earlier.
+# A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`. That is
+# why four messages end later than one, even if they begin earlier.
 #
 # Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
 # rows of `x` and `y`.
@@ -288,7 +290,9 @@ for found in ranks(gradients_after, naive):
 
 # %% [markdown]
 # Both have what one process found: their shards are equally large, so the mean of their means is
-# the batch's mean. **Predict:** if we forget to divide, do the ranks disagree?
+# the batch's mean. (DDP counts ranks alike, however many examples each has, PyTorch's too. On
+# unequal shards that is the wrong mean of chapter 12; exercise 3 mends it.) **Predict:** if we
+# forget to divide, do the ranks disagree?
 
 # %%
 def without_division(net):
@@ -501,10 +505,30 @@ for p in backwards:  # as their gradients come
         print("    a bucket of", len(bucket), "leaves")
 
 # %% [markdown]
-# Why wait for those before it? *All ranks must send in the same order.* If rank 0 sent bucket 1
-# first and rank 1 bucket 2, these two would be added up if they are equally long; otherwise the
-# ranks would hang, or one be aborted. (Gradients may come in other orders where the ranks' data
-# take other ways through a network.)
+# Why wait for those before it? *All ranks must send in the same order.* Here rank 1 sends its two
+# messages in another order than rank 0. Right would be 2 and 20. **Predict** what comes out.
+
+# %%
+def in_another_order():
+    ones = torch.ones(1)
+    tens = torch.full((1,), 10.0)
+    if dist.get_rank() == 0:
+        dist.all_reduce(ones)
+        dist.all_reduce(tens)
+    else:
+        dist.all_reduce(tens)
+        dist.all_reduce(ones)
+    return ones.item(), tens.item()
+
+
+on_two = ranks(in_another_order)
+print(on_two[0])
+assert on_two == [(11, 11), (11, 11)], "not 2 and 20"
+
+# %% [markdown]
+# First messages are added to first ones, and nobody complains. If they differed in length, the
+# ranks would hang, or one be aborted. (It can happen: where the ranks' data take other ways through
+# a network, gradients come in other orders.)
 #
 # Now the class, which wraps a network. Its hook is `mark_ready`:
 
@@ -565,16 +589,7 @@ for found in ranks(with_small_ddp, 100):
 # PyTorch's DDP lets the autograd engine do so (`queue_callback` in its `reducer.cpp`).
 
 # %% tags=["fold"]
-# check: buckets leave during the pass, in their order, right on 2 to 4 ranks; what another would do
-def sent_in_another_order():
-    rank = dist.get_rank()
-    ones = torch.ones(1)
-    tens = torch.full((1,), 10.0)
-    for numbers in [(ones, tens), (tens, ones)][rank]:
-        dist.all_reduce(numbers)
-    return ones.item(), tens.item()
-
-
+# check: buckets leave during the pass, in their order, and are right on 2 to 4 ranks
 def how_many_leave(most):
     model = SmallDDP(own_replica(), most)
     found = []
@@ -610,10 +625,6 @@ def too_early():
 assert ranks(too_early) == [[0, 4]] * 2, "called_last's are complete, but must wait"
 early, by_the_end = ranks(how_many_leave, 100)[0]
 print("when the pass goes into `second`,", early, "of 3 buckets has left; at its end", by_the_end)
-found = ranks(sent_in_another_order)
-of_ones, of_tens = found[0]
-print(f"ones and tens, sent by rank 1 in another order: {of_ones:g} and {of_tens:g}, not 2 and 20")
-assert found == [(11, 11), (11, 11)], "not 2 and 20"
 for world in (2, 3, 4):
     for most, early, of_how_many in ((1, 2, 6), (100, 1, 3), (1000, 1, 2)):
         assert ranks(how_many_leave, most, world=world) == [[early, of_how_many]] * world
@@ -1010,9 +1021,10 @@ for mistake, refusal in refusals.items():
 # %% [markdown]
 # ## Does it pay?
 #
-# **Predict:** is any way faster than one process with the whole batch? We take 22 dense layers with
-# 44 gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64
-# images. `local` is two with 32 each that send nothing. Each process has one thread.
+# In the drawing a link carries the messages. Here the cores that compute do so, too. **Predict:**
+# is any way faster than one process with the whole batch? We take 22 dense layers with 44
+# gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64 images.
+# `local` is two with 32 each that send nothing. Each process has one thread.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 4"]
 # measure: messages and ms a step in each way, in turns; what a second process gains and pays
@@ -1171,10 +1183,9 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
 
 # %% [markdown]
 # **A second process pays if it gains more than its messages cost.** Its gain needs a core that is
-# free, and grows with the compute; the messages' cost grows with the bytes. In the drawing a link
-# carries the messages. Here the cores that compute do so, too, and buckets needn't win. Run the
-# cell twice, and trust what both runs show. A link that isn't the CPU is in deeper: Overlap on a
-# link that matters.
+# free, and grows with the compute; the messages' cost grows with the bytes. Without a link of their
+# own, buckets needn't win. Run the cell twice, and trust what both runs show. A link that isn't the
+# CPU is in deeper: Overlap on a link that matters.
 #
 # ## Gradient accumulation
 #
@@ -1225,9 +1236,26 @@ print(found[1]["last.bias"])
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
 # ```
 #
-# After each epoch it writes a snapshot. If the run is killed later, the same command with
-# `--resume` goes on, and ends with the same weights, bit for bit.
+# PyTorch's `DistributedSampler` shares out the images: each rank gets every $k$-th of a shuffled
+# list, and all get equally many, if need be by taking a few images twice.
 #
+# After each epoch the program writes a snapshot. If the run is killed later, the same command with
+# `--resume` goes on, and ends with the same weights, bit for bit. (Chapter 15 saves within an
+# epoch, which takes more.)
+#
+# Its training loop is the usual one, with a line for our DDP:
+
+# %% tags=["file:ddp_train.py"]
+def train_epoch(model, optimizer, loader, device):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        if isinstance(model, DDP):  # PyTorch's has finished within backward()
+            model.finish_gradient_synchronization()
+        optimizer.step()
+
+# %% [markdown]
 # For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** If
 # 80 of 100 images are recognised:
 
@@ -1248,7 +1276,7 @@ for rank, (alone, together) in enumerate(ranks(accuracies)):
     assert abs(alone - 0.4) < 1e-6 and abs(together - 0.8) < 1e-6
 
 # %% tags=["fold", "file:ddp_train.py", "trains"]
-# define: the program, with LeNet, data, training, test, snapshots and options
+# define: the rest of the program: LeNet, data, test, snapshots and options
 def lenet():
     return nn.Sequential(
         nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
@@ -1295,16 +1323,6 @@ def join_processes():
         return torch.device("cuda", local)
     dist.init_process_group("gloo")
     return torch.device("cpu")
-
-
-def train_epoch(model, optimizer, loader, device):
-    model.train()
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        if isinstance(model, DDP):  # PyTorch's has finished within backward()
-            model.finish_gradient_synchronization()
-        optimizer.step()
 
 
 @torch.no_grad()
@@ -1447,11 +1465,14 @@ print(printed[0])  # by rank 0
 # %% [markdown]
 # ## Exercises
 #
+# 1 and 3 change the class `DDP`, so open its cell first.
+#
 # 1. **In the order of arrival.** Note in which order gradients arrive, and fill the buckets anew in
 #    it. Why must all ranks take the same one?
-# 2. **Two halves of an all-reduce.** Replace it by `reduce_scatter_single`, which leaves each rank
-#    a part of the result, and `all_gather_single`. Show that the gradients are the same. What could
-#    a rank do between the two?
+# 2. **Two halves of an all-reduce.** Replace it by `dist.reduce_scatter_single(part, whole)`, which
+#    leaves each rank its part of the sum, and `dist.all_gather_single(whole, part)`. All parts must
+#    be equally long, so fill `whole` up with zeros. Show that the gradients are the same. What
+#    could a rank do between the two?
 # 3. **Uneven shards.** Make `DDP` compute the mean over all examples, whatever the sizes of the
 #    shards, with one pass a step.
 

@@ -15,7 +15,7 @@
 # > Reading takes {reading time}, running about two minutes.
 
 # %% tags=["torch", "fold"]
-# check: PyTorch is installed; `folder` is a temporary one, for all processes
+# define: `folder`, a temporary one for all processes; the chapter needs PyTorch
 try:
     import torch
 except ImportError as error:
@@ -178,7 +178,9 @@ def new_training():
 # ### What the checkpoint holds
 #
 # The four parts of the figure. Each rank draws masks from its own random numbers; its *random
-# state* says which come next. `all_gather_object` fills a list with one object from each rank:
+# state* says which come next. (Chapter 14's program saves after whole epochs only and seeds each
+# epoch anew, so it needs no random state.) `all_gather_object` fills a list with one object from
+# each rank:
 
 # %% tags=["torch", "file:resumable_train.py"]
 # resumable_train.py
@@ -723,7 +725,7 @@ for ax, step in zip(axes, [24, 47]):
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_yticks(range(5), ["8 fair runs", *runs])
 axes[0].set_ylim(4.5, -0.5)
-fig.suptitle(f"Outside all fair runs: soon, {far_out(24)}; at the end, {far_out(47)}")
+fig.suptitle(f"Outside the fair runs after step 24: {far_out(24)}. After step 47: {far_out(47)}")
 show(fig, alt="Losses of all 512 images. A grey band has those of 8 fair runs. After step 24, the "
               f"crosses of {far_out(24)} lie outside it; after step 47: {far_out(47)}.")
 
@@ -914,8 +916,9 @@ for step in elastic:
 #    of the three gradients. Show with numbers that a mean of means is not the batch's mean. By what
 #    must each rank multiply the *sum* of its losses?
 # 3. **A schedule.** Let `torch.optim.lr_scheduler.StepLR` halve the learning rate every 10 steps. A
-#    program resumes at step 24, and forgot the scheduler's state. Which part of its checkpoint
-#    holds the present rate? At which step is the next halving, and when should it be?
+#    program resumes at step 24, and forgot the scheduler's state, so a new one counts its own calls
+#    of `step` from 0. Which part of the checkpoint holds the present rate? At which step is the
+#    next halving, and when should it be?
 
 # %% [markdown]
 # ### Answer 1

@@ -241,7 +241,8 @@ def compare(kind, whole_gradients):
 compare(FirstZeRO, whole_gradients=55_050)
 
 # %% [markdown]
-# Half of the state is on each rank, and the result is the same.
+# Half of the state is on each rank, and the result is the same. (This one keeps the shards'
+# gradients beside the whole ones. The program's class, below, frees them.)
 #
 # ## Stage 2: gradients
 #
@@ -328,8 +329,15 @@ for _, _, whole, _ in ranks(train_with, NotFreed):
 # %% [markdown]
 # ## Any size, any network
 #
-# The program has both stages for other networks; its classes needn't be read. Where a size isn't
-# divisible by the number of ranks, shards are padded with zeros:
+# The program has both stages for other networks, under other names. Its classes needn't be read:
+#
+# | here, for one simple network | in the program, for any |
+# | --- | --- |
+# | `FirstZeRO`, `SecondZeRO` | `ShardedOptimizer`, `ShardedGradients` |
+# | `my_part` | `Cut` |
+# | `gather_whole`, `mean_shard` | `Collectives` |
+#
+# Where a size isn't divisible by the number of ranks, shards are padded with zeros:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Collectives`, both halves, which return at once, with a function that waits
@@ -1713,14 +1721,15 @@ print(f"the largest weight has {largest:.2f} of all numbers")
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
-# Between steps data parallelism holds the weights and Adam's two means: 3. Stage 1 divides the
-# means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. Data parallelism's is
-# these 3, gradients, and on the CPU two arrays that Adam makes for the largest weight; in the
-# stages whole gradients or weights are there for a moment.
+# Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stage
+# 1 divides the means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. In data
+# parallelism gradients are added, and on the CPU two arrays that Adam makes for the largest weight;
+# in the stages whole gradients or weights are there for a moment.
 #
 # What does stage 3 send in a step of one forward and one backward pass, where each weight is used
-# once? At most it gathers each weight twice and reduces it once, three halves of an all-reduce in
-# place of two. Which does it gather twice?
+# once? An all-reduce is two halves: gather and reduce. Stage 3 reduces each weight's gradient once
+# and gathers the weight at most twice, so up to three halves. **Predict:** which weights does it
+# gather twice?
 
 # %% tags=["fold"]
 # check: what each pass gathers; the weight of a layer used three times is gathered six times
@@ -1938,7 +1947,7 @@ print(printed.splitlines()[-1])
 # 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare
 #    the norm before and after with one process.
 # 2. **Prefetching.** When stage 3 reads a weight, start to gather the next one, by the order of the
-#    step before. (`start` begins to gather, `fetch` waits.)
+#    step before. (Open the cell of `FSDP` first: `start` begins to gather, `fetch` waits.)
 # 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for
 #    a weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each
 #    stage need, with 10 GB for what layers pass on?

@@ -296,7 +296,7 @@ def build(source, target, prose=False, data=None):
     """Write the executed notebook of `source` to `target`, or leave `target` as it was.
 
     With `prose` no cell is run: the outputs are those of `target`. `data` names the data set that
-    it should show, where that is another than before. Raises Refused, or CellFailed.
+    it should show, where that is another than before. Raises Refused, CellFailed or course.Mistake.
     """
     notebook = read_source(source)
     old = read_old(target)
@@ -317,9 +317,10 @@ def build(source, target, prose=False, data=None):
     part = target.with_suffix(".part")
     nbformat.write(notebook, part)
     os.replace(part, target)
+    src = source.parent.parent if source.parent.name == "deeper" else source.parent
     for name, png in figures(notebook):
-        (source.parent / "figures").mkdir(exist_ok=True)
-        (source.parent / "figures" / name).write_bytes(png)
+        (src / "figures").mkdir(exist_ok=True)
+        (src / "figures" / name).write_bytes(png)
     write_files(notebook, target.parent)
 
 
@@ -370,13 +371,17 @@ def main(arguments=None):
         except CellFailed as error:
             failed = True
             print(f"{name}: FAILED in code cell {error.number}\n{error.reason}", flush=True)
-        except Refused as error:
+        except (Refused, course.Mistake) as error:
             failed = True
             print(f"{name}: not built; {error}", flush=True)
         else:
             print(f"{name}: built in {time.perf_counter() - start:.1f} s", flush=True)
     if options.notebooks == NOTEBOOKS:
-        course.write_contents()
+        try:
+            course.write_contents()
+        except (FileNotFoundError, course.Mistake) as error:
+            failed = True
+            print(f"README.md, start.md and CITATION.cff: not made anew; {error}", flush=True)
     return int(failed)
 
 

@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parent
 NOTEBOOKS = SRC.parent
 COURSE = tomllib.loads((SRC / "course.toml").read_text("utf-8"))
 PARTS = COURSE["part"]
-NUMERALS = ["I", "II", "III", "IV"]
+NUMERALS = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
 
 ANSWER = "### Answer"       # begins a folded answer to an exercise
 EXERCISES = "## Exercises"
@@ -28,11 +28,36 @@ BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of c
 BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
 END_ADDRESS = "<!-- end of address -->"
 
+# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there
+# first: a notebook that is opened there comes without helpers and without MXNet.
+ON_COLAB = ("01", "02", "03", "04", "05", "06", "07", "08")
+COLAB = """
+
+<details><summary>On Colab (experimental)</summary>
+
+[Open it there]({colab}), and run this in a new cell at the top:
+
+```
+!git clone -q --depth 1 {address} many-devices
+%pip install -q --no-deps mxnet==1.9.1 d2l==1.0.3
+%cd many-devices/notebooks
+import os, sys
+os.environ["PYTHONPATH"] = "/content/many-devices"
+sys.path.insert(0, "/content/many-devices")
+```
+
+</details>"""
+
 # "deeper: More all-reduces", up to what can't be in a title.
 DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
+PAPER = re.compile(r"\barXiv:(\d{4}\.\d{4,5})\b")
 NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
+
+
+class Mistake(ValueError):
+    """A source or course.toml says what can't be; the message is for whoever wrote it."""
 
 
 # --- where the course is published --------------------------------------------------------------
@@ -59,9 +84,13 @@ def how_to_run(name, address):
     page = "../" * name.count("/") + "running.md"
     if not address:
         return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
-    codespace = f"https://codespaces.new/{address.removeprefix('https://github.com/')}"
-    return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
-            f"([more]({page})); or [in a Codespace]({codespace}).*")
+    place = address.removeprefix("https://github.com/")
+    line = (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
+            f"([more]({page})); or [in a Codespace](https://codespaces.new/{place}).*")
+    if name[:2] in ON_COLAB:
+        colab = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{name}.ipynb"
+        line += COLAB.format(colab=colab, address=address)
+    return line
 
 
 def how_to_begin(address):
@@ -173,11 +202,16 @@ def navigation(name, titles):
     """Markdown that leads from a chapter to its neighbours and to the start.
 
     `titles` has the title of each notebook by its `key`, in order. A deeper notebook leads to its
-    chapter and to the start.
+    chapter and to the start. Raises Mistake where there is no such chapter, or several.
     """
     names = [each for each in titles if not each.startswith("deeper/")]
     if name not in names:
-        (chapter,) = [each for each in names if each[:2] == Path(name).name[:2]]
+        number = Path(name).name[:2]
+        found = [each for each in names if each[:2] == number]
+        if len(found) != 1:
+            raise Mistake(f"{name} belongs to chapter {number}, of which there are {len(found)} "
+                          f"sources, {number}_*.py, and must be one")
+        (chapter,) = found
         return (f"*Optional: no chapter needs this.* [← {titles[chapter]}](../{chapter}.ipynb) · "
                 "[Start](../start.md)")
     place = names.index(name)
@@ -192,10 +226,10 @@ def navigation(name, titles):
 
 
 def link_mentions(text, name, titles):
-    """`text` with each "chapter 03" and "deeper: Its title" made a link, but for `name` itself.
+    """`text` with each "chapter 03", "deeper: Its title" and "arXiv:1512.03385" made a link.
 
-    name: the `key` of the notebook that has the text; titles: the title of each notebook by its
-    key. Raises ValueError for a chapter or a title that there is not.
+    Not what names `name` itself, the `key` of the notebook that has the text; titles: the title of
+    each notebook by its key. Raises Mistake for a chapter or a title that there is not.
     """
     up = "../" if name.startswith("deeper/") else ""
     files = {each[:2]: each for each in titles if not each.startswith("deeper/")}
@@ -203,7 +237,7 @@ def link_mentions(text, name, titles):
 
     def link(number, words):
         if number not in files:
-            raise ValueError(f"{name} speaks of chapter {number}, which there is not")
+            raise Mistake(f"{name} speaks of chapter {number}, which there is not")
         return words if files[number] == name else f"[{words}]({up}{files[number]}.ipynb)"
 
     def link_deeper(found):
@@ -216,7 +250,7 @@ def link_mentions(text, name, titles):
                 rest = found[0][mention.end():]
                 return f"[{mention[0]}]({up}{deeper[words]}.ipynb){rest}"
         said = " ".join(found[1].split())
-        raise ValueError(f"{name} speaks of the deeper notebook {said!r}, which there is not")
+        raise Mistake(f"{name} speaks of the deeper notebook {said!r}, which there is not")
 
     def replace(found):
         numbers = re.findall(r"\d\d", found[0])
@@ -224,7 +258,8 @@ def link_mentions(text, name, titles):
             return link(numbers[0], found[0])
         return re.sub(r"\d\d", lambda number: link(number[0], number[0]), found[0])
 
-    for mention, by in ((DEEPER, link_deeper), (MENTION, replace)):
+    paper = r"[\g<0>](https://arxiv.org/abs/\1)"
+    for mention, by in ((DEEPER, link_deeper), (MENTION, replace), (PAPER, paper)):
         parts = NOT_PROSE.split(text)
         parts[::2] = [mention.sub(by, part) for part in parts[::2]]
         text = "".join(parts)
@@ -238,50 +273,58 @@ def chapters(folder=NOTEBOOKS):
     """For each part its name and a list of chapters, each with what the tables need.
 
     A deeper notebook stands after its chapter, with "deeper" True. Raises FileNotFoundError where
-    a notebook of course.toml has not been built.
+    a notebook of course.toml has not been built, Mistake where an entry lacks something.
     """
     found = []
-    for numeral, part in zip(NUMERALS, PARTS, strict=True):
+    for number, part in enumerate(PARTS, 1):
         rows = []
         for chapter in part["chapter"]:
-            rows.append(row(folder, chapter | {"deeper": False}))
+            rows.append(row(folder, {"short": False} | chapter | {"deeper": False}))
             for deeper in chapter.get("deeper", []):
                 file = f"deeper/{deeper['file']}"
                 rows.append(row(folder, deeper | {"file": file, "deeper": True, "short": False}))
+        numeral = "X" * (number // 10) + NUMERALS[number % 10]
         found.append((f"{numeral}. {part['name']}", rows))
     return found
 
 
 def row(folder, listed):
     """What course.toml says of a notebook, and what the notebook says of itself."""
+    if missing := [key for key in ("able", "running") if key not in listed]:
+        raise Mistake(f"course.toml: the entry of {listed['file']} lacks {' and '.join(missing)}")
     notebook = nbformat.read(folder / f"{listed['file']}.ipynb", as_version=4)
     return listed | {"title": title(notebook), "minutes": minutes(notebook),
                      "exercises": exercises(notebook)}
 
 
 def short_path(parts):
-    """One sentence with the chapters of the short path and the time that it takes."""
+    """What the short path is, and how long it, the chapters and the deeper notebooks take."""
     main = [row for _, rows in parts for row in rows if not row["deeper"]]
     short = [row for row in main if row["short"]]
     numbers = [row["file"][:2] for row in short]
     time = as_hours(sum(row["minutes"] for row in short))
     everything = as_hours(sum(row["minutes"] for row in main))
     deeper = as_hours(sum(row["minutes"] for _, rows in parts for row in rows if row["deeper"]))
+    tasks = sum(row["exercises"] for row in short)
+    all_tasks = sum(row["exercises"] for row in main)
+    count = sum(row["deeper"] for _, rows in parts for row in rows)
     return (f"The **short path** (●) is {', '.join(numbers[:-1])} and {numbers[-1]}: {time} of "
-            f"reading, of {everything} for all. No chapter needs a *deeper* notebook; reading them "
-            f"takes {deeper} more.")
+            f"reading and {tasks} exercises, of {everything} and {all_tasks} for all chapters. "
+            f"{count} *optional* notebooks go deeper, {deeper} of reading; no chapter needs one.")
 
 
 def table(parts, prefix, able):
     """A Markdown table of all chapters; `prefix` leads from the page to the notebooks.
 
-    able: whether it says what one is able to do after each.
+    able: whether it says what one is able to do after each, and lists the deeper notebooks too.
     """
     head = ["", "chapter", *["after it you can"] * able, "reading", "exercises", "running"]
     lines = [head, ["---"] * len(head)]
     for name, rows in parts:
         lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
         for row in rows:
+            if row["deeper"] and not able:
+                continue
             link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
             lines.append(["●" if row["short"] else "",
                           f"↳ *optional:* {link}" if row["deeper"] else link,

@@ -30,7 +30,7 @@ from pathlib import Path
 from helpers import load_data
 from helpers.engine import ALLOCATOR, SETTINGS, cores
 from helpers.plotting import BLUE, figure
-from helpers.timing import Others
+from helpers.timing import Others, Team
 
 import numpy as np
 from lift import lift
@@ -123,42 +123,38 @@ PARTS = {
 # --- the conductor ----------------------------------------------------------------------------
 
 
-class Worker:
-    """A process that measures `job` each time it is asked to."""
+def environment_of(job):
+    """The variables of a worker. Ours has the course's settings already; it gets its job's."""
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    env |= {"PYTHONPATH": str(ROOT)}
+    if job.settings != COURSE:
+        for setting in job.settings:
+            env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
+                    "scratch space": {n: v for n, v in SETTINGS.items() if "COPY" in n},
+                    "allocator": {name: str(value) for _, value, name in ALLOCATOR}}[setting]
+    if job.work in ("PyTorch", "limits"):  # MXNet's own default may be one for two cores
+        env["OMP_NUM_THREADS"] = str(job.threads or cores())
+    return env
 
-    def __init__(self, job, quick, data):
-        # Ours has the course's settings already; a worker gets those of its job.
-        env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-        env |= {"PYTHONPATH": str(ROOT)}
-        if job.settings != COURSE:
-            for setting in job.settings:
-                env |= {"threads": {n: v for n, v in SETTINGS.items() if "THREADS" in n},
-                        "scratch space": {n: v for n, v in SETTINGS.items() if "COPY" in n},
-                        "allocator": {name: str(value) for _, value, name in ALLOCATOR}}[setting]
-        if job.work in ("PyTorch", "limits"):  # MXNet's own default may be one for two cores
-            env["OMP_NUM_THREADS"] = str(job.threads or cores())
-        self.job, self.log = job, tempfile.TemporaryFile("w+")
-        course = job.settings == COURSE
-        wish = json.dumps(asdict(job) | {"course": course, "quick": quick, "data": str(data)})
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("worker.py"), wish], env=env, text=True,
-            bufsize=1, stderr=self.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def start(self):
-        with contextlib.suppress(BrokenPipeError):  # `answer` says what happened
-            self.process.stdin.write("measure\n")
+def start(job, quick, data):
+    """The `Team` of a job's workers, each of them ready to measure."""
+    course = job.settings == COURSE
+    wish = json.dumps(asdict(job) | {"course": course, "quick": quick, "data": str(data)})
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), wish]
+    try:
+        return Team([command] * job.processes, "measure", environment_of(job))
+    except RuntimeError as error:
+        raise RuntimeError(f"{job}: {error}") from error
 
-    def answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            self.log.seek(0)
-            raise RuntimeError(f"the worker for {self.job} has ended:\n{self.log.read()[-2000:]}")
-        return json.loads(line)
 
-    def end(self):
-        self.process.kill()
-        self.process.communicate()
-        self.log.close()
+def ask(team):
+    """What the workers of one job found, all at the same time, added up."""
+    answers = [json.loads(line) for line in team()]
+    if len(answers) == 1:
+        return answers[0]
+    return {**answers[0], "found": sum(a["found"] for a in answers),
+            "gib": sum(a["gib"] for a in answers)}
 
 
 class Controls:
@@ -190,39 +186,22 @@ def run(part, quick):
     if quick:
         chosen = [replace(job, batch=min(job.batch, 8), processes=1) for job in chosen]
     check_memory(part, sum(job.gib * job.processes for job in chosen))
-    rounds, controls, workers = [], Controls(min(2, cores()), quick), []
+    rounds, controls, teams = [], Controls(min(2, cores()), quick), []
     with tqdm(total=1 if quick else ROUNDS, desc=part, file=sys.stdout, ncols=79) as bar, \
-            tempfile.TemporaryDirectory() as folder:
+            tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
         data, images = Path(folder) / "data.npz", load_data("mnist", limit=10_000)
         np.savez(data, images=images.train_images, labels=images.train_labels)
-        try:
-            for job in chosen:  # one after another: each has the machine to itself to make ready
-                team = [Worker(job, quick, data) for _ in range(job.processes)]
-                workers.append(team)
-                ask(team)
-            while sum(kept(rounds)) < bar.total and len(rounds) < 2 * bar.total:
-                with Others() as others:
-                    product, copy = controls.measure()
-                    found = [ask(team) for team in workers]
-                rounds.append({"product": product, "copy": copy, "others": others.share,
-                               "found": found})
-                bar.update(sum(kept(rounds)) - bar.n)
-        finally:
-            for team in workers:
-                for worker in team:
-                    worker.end()
+        for job in chosen:  # one after another: each has the machine to itself to make ready
+            teams.append(opened.enter_context(start(job, quick, data)))
+            ask(teams[-1])
+        while sum(kept(rounds)) < bar.total and len(rounds) < 2 * bar.total:
+            with Others() as others:
+                product, copy = controls.measure()
+                found = [ask(team) for team in teams]
+            rounds.append({"product": product, "copy": copy, "others": others.share,
+                           "found": found})
+            bar.update(sum(kept(rounds)) - bar.n)
     return {"jobs": chosen, "rounds": rounds, "data": images.name}
-
-
-def ask(team):
-    """What the workers of one job found, all at the same time, added up."""
-    for worker in team:
-        worker.start()
-    answers = [worker.answer() for worker in team]
-    if len(answers) == 1:
-        return answers[0]
-    return {**answers[0], "found": sum(a["found"] for a in answers),
-            "gib": sum(a["gib"] for a in answers)}
 
 
 def kept(rounds):
@@ -235,9 +214,10 @@ def kept(rounds):
 
 
 def chapters(quick):
-    """Seconds of set-up from nothing, no cache either, and of each chapter; once each."""
+    """Seconds of set-up from nothing, no cache either, and of each notebook; once each."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "requirements", Path(folder) / "requirements")
+        for needed in ("requirements", "helpers"):  # set-up asks helpers whether there is a GPU
+            shutil.copytree(ROOT / needed, Path(folder) / needed)
         env = {**os.environ, "UV_CACHE_DIR": f"{folder}/uv", "PIP_CACHE_DIR": f"{folder}/pip"}
         found = {"set-up, s": None if quick else seconds(lambda: subprocess.run(
             ["sh", f"{folder}/requirements/setup.sh"], check=True, stdout=subprocess.DEVNULL,
@@ -246,8 +226,11 @@ def chapters(quick):
         subprocess.run([sys.executable, ROOT / "notebooks/src/run.py", "--json", table]
                        + ["02"] * quick, check=True, cwd=ROOT)
         rows = json.loads(table.read_text())["chapters"]
-    found |= {f"chapter {row['chapter'][:2]}, s": row["seconds"] for row in rows}
-    return found | {"all chapters, s": sum(row["seconds"] for row in rows)}
+    found |= {f"{row['chapter']}, s": row["seconds"] for row in rows}
+    deeper = [row["seconds"] for row in rows if row["chapter"].startswith("deeper/")]
+    everything = sum(row["seconds"] for row in rows)
+    return found | {"all chapters, s": everything - sum(deeper),
+                    "all deeper notebooks, s": sum(deeper)}
 
 
 # --- the table --------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ class FromScratch:
         self.batches.epoch = number
         with tqdm(self.batches, title, file=sys.stdout, ncols=79, leave=False) as bar:
             losses = self.ours.train(self.replicas, self.devices, bar, self.row.rate,
-                                     reduce=self.reduce)
+                                     all_reduce=self.reduce)
             return {"seconds": bar.format_dict["elapsed"], "loss": float(np.mean(losses)),
                     "losses": means(losses, self.row.batch)}
 

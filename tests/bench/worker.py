@@ -1,9 +1,9 @@
 """One worker of `make bench`: a process that measures one thing each time it is told to.
 
-Started by bench.py with a job as JSON. It answers each line on its standard input with one on its
-standard output: what it found, and its peak memory. Nothing of the course is imported before it is
-known which of the engine's settings the job wants, and nothing at all, nor MXNet, where it is
-PyTorch that is measured.
+Started by bench.py with a job as JSON. Once ready it says so in a line on its standard output, then
+answers each line on its standard input with another: what it found, and its peak memory. Nothing of
+the course is imported before it is known which of the engine's settings the job wants, and nothing
+at all, nor MXNet, where it is PyTorch that is measured.
 """
 
 import json
@@ -235,7 +235,7 @@ def side_by_side(jobs, times):
 
 
 def main(job):
-    """Make ready, then measure once for each line that comes in."""
+    """Make ready, say so, then measure once for each line that comes in."""
     answers = os.fdopen(os.dup(1), "w")  # for answers alone; whatever else is printed goes to 2
     os.dup2(2, 1)
     if not job.course and job.work != "PyTorch":
@@ -249,6 +249,7 @@ def main(job):
     with np.load(job.data) as data:
         measure = WORK[job.work](job, data["images"], data["labels"], steps)
     measure()  # the first time makes shapes known and memory grow
+    print("ready", file=answers, flush=True)
     for _ in sys.stdin:  # ends with the process that started us
         print(json.dumps({"found": measure(), "gib": peak_memory()}), file=answers, flush=True)
 

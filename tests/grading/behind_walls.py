@@ -32,16 +32,6 @@ def judge_cell(name, exercise, answer, limits=None, bare=False, earlier=()):
     return marks, len(process.find_children())
 
 
-def judge_notebook(name, text, limits=None):
-    """The report on a notebook's text."""
-    from marking import assignment, judge, process
-
-    process.adopt_orphans()
-    if limits:
-        process.Process.__init__.__defaults__ = (), process.Limits(**limits), 1
-    return judge.judge_submission(assignment.read_assignment(name), text, [process.REPOSITORY])
-
-
 def start(workers=2):
     return concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=multiprocessing.get_context("spawn"))

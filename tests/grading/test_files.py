@@ -1,9 +1,12 @@
 """What a student's file may be called, and what may be in a zip."""
 
 import codecs
+import errno
 import io
+import os
 import stat
 import zipfile
+from pathlib import Path
 
 import pytest
 from marking import files
@@ -64,6 +67,26 @@ def test_a_file_in_no_student_s_folder(tmp_path):
     found = hand_in(tmp_path, "ps1.ipynb")
     assert [(one.student, one.path, one.why) for one in found.unread] == [
         ("", ("ps1.ipynb",), "it lies in no student's folder")]
+
+
+def test_a_folder_that_can_t_be_used_says_nothing_of_what_was_handed_in(tmp_path, monkeypatch):
+    """Root may read everything, so what the system says is put in its place."""
+    locked = tmp_path / "ben"
+    (locked / "ps2").mkdir(parents=True)
+    (locked / "ps2/ps2.ipynb").touch()
+    look, lstat = os.access, os.lstat
+
+    def refuse(path):
+        if locked in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(files.os, "access", lambda path, mode: path != locked and look(path, mode))
+    monkeypatch.setattr(files.os, "lstat", refuse)
+    found = hand_in(tmp_path, "ps1.ipynb")
+    assert found.unusable == {"ben": "there is no permission to read it"}
+    assert [(one.student, one.assignment, one.path) for one in found.submissions] == [
+        ("ada", "ps1", ("ada", "ps1.ipynb")), ("ben", "ps1", None)]
 
 
 @pytest.mark.parametrize("content", [

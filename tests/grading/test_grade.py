@@ -415,6 +415,17 @@ def test_a_test_that_fails_by_itself_is_a_fault_of_the_marking():
     assert mark.outcome == judge.NOT_JUDGED and mark.points is None
 
 
+def test_a_page_of_feedback_writes_points_as_people_do(tmp_path):
+    """A teacher's are a database's floats."""
+    (tmp_path / "release/ps1").mkdir(parents=True)
+    nbformat.write(assignment.make_notebook("ps1"), tmp_path / "release/ps1/ps1.ipynb")
+    report = judge.refuse(assignment.read_assignment("ps1"), "")
+    for place, points in enumerate((2.0, 0.5)):
+        report["marks"][place] = report["marks"][place]._replace(points=points)
+    page = gradebook.write_feedback(tmp_path, "ada", "ps1", report, {}).read_text()
+    assert re.findall(r">([\d.]+ of \d+)<", page)[:3] == ["2 of 2", "0.5 of 2", "0 of 2"]
+
+
 def test_names_of_folders():
     for name in ("ada", "O'Brien", "Ümit Ü", "=1+1", "a$b", "名前"):
         assert harmless.find_fault_in_name(name) is None

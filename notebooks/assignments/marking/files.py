@@ -48,7 +48,7 @@ class Handed(NamedTuple):
     """All that lies in a folder of submissions.
 
     submissions: those missing included, as what one student has handed in, every student should
-    have. unusable: {student: why the folder can't be used}.
+    have, those of unusable folders too. unusable: {student: why the folder can't be used}.
     """
 
     folder: Path
@@ -75,10 +75,11 @@ def find_submissions(folder):
         why = "it is a link" if stat.S_ISLNK(kind) else harmless.find_fault_in_name(student)
         if not why and not os.access(folder / student, os.R_OK | os.X_OK):
             why = "there is no permission to read it"
-        if why:
+        if why:   # nothing is looked for in it, so that it says of no assignment "handed in"
             unusable[student] = why
-        files = [] if why else [path for path in list_files(folder, (student,))
-                                if is_work(path[-1])]
+            found += [Submission(student, name, None) for name in list_names()]
+            continue
+        files = [path for path in list_files(folder, (student,)) if is_work(path[-1])]
         for name in list_names():
             paths = [(student, f"{name}.ipynb"), (student, name, f"{name}.ipynb")]
             there = [path for path in paths if is_there(folder.joinpath(*path))]

@@ -281,11 +281,12 @@ def mark(folder, out):
     except OSError as error:
         raise SystemExit(f"SUBMISSIONS={folder}: it can't be read: {error.strerror}") from None
     if not marking.submissions:
-        lost = [file for file in marking.unread if not file.student]
+        lost = [f", and {harmless.for_terminal(student)} can't be used: {why}"
+                for student, why in marking.unusable.items()]
+        lost += [f", and {harmless.for_terminal(file.path[0])} lies in no student's folder"
+                 for file in marking.unread if not file.student]
         raise SystemExit(f"{marking.folder}: no submissions; needs STUDENT/ps1.ipynb or "
-                         "STUDENT/ps1/ps1.ipynb" + (
-                             f", and {harmless.for_terminal(lost[0].path[0])} lies in no student's "
-                             "folder" if lost else ""))
+                         f"STUDENT/ps1/ps1.ipynb{''.join(lost[:1])}")
     if out.resolve().is_relative_to(marking.folder):
         raise SystemExit(f"OUT={out}: inside the folder of submissions; choose another one")
     if set(str(out)) & set("?%#"):

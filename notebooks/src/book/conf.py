@@ -104,12 +104,16 @@ class FoldAnswers(SphinxTransform):
 
 
 class LineByLine(HtmlFormatter):
-    """Wraps each line, so that a long one can go on below, further in than it began (book.css)."""
+    """Wraps each line, so that a long one can go on below, further in than it began (book.css).
+
+    Where it has no space it may break behind a bracket or a dot, rather than within a name.
+    """
 
     def _format_lines(self, tokensource):
         for is_code, line in super()._format_lines(tokensource):
             text = re.sub("<[^>]*>", "", line)
             indent = len(text) - len(text.lstrip(" "))
+            line = re.sub(r'(<span class="[po]">[(\[{.]+</span>)', r"\1<wbr>", line)
             yield is_code, f'<span class="line" style="--indent: {indent}">{line}</span>'
 
 

@@ -7,9 +7,9 @@
 # row is device 0's, the others are device 1's. Inside layers: half of each row. By data: half of
 # the columns.](../src/drawings/three_cuts.svg)
 #
-# Each square is the work of one layer on one example. *By layer* gives whole layers to each device
-# (pipeline parallelism). *Inside layers* gives each device half of every layer's outputs (tensor
-# parallelism). *By data* gives each device half of the examples.
+# Each square is one layer's work on one example, more in some layers than in others. *By layer*
+# gives whole layers to each device (pipeline parallelism). *Inside layers* gives each device half
+# of every layer's outputs (tensor parallelism). *By data* gives each device half of the examples.
 #
 # > **What you'll do:** count what each of two devices holds and sends, for three cuts of LeNet.
 # > Look up what a link between two GPUs carries.
@@ -41,7 +41,8 @@ from mxnet import autograd, nd
 # We count those of chapter 04's LeNet, which has four layers. For each we write down its weights
 # with their biases, the activations that are kept for one example, and how many of them the next
 # layer reads. We count a convolution's outputs as if they were kept before relu, after relu and
-# after pooling. (Relu in place would save some of that.)
+# after pooling. (Relu in place would save some of that.) The images themselves, 784 numbers each,
+# we leave out.
 
 # %%
 from typing import NamedTuple
@@ -163,7 +164,8 @@ for number in [1, 2, 3]:
 by_layer = cut_after(1)
 
 # %% [markdown]
-# No: even the cut after the first layer, the most even one, leaves two thirds with one device.
+# No: in memory the cut after the first layer is the most even, and leaves two thirds with one
+# device. In work none is even: conv 2 alone does nine tenths of the multiplications.
 #
 # **Inside layers**: each device holds half of every layer's weights, and computes half of its
 # outputs. But the next layer reads all of them. So what is passed on is held whole on both, and the
@@ -172,22 +174,25 @@ by_layer = cut_after(1)
 # %%
 kept_by_each = 0
 for layer in LAYERS:
-    kept_by_each += (layer.kept - layer.passed) / 2
-for layer in [conv1, conv2, dense1]:
-    kept_by_each += layer.passed  # the next layer reads all of it
-kept_by_each += dense2.passed / 2  # no layer reads these
+    if layer is dense2:
+        whole = 0  # no layer reads its outputs
+    else:
+        whole = layer.passed  # the next layer reads all of these
+    kept_by_each += whole + (layer.kept - whole) / 2
 inside_layers = account(all_weights / 2, BATCH * kept_by_each)
 print(f"each of two holds {sum(inside_layers):.1f} MB, "
       f"{inside_layers.activations:.1f} of it activations")
 
 # %% tags=["fold"]
-# check: the accounts, held against sums made in another way
+# check: the accounts, held against sums made in another way; what conv 2 multiplies
 held = {"by layer": by_layer, "inside layers": (inside_layers, inside_layers),
         "by data": (by_data, by_data)}
 for name, (first, second) in held.items():
     together = first.weights + second.weights
     assert abs(together - alone.weights * (2 if name == "by data" else 1)) < 1e-9, name
 assert abs(2 * by_data.activations - alone.activations) < 1e-9, "by data halves activations"
+assert alone.gradients == alone.weights, "as many gradients as weights"
+assert alone.adam == 2 * alone.weights, "Adam keeps two numbers a weight"
 received = 4 * BATCH * conv1.passed / 1e6
 assert abs(sum(part.activations for part in by_layer) - alone.activations - received) < 1e-9
 inputs = 4 * BATCH * (conv1.passed + conv2.passed + dense1.passed) / 1e6  # held whole by both
@@ -200,6 +205,14 @@ assert shares[0] == min(shares) and 0.65 < shares[0] < 0.7, "two thirds"
 assert inside_layers.weights == alone.weights / 2 and by_data.weights == alone.weights, "the figure"
 assert max(part.weights for part in by_layer) > 0.99 * alone.weights, "the figure"
 assert [round(sum(part), 1) for part in cut_after(2)] == [40.7, 2.8]
+multiplications = [  # each weight, but not a bias, once for each pixel of the output
+    (conv1.weights - 20) * 26 * 26,
+    (conv2.weights - 50) * 9 * 9,
+    dense1.weights - 128,
+    dense2.weights - 10,
+]
+assert 0.89 < multiplications[1] / sum(multiplications) < 0.91, "nine tenths in conv 2"
+assert sum(multiplications[:3]) > 0.99 * sum(multiplications), "nearly everything"
 
 # %% tags=["fold"]
 # draw: MB of weights, gradients, Adam's state and activations on each device, for each cut
@@ -214,6 +227,8 @@ for ax, (name, accounts) in zip(axes, held.items()):
         ax.semilogy(places, accounts[rank], marker, color=color, label=f"device {rank}")
     ax.set_title(name)
     ax.set_xticks(range(4), ["weights", "grad", "Adam", "act."])
+    ax.text(0.35, 0.02, f"weights:\n{accounts[0].weights:.2g} and {accounts[1].weights:.2g} MB\n"
+            f"of {alone.weights:.2g}", fontsize="small")
 ticks = [0.001, 0.01, 0.1, 1, 10]
 axes[0].set(ylabel="MB held", yticks=ticks, yticklabels=ticks)
 fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -227,8 +242,9 @@ show(fig, alt="Three panels, one a cut, with MB on a logarithmic axis: by layer 
 #
 # *By layer*, the activations at the cut go forward, and their gradients come back: each device
 # sends as many numbers as the first layer passes on. *Inside layers*, in this simplest form, a
-# device needs the other half of each later layer's input, so it sends half; on the way back, with
-# gradients, half again. *By data*, each sends its gradients once. **Predict:** which sends least?
+# device needs the other half of each later layer's input. So it sends half of that input, and on
+# the way back half of its gradient. *By data*, each sends its gradients once. **Predict:** which
+# sends least?
 
 # %%
 sent = {
@@ -263,9 +279,9 @@ assert [round(4 * numbers / 1e6, 1) for numbers in sent.values()] == [3.5, 4.4, 
 assert BATCH * dense1.passed < all_weights < BATCH * conv2.passed, "the text on other cuts"
 
 # %% [markdown]
-# Of these three, by data sends least. (A cut after the third layer would send less, but leaves
-# nearly all the work to one device.) Its devices also have equal work. By layer they take turns,
-# unless the batch is cut into small ones that follow each other.
+# Of these three, by data sends least. Its devices also have equal work. By layer they take turns,
+# unless the batch is cut into small ones that follow each other. (A cut after the third layer would
+# send less, but its first device would hold, and do, nearly everything.)
 #
 # But by data halves only the activations. Weights, gradients and Adam's state take 2 MB on each
 # device here. For a billion weights they would take 16 GB. *Sharded* data parallelism lifts that
@@ -292,12 +308,12 @@ assert 16 * (conv1.passed + conv2.passed + dense1.passed) < all_weights, "with b
 # | --- | --- | --- | --- |
 # | V100 | 900 | 150 | [1] |
 # | A100 (40 GB) | 1,555 | 300 | [1] |
-# | H100 | | 450 | [2] |
-# | H200 | 4,800 | | [3] |
-# | Blackwell | | 900 | [4] |
+# | H100 | – | 450 | [2] |
+# | H200 | 4,800 | – | [3] |
+# | Blackwell | – | 900 | [4] |
 #
-# PCI Express ×16 carries 15.75 GB/s in each direction in generation 3, 31.5 in generation 4 [1],
-# and 63 in generation 5 (computed).
+# (–: not looked up.) PCI Express ×16 carries 15.75 GB/s in each direction in generation 3, 31.5 in
+# generation 4 [1], and 63 in generation 5 (computed).
 #
 # NVIDIA: [1] "NVIDIA Ampere Architecture In-Depth" (2020); [2] "NVIDIA H100 Tensor Core GPU
 # Architecture" (2023), section 4.7; [3] TensorRT-LLM, `docs/source/blogs/H200launch.md`; [4]

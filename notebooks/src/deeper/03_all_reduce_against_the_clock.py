@@ -111,16 +111,14 @@ for size in [SMALL, LARGE]:
     print(BYTES[size])
     for name in runs[0]:
         medians[size, name] = [1e3 * np.median(times[name]) for times in runs]
-    by_time = sorted(runs[0], key=lambda name: np.median(medians[size, name]))
-    for name in by_time:  # the fastest first
         found = medians[size, name]
         print(f"    {name:10} {np.median(found):6.3f} ms ({min(found):.3f} to {max(found):.3f})")
 for k in range(1, 9):  # only now: its stores can't be sent to other processes
     assert wrong_devices(kvstore_allreduce, k) == [], f"KVStore is wrong on {k} devices"
 
 # %% [markdown]
-# The fastest stands first. But where the brackets overlap, the order may be chance. We call one
-# all-reduce faster than another if it is so by more than a twentieth in all five processes:
+# Where the brackets overlap, the order may be chance. We call one all-reduce faster than another if
+# it is so by more than a twentieth in all five processes:
 
 # %% tags=["fold", "measured"]
 # measure: whom each all-reduce beats, by more than a twentieth in all five processes
@@ -135,17 +133,19 @@ for size in [SMALL, LARGE]:
         print(f"    {name} is faster than", ", ".join(slower) or "none")
 
 # %% [markdown]
-# For 4 KB KVStore and `allreduce` lead, and what goes through `run` comes behind them. For 16.4 MB
-# **KVStore is the last**: all others beat it. It makes four copies where `allreduce` makes two
-# (deeper: KVStore's cases). Why it leads for small arrays we haven't tested; from Python it needs
-# only one call. Among star, tree and ring none beats another for large arrays.
+# For 4 KB KVStore and `allreduce` lead in this run, and what goes through `run` comes behind them.
+# Why KVStore leads we haven't tested; from Python it needs only one call. For 16.4 MB the lines
+# above say who beats whom, if anybody. (KVStore may be the last there: it makes four copies where
+# `allreduce` makes two. See deeper: KVStore's cases.)
 #
 # ## What is the time made of?
 #
 # For 4 KB `star` and `allreduce` send the same two messages, and `allreduce` takes less time. So
 # the messages can't be the cause. What differs is what Python does: `run` reads a schedule and
-# cuts windows. (`allreduce` checks its arguments instead, and is faster in spite of it. The ring
-# has twice as many messages *and* twice as many windows; we haven't separated these two.)
+# cuts windows. (`allreduce` checks its arguments instead, and is faster in spite of it.)
+#
+# The ring has twice as many messages as the star *and* twice as many windows. We haven't separated
+# these two.
 #
 # Python only hands out the work (chapter 01). How much of the time has passed when the call
 # returns, and how much when the work is done?
@@ -180,10 +180,10 @@ for size in [SMALL, LARGE]:
               f"{done:6.3f} ms")
 
 # %% [markdown]
-# For 4 KB nearly all of the time is that of the call. For 16.4 MB the call is the smaller part:
-# copying and adding take the rest. So a small array's time says how much Python does, and a large
+# For 4 KB most of the time is that of the call. For 16.4 MB the call is the smaller part: copying
+# and adding take the rest. So a small array's time says mostly how much Python does, and a large
 # one's how much memory is moved. (The same calls also take longer for large arrays. We haven't
-# found out why.)
+# found out why. And these are other runs than those above, so compare lines of one table only.)
 #
 # By chapter 03's table a ring should take half of a star's time for large arrays on two devices,
 # $S$ against $2S$. Here it doesn't. The table is about links, each of which carries one message at
@@ -194,5 +194,6 @@ for size in [SMALL, LARGE]:
 #
 # - On two simulated devices, times for small arrays are mostly those of the calls. There a plain
 #   loop beats one that reads a schedule.
-# - For large arrays copying and adding take most of the time, and a ring isn't faster than a star.
+# - For large arrays copying and adding take most of the time, and a ring doesn't take half of a
+#   star's.
 # - Simulated devices have no links, so their times don't choose a scheme for devices that have.

@@ -341,7 +341,11 @@ print("halving: right on 1, 2, 4 and 8, all that are no power of two up to 70 ar
 # %% tags=["fold"]
 # measure: the rounds of the double tree; the even chunks take one tree, the odd ones the other
 def evenness(place):
-    """The largest power of two that divides `place`."""
+    """The largest power of two that divides `place`.
+
+    As on a ruler: of the places 1 to 7 the evenest, 4, is the root, 2 and 6 are its children, and
+    the odd ones are leaves.
+    """
     power = 1
     while place % (2 * power) == 0:
         power = 2 * power
@@ -352,7 +356,7 @@ def edges(first, last, parent=None):
     """(child, parent) of a tree over the places `first` to `last`, children before parents."""
     if first > last:
         return []
-    root = max(range(first, last + 1), key=evenness)  # the place that can be halved most often
+    root = max(range(first, last + 1), key=evenness)
     pairs = edges(first, root - 1, root) + edges(root + 1, last, root)
     if parent is not None:
         pairs.append((root, parent))
@@ -425,11 +429,23 @@ for k in [7, 48]:
     assert max(children.values()) == 2, "more than two children"
 assert second == {(child + 1) % 7: (parent + 1) % 7 for child, parent in first.items()}
 assert set(range(7)) - set(first.values()) - set(second.values()) == {0}, "a leaf in both"
+for k in range(2, 65):
+    fewer = len(double_tree(k, 8)) < len(ring(k))
+    assert fewer == (k >= 14), f"rounds on {k} devices"
 
 # %% [markdown]
-# The double tree lies between tree and ring in both. (It stays above $2S$, since in some rounds the
-# busiest device waits.)
-#
+# On 48 devices the double tree lies between tree and ring in both. (It stays above $2S$, since in
+# some rounds the busiest device waits. On few devices it has more rounds than a ring: with 8 chunks
+# it has fewer from 14 devices on.) This is the first tree of the drawing, in which chunk 2 follows
+# chunk 0:
+
+# %%
+for number, messages in enumerate(double_tree(7, num_chunks=4), 1):
+    for message in messages:
+        if message.chunk in [0, 2] and message.what == ADD:  # the even ones, on their way up
+            print(f"round {number}: {message.sender} sends {message.receiver} chunk", message.chunk)
+
+# %% [markdown]
 # ## Direct
 #
 # The simplest of all: each rank sums the chunk of its own number. In round 1 each sends the next
@@ -544,8 +560,8 @@ assert not independent([[Message(0, 1, 0, ADD), Message(0, 2, 1, ADD)]]), "two l
 # %% [markdown]
 # ## Rounds and bytes
 #
-# **Predict:** which of the six takes the fewest rounds on 8 devices, and in which is the least sent
-# one after the other? (Of each round we take what its busiest device sends, and add up.)
+# **Predict:** which of the six takes the fewest rounds on 8 devices, and in which do all rounds
+# together send least? (Of each round we take what its busiest device sends, and add up.)
 
 # %% tags=["fold"]
 # measure: rounds, what is sent one after the other, and what the busiest device sends
@@ -594,6 +610,8 @@ for k in range(2, 9):
         if name in formula:
             found = len(rounds), in_turn(rounds, num_chunks), busiest(rounds, num_chunks)
             assert np.allclose(found, formula[name]), f"{name} on {k} devices: {found}"
+for k in range(4, 65):
+    assert busiest(double_tree(k, 8), 8) == 2, f"8 chunks on {k} devices"
 for k in [4, 5, 6, 7, 8, 16, 48, 64]:
     for m in [2, 8, 16, 32]:
         rounds = double_tree(k, m)
@@ -736,7 +754,7 @@ for ax, network in zip(axes, [one_switch, two_switches, all_to_all]):
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_yticks(range(len(NAMES)), NAMES)
 axes[0].invert_yaxis()
-fig.suptitle("16 MB on 16 devices: another scheme leads on each network", weight="bold")
+fig.suptitle("16 MB on 16 devices: a different scheme leads on each network", weight="bold")
 show(fig, alt="Bars of predicted times. On one switch halving is the fastest, just before ring and "
               "direct; on two switches the ring; on all-to-all direct, by far.")
 
@@ -758,10 +776,10 @@ for network in [one_switch, two_switches, all_to_all]:
 #   rounds.
 # - *Two switches.* In each round of the ring one message goes each way through the middle, so it
 #   takes as long as on one switch. More than half of *direct*'s messages go there, and wait for
-#   each other. On 16 devices halving is slowed down less: only its two middle rounds, with its
-#   smallest messages, go through the middle. (Begun with the far partners, it would take more than
-#   ten times as long for 16 MB on 64 devices.) For 16 MB the ring leads on 4 to 32 devices; on 64
-#   the few rounds of halving weigh more.
+#   each other. On 16 devices halving is slowed down less: only its two middle rounds, in which each
+#   device sends a single chunk, go through the middle. (Begun with the far partners, it would take
+#   more than ten times as long for 16 MB on 64 devices.) For 16 MB the ring leads on 4 to 32
+#   devices; on 64 the few rounds of halving weigh more.
 # - *All-to-all.* A ring uses one of a device's links, *direct* all of them, in two rounds.
 #
 # And the double tree? Here are 48 devices on one switch, which halving refuses, and 2 MB:
@@ -778,10 +796,7 @@ for name, seconds in predict_all(2e6, one_switch, 48).items():
 # no measured time.
 
 # %% tags=["fold"]
-# check: `predicted_time`, the figure's title, and the sentences above, for 2 to 64 devices
-from functools import cache
-
-# predicted_time: ring and direct by formula; two messages on one link take twice as long
+# check: `predicted_time`: ring and direct by formula; two messages on one link take twice as long
 for k in [2, 8, 64]:
     formula = 2 * (k - 1) * (5.7e-6 + 1e6 / k / 31.5e9)
     assert np.isclose(predicted_time(ring(k), 1e6 / k, one_switch, k), formula), k
@@ -795,8 +810,12 @@ through_the_middle = [[Message(0, 2, 0, ADD), Message(1, 3, 0, ADD)]]
 assert np.isclose(predicted_time(through_the_middle, 31.5e9, two_switches, 4), 2 + 5.7e-6)
 assert np.isclose(predicted_time(through_the_middle, 31.5e9, one_switch, 4), 1 + 5.7e-6)
 
+# %% tags=["fold"]
+# check: all schedules that are compared give the sum, in rounds that can go at once
+from functools import cache
+
 MANY = [2, 4, 8, 16, 32, 64]
-NETWORKS = [one_switch, two_switches, all_to_all]
+CHUNKS = [2, 4, 8, 16, 32]  # of a double tree
 predict_all = cache(predict_all)  # each once
 double_trees = cache(double_tree)
 
@@ -814,20 +833,22 @@ def complete(rounds, num_chunks, k):
 
 assert not complete(ring(4)[:-1], 4, 4), "a round is missing"
 assert not complete([*tree(4), *tree(4)], 1, 4), "twice"
-for k in MANY:
+for k in [*MANY, 48]:
     for name, (rounds, num_chunks) in schedules(k).items():
         assert complete(rounds, num_chunks, k), f"{name} on {k} devices: not the sum"
         assert independent(rounds), f"{name} on {k} devices: not at the same time"
         if name in ["star", "direct"]:
             assert complete(at_once(rounds), num_chunks, k), f"{name} on {k} devices at once"
             assert independent(at_once(rounds), k - 1), f"{name} on {k} devices at once"
-    for num_chunks in [2, 4, 8, 16, 32]:
+for k in MANY:
+    for num_chunks in CHUNKS:
         for ports in {1, k - 1}:
             rounds = double_trees(k, num_chunks, ports)
             assert complete(rounds, num_chunks, k), f"double tree on {k} devices: not the sum"
             assert independent(rounds, ports), f"double tree on {k} devices: not at the same time"
 
-
+# %% tags=["fold"]
+# check: one switch: halving leads; ring, direct and halving send equally many bytes
 def leads(name, size, network, k):
     seconds = predict_all(size, network, k)
     return seconds[name] < 1.0001 * min(seconds.values())
@@ -835,46 +856,37 @@ def leads(name, size, network, k):
 
 for k in MANY[1:]:
     assert leads("halving", 4e3, one_switch, k) and leads("halving", 16e6, one_switch, k), k
-    assert leads("ring", 16e6, two_switches, k) == (k < 64), k
-    assert leads("direct", 4e3, all_to_all, k) and leads("direct", 16e6, all_to_all, k), k
-    one, two, many = [predict_all(16e6, network, k) for network in NETWORKS]
+    one = predict_all(16e6, one_switch, k)
     assert 2.5 < one["tree"] / one["halving"] < 6, "large arrays pay for bytes"
-    for name in ["direct", "halving", "double tree"]:
-        assert two[name] > 1.01 * one[name], f"{name} on {k} devices waits for the middle"
-    if k > 4:
-        assert two["halving"] / one["halving"] < two["direct"] / one["direct"], "slowed down less"
-    for size in [4e3, 16e6]:
-        for network in NETWORKS:
-            best = min(predict_all(size, network, k).values())
-            for num_chunks in [2, 4, 8, 16, 32]:
-                for ports in {1, k - 1} if network is all_to_all else {1}:
-                    rounds = double_trees(k, num_chunks, ports)
-                    found = predicted_time(rounds, size / num_chunks, network, k)
-                    assert found > 1.0001 * best, f"the double tree leads on {k} devices"
-            assert not leads("star", size, network, k), "left out"
 for k in MANY:
-    one, two = predict_all(16e6, one_switch, k), predict_all(16e6, two_switches, k)
-    for name in ["star", "tree", "ring"]:
-        assert np.isclose(one[name], two[name]), f"{name} on {k} devices: as long as on one switch"
     sent = [busiest(ring(k), k), busiest(direct(k), k), busiest(halving_doubling(k), k)]
     assert np.allclose(sent, sent[0]), "equally many bytes"
     assert len(halving_doubling(k)) <= min(len(ring(k)), len(direct(k))), "the fewest rounds"
-assert leads("halving", 16e6, two_switches, 64), "on 64"
-by_many = predict_all(160e6, two_switches, 64)
-assert min(by_many, key=by_many.get) == "ring", "for 160 MB the rounds weigh less"
 for network in [one_switch, two_switches]:
     seconds = predict_all(4e3, network, 64)
     for name in ["tree", "halving"]:
         assert 10 < seconds["ring"] / seconds[name] < 11, "small arrays pay for rounds"
-on_48 = predict_all(2e6, one_switch, 48)
-assert "halving" not in on_48 and leads("double tree", 2e6, one_switch, 48), "48 devices"
-for name, (rounds, num_chunks) in schedules(48).items():
-    assert complete(rounds, num_chunks, 48) and independent(rounds), f"{name} on 48 devices"
 
-
+# %% tags=["fold"]
+# check: two switches: what goes through the middle, who waits for it, and who leads
 def crosses(message, k):
     return (message.sender < k / 2) != (message.receiver < k / 2)
 
+
+for k in range(4, 33):
+    assert leads("ring", 16e6, two_switches, k), k
+assert leads("halving", 16e6, two_switches, 64) and not leads("ring", 16e6, two_switches, 64)
+by_many = predict_all(160e6, two_switches, 64)
+assert min(by_many, key=by_many.get) == "ring", "for 160 MB the rounds weigh less"
+for k in MANY:
+    one, two = predict_all(16e6, one_switch, k), predict_all(16e6, two_switches, k)
+    for name in ["star", "tree", "ring"]:
+        assert np.isclose(one[name], two[name]), f"{name} on {k} devices: as long as on one switch"
+    if k > 2:
+        for name in ["direct", "halving", "double tree"]:
+            assert two[name] > 1.01 * one[name], f"{name} on {k} devices waits for the middle"
+    if k > 4:
+        assert two["halving"] / one["halving"] < two["direct"] / one["direct"], "slowed down less"
 
 for k in MANY[1:]:
     for messages in ring(k):
@@ -890,9 +902,25 @@ for k in MANY[1:]:
     middle = len(across) // 2
     assert across[middle - 1] == across[middle] == {True}, "all of two rounds"
     assert all(found == {False} for found in across[: middle - 1] + across[middle + 1 :]), "only"
-    sizes = [len(messages) for messages in halving_doubling(k)]
-    assert sizes[middle] == sizes[middle - 1] == min(sizes), "its smallest messages"
-print("they hold")
+    for messages in halving_doubling(k)[middle - 1 : middle + 1]:
+        senders = [message.sender for message in messages]
+        assert sorted(senders) == list(range(k)), "each device sends a single chunk"
+
+# %% tags=["fold"]
+# check: all-to-all: direct leads; star and double tree lead nowhere but on 48 devices
+for k in MANY[1:]:
+    assert leads("direct", 4e3, all_to_all, k) and leads("direct", 16e6, all_to_all, k), k
+    for size in [4e3, 16e6]:
+        for network in [one_switch, two_switches, all_to_all]:
+            best = min(predict_all(size, network, k).values())
+            for num_chunks in CHUNKS:
+                for ports in {1, k - 1} if network is all_to_all else {1}:
+                    rounds = double_trees(k, num_chunks, ports)
+                    found = predicted_time(rounds, size / num_chunks, network, k)
+                    assert found > 1.0001 * best, f"the double tree leads on {k} devices"
+            assert not leads("star", size, network, k), "left out"
+on_48 = predict_all(2e6, one_switch, 48)
+assert "halving" not in on_48 and leads("double tree", 2e6, one_switch, 48), "48 devices"
 
 # %% tags=["fold"]
 # check: halving begun with the far partners gives the sum, too, but takes over ten times as long
@@ -931,7 +959,7 @@ assert far / near > 10, f"far partners first: {far / near} times as long"
 #
 # - Halving and doubling takes $2\log_2 k$ rounds and sends $2\frac{k-1}{k}S$ from each device. It
 #   needs a power of two, and says so.
-# - Two trees share the work of one, on any number of devices: the busiest sends $2S$.
+# - Two trees share the work of one, on any number of devices. From four on the busiest sends $2S$.
 # - In the model, small arrays pay for rounds and large ones for bytes. Which scheme is best depends
 #   on the network and on $k$, so NCCL has several.
 #

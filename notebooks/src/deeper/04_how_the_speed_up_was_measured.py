@@ -90,9 +90,10 @@ team.close()
 # (`MXNET_CUDNN_AUTOTUNE_DEFAULT`, `cudnn_convolution-inl.h`, MXNet 1.9.1).
 #
 # **3. Measuring once.** Steps 2 to 6 differ from one another too, so no single one is the answer.
-# **4. While others work.** `Others` says what
-# share of the machine's CPU time went to other programs while its block ran. Here is the same
-# training without and with a neighbour that keeps one core busy:
+#
+# **4. While others work.** `Others` says what share of the machine's CPU time went to other
+# programs while its block ran. Here is the same training without and with a neighbour that keeps
+# one core busy:
 
 # %% tags=["fold"]
 # measure: six steps on two devices, three times alone and three times beside a busy program
@@ -129,8 +130,8 @@ for who in ["alone", "beside a busy program"]:
             os.kill(neighbour, signal.SIGKILL)
 
 # %% [markdown]
-# On two cores the neighbour made the same training take up to twice as long, and nothing in those
-# seconds says so: only the other number does.
+# On two cores the neighbour made the same training take much longer, at worst nearly twice as long.
+# Nothing in those seconds says so: only the other number does.
 #
 # ## A fair round
 #
@@ -244,6 +245,9 @@ for kind, settings in kinds.items():
 # (`src/resource.cc`); we think that this is the cause. On a busy machine all of this shrinks. As a
 # rule of thumb, two rows whose halves overlap have no winner.
 #
+# Threads alone brought nothing, or cost some. The course sets them because they make a simulated
+# device one core. Otherwise a speed-up would mix devices with threads.
+#
 # Chapter 04's *stock MXNet* is one device with none of the settings. On x86 an operator then gets
 # half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1): one of two, so on two cores
 # it has no more of them than *one device*.
@@ -276,9 +280,10 @@ for name in ["one device", "never communicate", "two processes"]:
 
 # %% [markdown]
 # The second line is what `train_batch` on two devices does more: the all-reduce, with the waiting
-# that it causes. If its range includes 1, take it that this run doesn't show a cost. Eight arrays
-# of 129,068 numbers in all are little beside the convolutions. That doesn't hold for every network;
-# deeper: Counting operations, predicting GPUs asks when it does.
+# that it causes. If its range includes 1, this run shows no cost. Eight arrays of 129,068 numbers
+# in all are little beside the convolutions. That doesn't hold for every network; deeper: Counting
+# operations, predicting GPUs asks when it does. In the third line each half has a process of its
+# own, so the two don't share Python and the engine either.
 
 # %% tags=["fold"]
 # check: LeNet's 129,068 parameters; a program trains on what it is told, then answers
@@ -335,4 +340,4 @@ for arguments, (answer, number) in told.items():
 # - Look at who else uses the machine, and leave disturbed rounds out.
 # - Of the course's settings, scratch space alone brought two devices most, on a quiet machine.
 # - A program's own word isn't proof of where it works; the CPU time of its threads is.
-# - The number to compare with is what two unrelated trainings reach.
+# - The number to compare with is what two trainings reach that never communicate.

@@ -73,10 +73,10 @@ for size in [64, 256]:
           f"times {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
 
 # %% [markdown]
-# (If the ranges overlap, this run doesn't show it.) That is why people let the batch grow with the
-# devices. But *devices*, *batch* and
-# *rate* are three things. *The Straight Dope* changed all three together, from one device, batch
-# 64 and rate 0.3 to two, 128 and 0.6. We change one at a time.
+# Where the second device brings more with 256, people let the batch grow with the devices. (If the
+# ranges overlap, this run doesn't show it.) But *devices*, *batch* and *rate* are three things.
+# *The Straight Dope* changed all three together, from one device, batch 64 and rate 0.3 to two, 128
+# and 0.6. We change one at a time.
 #
 # ## Twice the batch, twice the rate
 #
@@ -130,7 +130,8 @@ for epoch in [1, 3]:
     for change, name, base in pairs:
         gap = np.sort(accuracy_after(name, epoch) - accuracy_after(base, epoch))
         gaps[change, epoch] = gap
-        print(f"  {change:29}", *(f"{points:5.2f}" for points in gap))
+        row = " ".join(f"{points:5.2f}" for points in gap)
+        print(f"  {change:29} {name[6:]:10} minus {base[6:]}: {row}")
 
 # %% [markdown]
 # - *One device* in place of two differs by rounding only, which changes the accuracy by up to
@@ -188,14 +189,13 @@ for name in styles:
     for epoch in (1, 3):
         assert 0.8 < np.ptp(accuracy_after(name, epoch)) < 4, "seeds of one row"
 ratio = medians["lenet-256-0.4"] / medians["lenet-128-0.2"]
-assert ratio[:8].argmax() == 2 and 2 < ratio.max() == ratio[2], "at most at 4,600 images"
+assert ratio.argmax() == 2 and round(ratio.max(), 1) == 2.1, "at most at 4,600 images"
 assert ratio[8:].max() < 1.3 and 1.03 < np.median(ratio[8:]) < 1.07, "then mostly a little above"
 
 # %% [markdown]
-# At first *both* has up to twice the loss, later mostly a little more (5 %, median). The rule
+# At first *both* has up to 2.1 times the loss, later mostly a little more (5 %, median). The rule
 # takes one large step in place of k small ones, as if gradients didn't change meanwhile. At the
-# beginning
-# they change fast (Goyal et al., section 2.1).
+# beginning they change fast (Goyal et al., section 2.1).
 #
 # ## A map of batch and rate
 #
@@ -260,7 +260,7 @@ for column, size in enumerate(sizes):
     of_rates = np.array([percent[size, rate] for rate in rates])  # [rate, seed]
     wins = sorted({rates[row] for row in of_rates.argmax(axis=0)})
     good[size] = " or ".join(f"{rate:g}" for rate in wins)
-fig, ax = figure(f"The best rate of a seed: {good[16]} at batch 16, {good[256]} at batch 256\n"
+fig, ax = figure(f"Best rate, seed by seed: {good[16]} at batch 16, {good[256]} at batch 256\n"
                  f"({data.name}, mean ± standard deviation of {SEEDS} seeds)", "batch size",
                  "learning rate", size=(7, 4))
 picture = ax.imshow(mean, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=100)
@@ -302,7 +302,7 @@ for size in sizes:
 # On MNIST doubling the rate with the batch changes accuracy less than keeping it, as long as the
 # rate is low; at 0.4 it is the other way round. The best rate doesn't grow in proportion: it is
 # 0.2 or 0.4 for each seed and batch; the rule asks for 16 times as much at 256 as at 16. At 0.8
-# training often fails. More images, or warm-up, might change that.
+# training often fails.
 #
 # ## Where a high rate fails
 #
@@ -412,10 +412,15 @@ for other in ["2x128-0.3", "2x128-0.6-warm"]:
     assert round(1 / by_chance) == 12, "the text says: one time in twelve"
 
 # %% [markdown]
-# Chance deals so one time in twelve: a hint.
+# Chance deals so one time in twelve: a hint. (In all rows without warm-up, 7 of 18 runs guess at
+# 0.6, and none of 27 at 0.3.)
 
 # %% tags=["fold"]
 # check: what the text says of devices, batch, rate and warm-up
+assert guess["2x128-0.6"] + guess["2x128-0.6-xavier"] == 7, "7 of 18"
+assert guess["1x64"] + guess["2x64"] + guess["2x128-0.3"] == 0, "none of 27"
+
+
 def of_row(name, epoch):
     return accuracy_after(f"trainer-{name}", epoch)
 
@@ -455,8 +460,9 @@ assert round(max(off), 2) == 0.07
 # %% [markdown]
 # ## Do these seeds have bad first weights?
 #
-# We change them as little as float32 can: the first layer's, times the number next to 1, above or
-# below. One device, 100 steps of 128 images. **Predict:** which runs learn?
+# We take one seed, number 2, and change the first layer's weights by one or two units in the last
+# place: times the number next to 1, above or below. One device, 100 steps of 128 images.
+# **Predict:** which runs learn?
 
 # %% tags=["fold"]
 # define: hundred_steps, which trains LeNet from Gluon's start and looks at it on the way
@@ -500,16 +506,21 @@ for rate in ends:
         ends[rate].append(np.mean(losses[-10:]))
         print(f"rate {rate}, first weights times {factor:.8f}   {losses[0]:.4f}   "
               f"{ends[rate][-1]:14.2f}")
+again, _, _ = hundred_steps(0.3, 2, two[:1], factor=float(factor))
+print("the last run once more: the same losses to the bit:", again == losses)
 
 # %% tags=["fold"]
-# check: the factors differ by the last digit only; all learn at 0.3
-digit = np.finfo(np.float32).eps
-assert all(abs(float(factor) - 1) <= digit for factor in factors) and len(set(factors)) == 3
+# check: the factors move a weight by one or two units in the last place; all learn at 0.3
+weights = np.random.default_rng(0).uniform(0.001, 0.07, 10_000).astype("float32")
+for factor in factors[1:]:
+    units = abs((weights * factor).view("int32") - weights.view("int32"))
+    assert set(units) <= {1, 2}, "by more, or by none"
 assert max(ends[0.3]) < (1 if data.name == "mnist" else 2.2), "at 0.3 all learn"
 
 # %% [markdown]
-# At 0.6 the last digit can decide whether a run learns; at 0.3 all learn. (If yours end alike at
-# 0.6, they don't show it.) So don't compare such runs seed by seed; count them.
+# At 0.6 the last digits can decide whether a run learns; at 0.3 all learn. (If yours end alike at
+# 0.6, or the last line says False, they don't show it.) So don't compare such runs seed by seed;
+# count them.
 #
 # ## What do stalled runs compute?
 #
@@ -586,11 +597,11 @@ assert 95.5 < last.min() and last.max() < 98.5, "it should have learned"
 #   rate as well, four of the five were about even. After three epochs all five were behind.
 # - On our map (3,840 images once, no warm-up) the best rate is 0.2 or 0.4 for every batch.
 # - Batch 128 at rate 0.6 left four of nine runs guessing (three from Xavier's start), none with
-#   warm-up (Gluon's start). At 0.6 the last digit of the first weights can decide.
+#   warm-up (Gluon's start). At 0.6 the last digits of the first weights can decide.
 # - When two GPUs learn more slowly than one, check first whether batch and rate changed too.
 # - So: keep the batch if it is large enough for your devices. If it grows, raise the rate only as
-#   far as training still learns, and try warm-up: with an epoch of it batch 128 at 0.6 ended at
-#   98.5 % to 99.0 %, at 0.3 without it at 98.2 % to 98.7 %.
+#   far as training still learns, and try warm-up: an epoch of it was enough at 0.6, 25 steps
+#   weren't in our run.
 #
 # **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677,
 # section 2.

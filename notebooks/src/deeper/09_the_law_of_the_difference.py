@@ -59,9 +59,9 @@ print(data)
 #
 # | per image | is | shrinks with | slope on log axes |
 # | --- | --- | --- | --- |
-# | sum / $2m$: the step's error | $(s_0 - s_1)\,\delta / 2$ | $1/m$, the two together | −1 |
-# | difference / $2m$ | $(s_0 + s_1)\,\delta / 2$ | $1/\sqrt m$ | −½ |
-# | one device / $m$: both rows above | $s_0\,\delta$ | $1/\sqrt m$ | −½ |
+# | the step's error: sum / $2m$ | $(s_0 - s_1)\,\delta / 2$ | $1/m$, the two together | −1 |
+# | difference of the errors / $2m$ | $(s_0 + s_1)\,\delta / 2$ | $1/\sqrt m$ | −½ |
+# | device 0's error / $m$: the rows above added | $s_0\,\delta$ | $1/\sqrt m$ | −½ |
 #
 # (All channels' errors add up. The variance, and the means that the backward pass takes, are
 # opposite on both devices in the same way, except for terms in $\delta^2$. Those don't cancel, but
@@ -184,10 +184,10 @@ for m in [4, 64, 1024]:
         print(f"    {kind:10} {size:.3f}")
 
 # %% [markdown]
-# All fall, and the sum fastest. But is that the error of BatchNorm, or of our code? A norm that
-# looks at one image at a time can't know about shards. Group normalisation is such a norm (Wu and
-# He, 2018). With it, $g$ and $h$ must be *equal*. And if our code compared each device with the
-# *other* half, they must not be:
+# All fall, and the sum fastest: from the noise's size to a small part of it. But is that the error
+# of BatchNorm, or of our code? A norm that looks at one image at a time can't know about shards.
+# Group normalisation is such a norm (Wu and He, 2018). With it, $g$ and $h$ must be *equal*. And if
+# our code compared each device with the *other* half, they must not be:
 
 # %% tags=["fold"]
 # measure: whether g and h are equal with group norm, and with the halves swapped
@@ -415,13 +415,12 @@ assert onp.median(of_sum) > -0.9, "not −1"
 
 # %% [markdown]
 # - **With the smooth activation the law holds over large shards.** In the dense network the sum's
-#   slope is near −1, the others are near −½. (Convolutional networks scatter more widely around
-#   them.)
-# - **With ReLU the dense network's sum is flatter**, near −¾, in each of five networks with the
-#   same weights. An estimate: $\delta$ moves inputs of ReLU across zero, and each time a gradient
-#   jumps. That happens in about $m\,\delta$ images, so in about $\sqrt m$. Such a count varies by
-#   its own root, $m^{1/4}$, and differently on both devices. Per image that adds $m^{1/4}/m =
-#   m^{-3/4}$ to the sum.
+#   slope is near −1, the others are near −½. (Convolutional networks scatter more widely.)
+# - **With ReLU the dense network's sum is flatter**: near −¾ in the median, and above −0.9 in each
+#   of five networks with the same weights. (The convolutional network's lies between.) An estimate:
+#   $\delta$ moves inputs of ReLU across zero, and each time a gradient jumps. That happens in about
+#   $m\,\delta$ images, so in about $\sqrt m$. Such a count varies by its own root, $m^{1/4}$, and
+#   differently on both devices. Per image that adds $m^{1/4}/m = m^{-3/4}$ to the sum.
 # - **In ResNet-18 the sum isn't near −1**, even over large shards. It has many norms and many
 #   kinks; which of the two it is, we haven't separated.
 # - **Over small shards** the dense networks' difference and one device's error are steeper than −½.
@@ -624,8 +623,9 @@ for mean in [0, 1]:
         assert without_dy > 0.15 and without_dy_x > 0.15, "far more"
 
 # %% [markdown]
-# Far more. With mean 0 their sums nearly cancel, and only a few percent are wrong: don't count on a
-# test's seeing it. **Keep this:** test gradients, not only outputs, and in float64 to $10^{-12}$.
+# Far more. With mean 0 their sums nearly cancel, and the largest error is only a few percent of the
+# largest gradient. **Keep this:** test gradients, not only
+# outputs, and in float64 to $10^{-12}$.
 #
 # ## Gluon's SyncBatchNorm
 #
@@ -634,12 +634,11 @@ for mean in [0, 1]:
 # *inside an operator* until `num_devices` devices have arrived (`sync_batch_norm-inl.h` at 1.9.1).
 # What if one gets no images, say in the last batch of an epoch?
 #
-# A program that hangs needs a process of its own, with a deadline. Ours makes two networks with
-# equal weights: one with BatchNorm for one device, one with SyncBatchNorm for two. It makes a step
-# with both, and compares their outputs and gradients. Folded is
-# `end_of(devices, spaces, deadline, read_early)`: it runs that program with this many devices
-# taking part, and returns what it `said` and its `seconds`. With `read_early` it does what many
-# training loops do: it reads device 0's loss as a number at once, *before* device 1 is given its
+# A program that hangs needs a process of its own, with a deadline. Ours makes a step with BatchNorm
+# on one device and with SyncBatchNorm on two, from equal weights, and compares outputs and
+# gradients. Folded is `end_of(devices, spaces, deadline, read_early)`: it runs that program with
+# this many devices taking part, and returns what it `said` and its `seconds`. With `read_early` it
+# does what many training loops do: it reads device 0's loss at once, *before* device 1 is given its
 # images.
 #
 # `spaces` is a second danger. Operators borrow *scratch space*, memory for intermediate results.
@@ -787,12 +786,12 @@ except TypeError:
 assert refused
 
 # %% [markdown]
-# Three of four hang. They use no CPU time, so they are not slow: they wait. A loss that is read
-# early waits for device 0, device 0 for device 1, and that for Python, which waits for the loss.
-# (MXNet's issue 12001 has an `asnumpy()` that fails.) In the last case we take it that one holds
-# the scratch space that the other needs to get to the norm. In our trials 17 norms, as many as
-# ResNet-18 has, hung with 64 spaces and finished with 128. **On GPUs** each device has its own
-# (`src/resource.cc` at 1.9.1), so that should not happen there; we haven't tested it.
+# Three of four hang. They use no CPU time: they wait. A loss that is read early waits for device 0,
+# device 0 for device 1, and that for Python, which waits for the loss. (MXNet's issue 12001 has an
+# `asnumpy()` that fails.) In the last case we take it that one holds the scratch space that the
+# other needs to get to the norm. In our trials 17 norms, as in ResNet-18, hung with 64 spaces and
+# finished with 128. **On GPUs** each device has its own (`src/resource.cc` at 1.9.1), so that
+# should not happen there; we haven't tested it.
 #
 # **Keep this:** with `SyncBatchNorm` give every device images in every step, equally many, and read
 # nothing before all have got theirs.

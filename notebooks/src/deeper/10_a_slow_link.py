@@ -143,8 +143,8 @@ def busy(recording, lane):
 
 
 def median_of(recordings):
-    """The one in which cpu(0) is busy for the median share."""
-    return sorted(recordings, key=lambda each: busy(each, "cpu(0)"))[len(recordings) // 2]
+    """The one of median length."""
+    return sorted(recordings, key=lambda each: each.length)[len(recordings) // 2]
 
 
 times = in_turns({"joined": partial(three_plain_steps, wide_joined),
@@ -170,7 +170,7 @@ apart = median_of(recordings["apart"])
 panels = {"joined: communication after compute": joined.rows,
           "apart: communication among compute": apart.rows}
 most = 1 + max(joined.length, apart.length)
-fig, _ = timeline("The same work for the same cores, in another order", panels,
+fig, _ = timeline("Joined, copies come after compute; apart, they lie among it", panels,
                   dict.fromkeys(panels, (-1, most)))
 show(fig, alt="Two panels with rows for Python and two devices. Above, communication comes after "
               "compute; below, it lies among it. The first device has long updates, while the "
@@ -209,8 +209,8 @@ for recording in [joined, apart]:
     assert updates == {"cpu(0)"}, "the store updates on cpu(0)"
 
 # %% [markdown]
-# (The figure shows one recorded step of each kind, in which `cpu(0)` is busy for the median share;
-# the verdict is on many.) In our quiet runs the median of the ratios saved a tenth at most, and
+# (The figure shows one recorded step of each kind, the one of median length; the verdict is on
+# many.) In our quiet runs the median of the ratios saved a tenth at most, and
 # often the run didn't decide. A guess at the cause: `cpu(0)` has the most to do, since Trainer's
 # store makes the long updates there alone. It is busy for most of the step either way, and another
 # order leaves it as much to do. (We haven't tried the updates on both devices.)
@@ -310,18 +310,18 @@ assert sent[0].duration >= 300, "300,000 bytes at 1 MB/s"
 # folded cell, calls `link.carry` with a priority, and returns its input unchanged.
 
 # %% tags=["trains"]
-far = begin_training(lenet(), 128, bulk_size=0)
-plain_step(far, wait=False)  # warms up
+lenet_training = begin_training(lenet(), 128, bulk_size=0)
+plain_step(lenet_training, wait=False)  # warms up
 
 # %% tags=["fold", "measured", "trains"]
 # measure: the time of the passes, and from it the link's rate
 lengths = []
 for _ in range(5):
-    lengths.append(record(forward_and_backward, far).length)
+    lengths.append(record(forward_and_backward, lenet_training).length)
 passes = sorted(lengths)[2]  # ms, the median
 
 nbytes = 0
-for parameter in far.net.collect_params().values():
+for parameter in lenet_training.net.collect_params().values():
     for grad in parameter.list_grad():
         nbytes += 4 * grad.size
 link = PriorityLink(rate=nbytes / (passes / 1e3))
@@ -379,7 +379,7 @@ def several_by_priority(training, steps, by_layer):
 # has a gradient on 2 devices: 8 · 8 · 2 = 128 messages.
 
 # %% tags=["fold", "trains"]
-# check: all messages are sent, and whatever the order, no message changes a weight
+# check: all messages are sent, each with its priority; in any order, none changes a weight
 def arrays_of(net):
     arrays = []
     for parameter in net.collect_params().values():
@@ -403,6 +403,25 @@ for by_layer in [False, True]:
         assert (ours == whole).all(), "another weight than plain_step's"
     print(f"by_layer={by_layer}: {len(found)} messages, the weights equal plain_step's to the bit")
 
+# With `by_layer`, a message's priority is its parameter's place.
+noted = []
+carry = link.carry
+
+
+def noting(nbytes, priority):
+    noted.append((priority, nbytes))
+    carry(nbytes, priority)
+
+
+link.carry = noting
+step_by_priority(linked, by_layer=True)
+nd.waitall()
+del link.carry  # the class's again
+expected = []
+for place, parameter in enumerate(linked.net.collect_params().values()):
+    expected += [(place, 4 * parameter.data(device).size) for device in pair]
+assert sorted(noted) == sorted(expected), "another parameter's priority"
+
 # %% [markdown]
 # ## When does step 2 begin?
 #
@@ -410,7 +429,7 @@ for by_layer in [False, True]:
 # first*. **Predict** for each: does step 2 begin before or after the end of step 1's last message?
 
 # %% tags=["fold", "measured", "trains", "few:COUNT = 7=>COUNT = 3"]
-# measure: when step 2 begins, and for how long the link has nothing to carry
+# measure: when step 2 begins, and for how long the link carries nothing
 COUNT = 7
 WAYS = {"order of arrival": False, "first layer first": True}  # by_layer
 
@@ -444,7 +463,7 @@ recorded = {name: [] for name in WAYS}
 with Others() as others:
     for _ in range(COUNT):
         for name, by_layer in WAYS.items():
-            recorded[name].append(record(several_by_priority, far, 2, by_layer))
+            recorded[name].append(record(several_by_priority, lenet_training, 2, by_layer))
 heads = {}
 idles = {}
 for name, recordings in recorded.items():
@@ -500,16 +519,17 @@ show(fig, alt="Two panels with lanes for two devices and the link; time 0 is whe
 # No weight is stale, that is, from a step too early: each layer waits for its own update.
 #
 # Does it save time? The link has the same bytes to carry. If messages take as long in either order,
-# what can be saved is the time in which it has *nothing* to carry, above all from the end of one
-# step's messages until the next step has its first gradient. First layer first, a part of the next
-# pass is done by then. We time eight steps, with 7 such pauses between. **Predict** from the idle
-# times above: how many per cent can that save?
+# what can be saved is the time in which it carries *nothing*: because no gradient is ready, or
+# because Python is slow to hand it the next. Above all that is from the end of one step's messages
+# until the next step has its first gradient. First layer first, a part of the next pass is done by
+# then. We time eight steps, with 7 such pauses between. **Predict** from the idle times above: how
+# many per cent can that save?
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 ROUNDS = 9
 ways = {
-    "order of arrival": partial(several_by_priority, far, 8, by_layer=False),
-    "first layer first": partial(several_by_priority, far, 8, by_layer=True),
+    "order of arrival": partial(several_by_priority, lenet_training, 8, by_layer=False),
+    "first layer first": partial(several_by_priority, lenet_training, 8, by_layer=True),
 }
 times = in_turns(ways, ROUNDS, quiet=0.05)  # a round in which others used over 5 % is taken again
 print_times(times)
@@ -523,7 +543,9 @@ print(f"7 pauses, each shorter by {shorter:.1f} ms, are {7 * shorter / of_all:.0
 # %% [markdown]
 # In our quiet runs the median saved about a tenth at most, and most runs didn't decide. The last
 # line says how much there is to save, if each pause gets shorter by as much as between the two
-# recorded steps. **Keep:** first layer first can only save time in which the link would be idle.
+# recorded steps. Where it doesn't agree with the ratio, two recorded steps were too few to predict
+# eight. **Keep:** by this reasoning, first layer first can only save time in which the link would
+# be idle. Our runs neither confirm nor refute it.
 #
 # **On GPUs:** copies to and from a GPU obey priorities (`kCopyQueue` in
 # `src/engine/threaded_engine_perdevice.cc` at 1.9.1), and Trainer gives them: `priority=-i` for
@@ -568,7 +590,7 @@ def handed_out(expected, lag):
 
     def step():
         begun.release()
-        losses = step_by_priority(far, by_layer=False)
+        losses = step_by_priority(lenet_training, by_layer=False)
         if lag is None:
             nd.waitall()
         return losses
@@ -603,8 +625,8 @@ for lag, expected in [(None, 1), (0, 2), (1, 3), (2, 4)]:
 #
 # - Where the cores themselves copy, overlap saved little in our quiet runs: a tenth at most.
 # - A slow link beside the cores can carry the first layer's gradients first. Then the next step
-#   begins while the link still carries the others, and no weight is stale. If messages take as long
-#   in either order, it can only save time in which the link would be idle.
+#   begins while the link still carries the others, and no weight is stale. By our reasoning it can
+#   only save time in which the link would be idle; our runs neither confirm nor refute that.
 # - The engine bounds nothing. Waiting for the loss of `lag` steps before allows `lag` + 2 steps on
 #   their way.
 #

@@ -2,7 +2,8 @@
 # # Deeper · A step's time budget
 #
 # Chapter 10 draws what two devices do during a step. Here we add it up: how many milliseconds are
-# compute, communication, update, Python and waiting? And do the five add up to what a clock says?
+# compute, communication, update, Python and waiting? The five add up to the recorded step by
+# construction. Does it last as long as one that isn't recorded?
 #
 # > **What you'll do:** split the time of a step into five parts, for three networks on one device
 # > and on two. Hold the sum against the clock. Then follow three losses: compute that isn't halved,
@@ -374,7 +375,7 @@ show(fig, alt="Three pairs of bars, each split into five parts. The upper bar of
 # %% [markdown]
 # In our quiet runs:
 #
-# - *LeNet* loses a few ms, to compute, waiting and Python.
+# - *LeNet* loses a few ms, mostly to waiting and Python.
 # - *ResNet-18*'s recorded steps lose to compute, communication and waiting. Each is small beside
 #   its compute, which is nearly halved. Where the clock's speed-up is smaller, no part holds the
 #   rest.
@@ -435,9 +436,9 @@ print("compute of 16 beside 16 / of 16 alone:    ", verdict(beside / alone))
 # other half is in *waiting*.
 #
 # And why is it even a gain, in our runs? Trainer, where it updates by itself, does up to four
-# weights in one operator. The store gets one weight at a time. Is four at once the slower way? We
-# try both on one device, four at once with three networks that are made alike, and take all updates
-# of a step together.
+# weights in one operator. The store gets one weight at a time. Is four at once the slower way? On
+# one device, three networks that are made alike update four at once, and one updates one by one.
+# We take all updates of a step together.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
 # measure: the updates of a step, on one device in two ways, and in the store of two devices
@@ -463,9 +464,9 @@ print("in the store / one by one:", verdict(updating["two devices, in the store"
 
 # %% [markdown]
 # One by one was faster in all our quiet runs. So one device could gain as much: the last line
-# compares it with the store. By how much is another matter. Four at once took about 40 ms in most
-# networks that we made, and 75 ms in one that was made alike, in the same run. We don't know on
-# what it depends, nor why four at once is slower, so we build on the direction only.
+# compares it with the store. By how much differs from network to network, even between those that
+# are made alike. We don't know on what it depends, nor why four at once is slower, so we build on
+# the direction only.
 #
 # With `update_on_kvstore=False` the store only sums, and each device updates its own replica.
 # **Predict:** what becomes of update and waiting on each lane? Does the step get shorter?
@@ -643,9 +644,9 @@ print("speed-up of 16 and 48 / of 20 and 50:", verdict(speed_ups[16, 48] / speed
 # ## Summary
 #
 # - A lane's time is compute, communication, update, Python and waiting. On a quiet machine the five
-#   add up, within 5 %, to what the clock says of a step that isn't recorded, for LeNet and the wide
-#   network, and for ResNet-18 on one device. For ResNet-18 on two devices they often didn't, and
-#   we don't know why: the clock said more.
+#   add up to what the clock says of a step that isn't recorded, for LeNet and the wide network, and
+#   for ResNet-18 on one device: within 5 %, wherever the rounds were even enough to say. For
+#   ResNet-18 on two devices they often didn't, and we don't know why: the clock said more.
 # - A recording made by hand tests how the parts are counted.
 # - Two devices lose to communication, to waiting (also for updates, which aren't divided), and to
 #   compute that isn't halved. Which is largest depends on the network.

@@ -45,8 +45,22 @@ print(f"efficiency: {step_on_one / step_on_two:.0%}")
 # Each GPU has 64 images both times: weak scaling. *Efficiency* is the time of a step on one GPU as
 # a share of its time on $k$. (Epochs are printed to a tenth of a second, so it is 82 to 86 %.)
 #
-# MXNet's examples have twelve more, for 2 to 16 K80 GPUs and three networks. A formula needs to
-# know of each:
+# MXNet's examples have twelve more, for 2 to 16 K80 GPUs and three networks:
+
+# %%
+throughput = {  # images a second, by the number of GPUs
+    "AlexNet": {1: 457.07, 2: 870.43, 4: 1514.8, 8: 2852.5, 16: 4244.18},
+    "Inception-v3": {1: 30.4, 2: 59.61, 4: 117.9, 8: 233.39, 16: 447.61},
+    "ResNet-152": {1: 20.08, 2: 38.76, 4: 77.01, 8: 153.07, 16: 298.03},
+}
+efficiency = {}  # by (name, k)
+for name, row in throughput.items():
+    for k in [2, 4, 8, 16]:
+        efficiency[name, k] = row[k] / (k * row[1])
+efficiency["LeNet", 2] = step_on_one / step_on_two
+
+# %% [markdown]
+# A formula needs to know of each network:
 
 # %%
 class Job(NamedTuple):
@@ -59,18 +73,9 @@ class Job(NamedTuple):
 # measure: the published efficiencies, and what each network sends
 # AWS P2.16xlarge, store dist_device_sync; AlexNet's largest array from symbols/alexnet.py.
 images_each = {"AlexNet": 512, "Inception-v3": 32, "ResNet-152": 32}
-throughput = {  # images a second, by the number of GPUs
-    "AlexNet": {1: 457.07, 2: 870.43, 4: 1514.8, 8: 2852.5, 16: 4244.18},
-    "Inception-v3": {1: 30.4, 2: 59.61, 4: 117.9, 8: 233.39, 16: 447.61},
-    "ResNet-152": {1: 20.08, 2: 38.76, 4: 77.01, 8: 153.07, 16: 298.03},
-}
-efficiency = {}  # by (name, k)
 seconds_on_one = {}
 for name, row in throughput.items():
     seconds_on_one[name] = images_each[name] / row[1]
-    for k in [2, 4, 8, 16]:
-        efficiency[name, k] = row[k] / (k * row[1])
-efficiency["LeNet", 2] = step_on_one / step_on_two
 
 jobs = {
     "AlexNet": Job(arrays=16, nbytes=203e6, largest=4 * (256 * 5 * 5) * 4096,
@@ -92,10 +97,16 @@ assert round(epoch_on_one / step_on_one) == onp.ceil(60_000 / 64)
 assert round(epoch_on_two / step_on_two) == onp.ceil(60_000 / 128)
 assert round(sum(sum(row.values()) for row in throughput.values()), 2) == 11_414.84, "as published"
 assert jobs["AlexNet"].largest > 0.5 * jobs["AlexNet"].nbytes, "half of its bytes"
+assert round(jobs["LeNet"].largest / jobs["LeNet"].nbytes, 1) == 0.8, "four fifths of its bytes"
+for k in [2, 4, 8, 16]:
+    deep = min(efficiency["Inception-v3", k], efficiency["ResNet-152", k])
+    assert efficiency["AlexNet", k] < deep, "of the large ones AlexNet scales worst"
+assert min((efficiency[name, 2], name) for name in jobs)[1] == "LeNet", "on two LeNet does"
 
 # %% [markdown]
-# AlexNet scales worst, and more than half of its bytes are in one array. (Bytes are the examples'
-# own, numbers of arrays those of Gluon's versions. We assume one machine.)
+# Of the three large networks AlexNet scales worst, and more than half of its bytes are in one
+# array. On two GPUs LeNet does worse still, with four fifths of its bytes in one. (Bytes are the
+# examples' own, numbers of arrays those of Gluon's versions. We assume one machine.)
 #
 # ## What does communication add?
 #
@@ -123,9 +134,9 @@ def one_bucket(job, k, alpha, bandwidth):
 # %% [markdown]
 # **By key:** MXNet's `device` store is no ring. Each array goes *whole* to one GPU, its owner
 # (chapter 07). An owner receives $k - 1$ copies and sends $k - 1$ sums. We let these pass its link
-# one after another, so they are $2(k-1)$ messages for each array. The busiest GPU owns at least a
-# $k$-th of all bytes, and at least the largest array. We take the larger of the two, so this
-# formula is optimistic.
+# one after another, so they are $2(k-1)$ messages for each array. That is pessimistic: a link can
+# send while it receives. The busiest GPU owns at least a $k$-th of all bytes, and at least the
+# largest array. We take the larger of the two. That is optimistic.
 
 # %%
 def by_key(job, k, alpha, bandwidth):
@@ -136,8 +147,7 @@ def by_key(job, k, alpha, bandwidth):
 
 # %% [markdown]
 # **Full overlap:** per array, but hidden behind the backward pass, which is two thirds of the
-# computing. (This is optimistic, too: when the backward pass begins, there is no gradient to send
-# yet.)
+# computing. (This is optimistic: when the backward pass begins, there is no gradient to send yet.)
 
 # %%
 def full_overlap(job, k, alpha, bandwidth):
@@ -206,7 +216,7 @@ def range_of(name, k, alpha, bandwidth):
     return min(shares), max(shares)
 
 
-fig, ax = figure("Thirteen published points and four predictions of each",
+fig, ax = figure("All thirteen published efficiencies lie below all four predictions",
                  "GPUs, network", "weak-scaling efficiency, %")
 labels = []
 for place, (name, k) in enumerate(efficiency):
@@ -272,8 +282,8 @@ assert round(100 * bandwidth_needed / BANDWIDTH) == 4
 
 # %% [markdown]
 # The predictions **missed all thirteen**: they were too optimistic. Worse assumptions hit more:
-# several GPUs on a link, or ten times the latency. But wider ranges hit more, whatever they say.
-# And to choose assumptions *because* they hit is no prediction.
+# several GPUs on a link, or ten times the latency (LeNet alone needs that). But a wider range hits
+# more often, whatever is behind it. And to choose assumptions *because* they hit is no prediction.
 #
 # ## What does one fitted constant add?
 #
@@ -471,8 +481,7 @@ assert count_operations(networks["ResNet-18"]) == resnet_on_paper
 # %% [markdown]
 # Training takes about three forward passes: backward, a layer computes the gradients of its weights
 # and of its inputs, each as much work as forward. What is sent are gradients, four bytes a number.
-# **Predict:** by what factor does ResNet-18 have more operations *for each byte sent*: 2, 20 or
-# 200?
+# **Predict:** ResNet-18 does how many times LeNet's operations *for each byte sent*: 2, 20 or 200?
 
 # %%
 def gradient_bytes(net):
@@ -536,14 +545,17 @@ def speed_up_on_eight(formula, job, alpha, bandwidth):
     return 8 * predict(formula, job, 8, alpha, bandwidth)
 
 
+print("                   computes   " + "  ".join(FORMULAS))
 for name, share in [("ResNet-18", 0.3), ("ResNet-18", 0.6), ("LeNet", 0.3), ("LeNet", 0.01)]:
     job = job_on_v100(name, 32, share)
-    print(f"{name} at {share:.0%} of the peak: computes for {1000 * job.seconds:.2f} ms")
+    print(f"{name:9} at {share:3.0%}  {1000 * job.seconds:6.2f} ms", end="")
     for label, formula in FORMULAS.items():
-        print(f"    {label}: speed-up {speed_up_on_eight(formula, job, ALPHA, BANDWIDTH):.2f}")
+        speed_up = speed_up_on_eight(formula, job, ALPHA, BANDWIDTH)
+        print(f"  {speed_up:{len(label)}.2f}", end="")
+    print()
 
 # %% [markdown]
-# At 30 % the way of sending alone moves ResNet-18's speed-up from 5.2 to 8.0. At 60 % it scales
+# By the way of sending alone, ResNet-18's speed-up at 30 % goes from 5.2 to 8.0. At 60 % it scales
 # *worse*: computing is shorter, communication isn't. At 30 % LeNet gains less in all four ways. Per
 # array eight GPUs are hardly faster than one.
 #

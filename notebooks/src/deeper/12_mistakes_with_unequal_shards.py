@@ -57,8 +57,7 @@ print(first.asnumpy(), second, third.asnumpy())
 # %% [markdown]
 # An idle device still holds the gradient of an earlier step, and a sum would add it again (chapters
 # 02 and 05). So we give it a loss whose gradient is zero: all its weights, times 0. The backward
-# pass then writes fresh zeros. (A weighted mean multiplies the old gradient by 0 anyway. There the
-# zero loss is for Trainer, which refuses old gradients, as we'll see.)
+# pass then writes fresh zeros.
 
 # %%
 def zero_loss(net, device):
@@ -85,7 +84,9 @@ def backward_or_zero(net, x, y, sizes, sum_or_mean):
 # With it, here are chapter 12's two ways. After sums, `trainer.step` adds up and divides by the
 # images. After means, a function `combine` changes the gradients of one parameter, a list with one
 # for each device: `average` multiplies each by its share of the images, in place, and `allreduce`
-# puts their sum into all. Then `trainer.update(1)` only updates, and divides by 1.
+# puts their sum into all. Then `trainer.update(1)` only updates, and divides by 1. (`average`
+# multiplies an old gradient by 0 anyway. Here the zero loss is for Trainer, which refuses old
+# gradients, as we'll see.)
 
 # %%
 def step_of_sums_or_zero(net, trainer, x, y, sizes):
@@ -161,7 +162,8 @@ def distance_to_one(step, cuts, on_store):
     return largest_difference(replicas, whole)  # each replica against whole
 
 # %% [markdown]
-# Now the last step leaves the third device without images. **Predict:** how far off are both ways?
+# Now the last step leaves the third device without images, and who updates differs too.
+# **Predict:** how far off are the three ways?
 
 # %% tags=["measured"]
 ONE_IDLE = [[40, 16, 8], [8, 40, 16], [20, 12, 0]]
@@ -321,32 +323,8 @@ for steps in [1, 2]:
     found = replicas_after(in_new_arrays, UNEQUAL[:steps], on_store=False)
     print(f"after {steps} step(s), right:", largest_difference(found, expected) < 1e-12)
 
-# %% [markdown]
-# Only the first. In the second, `backward` writes into the old arrays, which are no longer in the
-# list. `combine` gets the first step's result, on both devices, and a weighted mean of two equal
-# arrays changes nothing. So each later step repeats the first gradient. (Trainer doesn't refuse:
-# `backward` did run.) **A test should take several steps, on different batches.**
-#
-# ## Equal shards hide mistakes
-#
-# Must a test have unequal shards? Here are seven more mistakes, on two devices. Three are in how
-# means are combined:
-#
-# - `unweighted_means`: the mean of means, without weights;
-# - `weights_swapped`: each device's mean gets the other's weight;
-# - `averaged_twice`: weighted means are divided by the number of devices once more.
-#
-# The others:
-#
-# - `one_left_out`: no all-reduce, and only the first device's mean gets its weight;
-# - `by_twice_the_larger`: sums are divided by twice the size of the larger shard;
-# - `by_64_always`: sums are divided by 64, though the last batch has 32 images;
-# - `labels_elsewhere`: each image has the label of the next.
-#
-# **Predict:** which three do equal shards hide?
-
 # %% tags=["fold", "trains"]
-# check: which of these mistakes, and of `into_new_arrays`, equal shards hide; its later steps
+# check: the second step repeats the first gradient
 def no_step(net, trainer, x, y, sizes):
     pass
 
@@ -357,11 +335,18 @@ after_two = replicas_after(in_new_arrays, UNEQUAL[:2], on_store=False)[0]
 for old, middle, new in zip(start, after_one, after_two, strict=True):
     assert largest_difference(new - middle, middle - old) < 1e-9, "not the first gradient again"
 
+# %% [markdown]
+# Only the first. In the second, `backward` writes into the old arrays, which are no longer in the
+# list. `combine` gets the first step's result, on both devices, and a weighted mean of two equal
+# arrays changes nothing. So each later step repeats the first gradient. (Trainer doesn't refuse:
+# `backward` did run.) **A test should take several steps, on different batches.**
+#
+# ## Equal shards hide mistakes
+#
+# Must a test have unequal shards? Here are seven more mistakes, on two devices. The first two
+# combine means:
 
-def one_left_out(gradients, sizes):
-    gradients[0] *= sizes[0] / sum(sizes)
-
-
+# %%
 def unweighted_means(gradients, sizes):
     allreduce(gradients)
     for gradient in gradients:
@@ -369,7 +354,24 @@ def unweighted_means(gradients, sizes):
 
 
 def weights_swapped(gradients, sizes):
-    average(gradients, sizes[::-1])
+    size_0, size_1 = sizes
+    average(gradients, [size_1, size_0])
+
+# %% [markdown]
+# The others:
+#
+# - `averaged_twice`: weighted means are divided by the number of devices once more;
+# - `one_left_out`: no all-reduce at all, and the second device doesn't even weight its mean;
+# - `by_twice_the_larger`: sums are divided by twice the size of the larger shard;
+# - `by_64_always`: sums are divided by 64, though the last batch has 32 images;
+# - `labels_elsewhere`: each image has the label of the next.
+#
+# **Predict:** which three do equal shards hide?
+
+# %% tags=["fold", "trains"]
+# check: which of these mistakes, and of `into_new_arrays`, equal shards hide
+def one_left_out(gradients, sizes):
+    gradients[0] *= sizes[0] / sum(sizes)
 
 
 def averaged_twice(gradients, sizes):
@@ -471,7 +473,7 @@ from helpers.plotting import curves, show
 
 small = np.arange(1, 129)
 of_means = np.array([worth([256 - size, size]) for size in small])
-fig, ax = curves("With 16 images in one shard, a batch of 256 is worth only 60",
+fig, ax = curves("Cut 240 to 16, the mean of both means is worth 60 images, not 256",
                  "images in the smaller shard", "worth, in images",
                  {"mean of both means": (small, of_means),
                   "mean of all images": (small, np.full(128, 256))})
@@ -494,8 +496,9 @@ of_means = (last_is_5[:, :3].mean(axis=1) + last_is_5[:, 3]) / 2
 assert np.isclose(last_is_5.mean(), 2.75) and np.isclose(of_means.mean(), 3.5)
 
 # %% [markdown]
-# A batch of 256 that is cut 240 to 16 is worth 60 images, by its variance. It is worse if a
-# device's images depend on *which device it is*, say because the data are sorted. If the small
+# Of a batch of 256 that is cut 240 to 16, the mean of both means is worth 60 images, by its
+# variance. It is worse if a device's images depend on *which device it is*, say because the data
+# are sorted. If the small
 # shard's image always has the gradient 5, the right mean, of all four, is 2.75 on average, and the
 # mean of both means 3.5. **Weight each mean by its images.**
 #

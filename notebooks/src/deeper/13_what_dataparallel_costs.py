@@ -173,9 +173,9 @@ def order_of_events(wrap):
 alone = order_of_events(lambda net: net)
 by_clone = order_of_events(lambda net: DataParallel(net, 2))
 by_copy_all = order_of_events(lambda net: DataParallelCopyAll(net, 2))
-print("network alone, at last:", alone[-1])
-print("clone, at last:        ", by_clone[-1])
-print("CopyAll, at last:      ", by_copy_all[-1])
+print("network alone:", ", ".join(alone))
+print("clone:        ", ", ".join(by_clone))
+print("CopyAll:      ", ", ".join(by_copy_all))
 
 # %% tags=["fold"]
 # check: the order is as printed; both ways to copy give the network's gradients; one thread works
@@ -302,10 +302,11 @@ for name, (one, two) in measured.items():
 # %% [markdown]
 # Where the middle half contains 1, no gain is larger than the noise. Where nobody else used the
 # machine, threads helped LeNet, and slowed the tiny layers down. The interpreter's lock would
-# explain the second; we haven't tested it. Does a whole step gain less than the forward pass in the
-# same wrapper? On a CPU both backward passes run in the *one* thread that called `backward`, which
-# may be why. **On GPUs:** each device has a thread of its own
-# (`torch.autograd.grad_mode.set_multithreading_enabled`, PyTorch's documentation).
+# explain the second, and so would the threads that each call starts; we have tested neither. Where
+# a whole step gains less than the forward pass in the same wrapper (the last two lines), this may
+# be why: on a CPU both backward passes run in the *one* thread that called `backward`. **On GPUs:**
+# each device has a thread of its own (`torch.autograd.grad_mode.set_multithreading_enabled`,
+# PyTorch's documentation).
 #
 # ## A function that is called twice
 #
@@ -412,6 +413,9 @@ others = sum(abs(a / b - 1) > 0.1 for a, b in zip(first_spreads, second_spreads)
 fig, ax = curves(f"{others} of 21 layers start with another standard deviation in the first call",
                  "layer with weights, from input to output", "standard deviation at the start",
                  lines)
+for line in ax.get_lines():
+    line.set_linestyle("none")  # points only: nothing lies between two layers
+ax.legend(frameon=False)
 ax.set_xticks(range(1, 22, 2))
 show(fig, alt="Standard deviation of the initial weights of 21 layers: in the second call 0.01 "
               "everywhere; in the first 0.01 in the first and the last layer, elsewhere 0.008 to "
@@ -464,16 +468,25 @@ with autograd.record():
 loss.backward()
 trainer.step(16)
 begins = {"bias": 0, "beta": 0, "running_mean": 0, "gamma": 1, "running_var": 1}
-for again in [False, True]:
-    if again:
-        small.initialize(mx.init.Normal(0.01), force_reinit=True)
-    for name, parameter in small.collect_params().items():
+
+
+def at_the_begin(net):
+    found = {}  # by name: does an array that isn't a weight have its first value?
+    for name, parameter in net.collect_params().items():
         for kind, value in begins.items():
             if name.endswith(kind):
-                is_reset = (parameter.data().asnumpy() == value).all()
-                idle = "conv" in name and kind == "bias"  # before a norm: no gradient to speak of
-                if again or not idle:
-                    assert is_reset == again, name
+                found[name] = (parameter.data().asnumpy() == value).all()
+    return found
+
+
+after_training = at_the_begin(small)
+for name, is_reset in after_training.items():
+    if "conv" in name:  # a bias before a norm: no gradient to speak of
+        continue
+    assert not is_reset, name
+small.initialize(mx.init.Normal(0.01), force_reinit=True)
+after_reset = at_the_begin(small)
+assert len(after_reset) == len(after_training) == 6 and all(after_reset.values())
 
 # %% [markdown]
 # **On GPUs:** the listing never calls `net.to`. For one device, `DataParallel.__init__` moves the

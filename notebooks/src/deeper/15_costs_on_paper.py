@@ -2,8 +2,8 @@
 # # Deeper · Costs on paper
 #
 # How long would gradients travel over a link that you don't have? And how much memory would a model
-# need on each device? Both can be estimated on paper. Nothing here is timed; the assumptions are
-# named.
+# need on each device? Such times and bytes can be estimated on paper. Nothing here is timed; the
+# assumptions are named.
 #
 # > **What you'll do:** count what the busiest machine sends. Turn bytes into seconds, for three
 # > models on three links. Count the memory of a billion parameters. Find how often to save.
@@ -120,9 +120,10 @@ assert server_8 == 16, "it receives 8 S, then sends 8 S"
 assert np.isclose(server_seconds(7, 1 / 8, 1, 0), eight_servers)
 assert np.isclose(ring_8, ring)
 assert ring_8_slow == 14 + 1.75
+assert server_seconds(others=8, size=1, bandwidth=1, latency=1) == 18, "two latencies"
 
 # %% [markdown]
-# **A ring pays for few bytes with many latencies.** Now three models, 16 workers in a ring, and
+# **A ring sends few bytes, and pays many latencies.** Now three models, 16 workers in a ring, and
 # three links. The assumptions:
 #
 # - a message's latency is 10 µs, and links run at their full rate;
@@ -173,6 +174,7 @@ print(f"30 latencies: {latencies_of_lenet:.0%} of LeNet's computing; "
       f"the language model has {more_gradients:.0f} times ResNet-18's gradients, "
       f"and {more_work:.0f} times its work")
 assert 0.4 < latencies_of_lenet < 0.45
+assert 30 * 2e-6 / computing["LeNet"] < 0.1, "a shorter latency gets below that"
 assert (round(more_gradients), round(more_work)) == (89, 140)
 for link, bandwidth in bandwidths.items():
     assert share["LeNet", link] > 0.4
@@ -186,9 +188,10 @@ for link, bandwidth in bandwidths.items():
 
 # %% [markdown]
 # LeNet's step is so short that a ring's $2 (16 - 1) = 30$ latencies alone take two fifths of it: no
-# link gets below that. The language model has 89 times ResNet-18's gradients, but 140 times its
-# work: so it pays less. With 8 texts it would have 70 times the work, and pay more. **Apart from
-# latencies, the work for each byte decides, and that grows with each worker's batch.**
+# bandwidth gets below that; a shorter latency does. The language model has 89 times ResNet-18's
+# gradients, but 140 times its work: so it pays less. With 8 texts it would have 70 times the work,
+# and pay more. **Apart from latencies, the work for each byte decides, and that grows with each
+# worker's batch.**
 #
 # ### More workers, and more servers
 #
@@ -367,8 +370,7 @@ assert totals == [16, 9, 1]
 # buckets: `torch/nn/parallel/distributed.py`.
 # On GPUs, the server's part lies in host memory, and gradients pass a pinned host buffer
 # (`comm_buf_` in `kvstore_dist.h`): the device keeps 8 GB, the host has the server's 1 and 4.
-fig, ax = figure("Adam, a billion parameters: 16 GB on a DDP worker, 9 GB with 16\nservers, "
-                 "1 GB between steps if all is sharded", "GB")
+fig, ax = figure("A billion parameters with Adam: only what is divided takes less", "GB")
 begin = np.zeros(3)
 looks = {"weights": (BLUE, ""), "gradients": (ORANGE, "//"), "moments": (GREEN, "..")}
 for part, (color, hatch) in looks.items():
@@ -397,7 +399,7 @@ show(fig, alt="Bars of memory for a billion parameters in float32 with Adam, wit
 #   $T^2/2M$ of $T$ seconds, a share of $T/2M$.
 #
 # Their product doesn't depend on $T$. So their sum is least where the two are equal, at
-# $T = \sqrt{2CM}$ (J. W. Young, CACM, 1974). We try:
+# $T = \sqrt{2CM}$ (J. W. Young, CACM, 1974). The time to restart is left out. We try:
 
 # %%
 def lost_share(interval, saving, between_failures):

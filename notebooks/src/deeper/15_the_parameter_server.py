@@ -474,8 +474,8 @@ assert float(alone) == 0
 # %% [markdown]
 # Ideally the age is 2 at equal speeds: while one computes, each of the two others updates once.
 # While the slow one computes, they update five times each: 10. While a fast one computes, the other
-# updates once and the slow one a fifth of a time: 1.2. Pushes and pulls take time too, which
-# probably lowers ages.
+# updates once and the slow one a fifth of a time: 1.2. The others' pushes and pulls take time, so
+# they update less often during one sleep. That probably lowers ages.
 #
 # ## What fails, and who notices
 #
@@ -596,8 +596,8 @@ for name in dir(mx.kvstore.KVStore):
     assert "dead" not in name.lower()
 
 # %% [markdown]
-# None. Worker 1 waits for worker 0's push. Worker 0 has taken all its steps, and waits too: at exit
-# its store waits for all workers.
+# None ends. Worker 1 waits for worker 0's push. Worker 0 has taken all its steps, and waits too: at
+# exit its store waits for all workers. ("Hang", below: we saw it for as long as a whole run takes.)
 #
 # | what fails | MXNet alone, `dist_sync` | `run`, `Cluster` | torchrun |
 # | --- | --- | --- | --- |

@@ -139,9 +139,9 @@ assert ranks(ordinary_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)
 # ## What does autograd save?
 #
 # Dropping our variable frees nothing: autograd has saved the whole weight. We can give autograd two
-# functions, which PyTorch calls *pack* and *unpack*. The first gets each tensor that is saved, and
-# returns what is kept in its place. The second gets that back when the backward pass needs the
-# tensor. What does a linear layer save?
+# functions, which PyTorch calls *pack* and *unpack* (ours will be `save_note` and `gather_again`).
+# The first gets each tensor that is saved, and returns what is kept in its place. The second gets
+# that back when the backward pass needs the tensor. What does a linear layer save?
 
 # %%
 def print_shape(tensor):
@@ -180,7 +180,7 @@ assert saved_shapes(x.detach()) == [(3, 4)]
 #
 # ## Recognize the weight
 #
-# Our pack function must recognize a gathered weight, also a transposed one. A tensor and its
+# Our pack function must recognize a gathered weight, transposed or not. A tensor and its
 # transpose are two objects that share one memory, the *storage*. The storage is a Python object,
 # too, the same one at each call, so it can get an attribute, a *mark*:
 
@@ -322,9 +322,9 @@ def gradient_through_a_slice():
 assert ranks(gradient_through_a_slice) == [[[4, 5, 6, 7]]] * 2, "the second row"
 
 # %% [markdown]
-# **With notes nobody holds the whole weight, so Python frees it.**
+# **With notes autograd doesn't hold the whole weight, so Python frees it.**
 #
-# ## Any module
+# ## A module that we don't know
 #
 # So far we knew the layer: it reads a `weight` of shape 2 x 4. A module that we don't know lists
 # its own parameters. For each name we make a property, which remembers the whole shape, and cut the
@@ -493,8 +493,8 @@ for in_memory, of_shards in ranks(bytes_kept):
 # | a note, a dictionary | `Note`, which has the parameter's version, too |
 #
 # (PyTorch's `fully_shard` gathers in hooks before a module's forward and backward pass, its
-# documentation says.) With padding sizes needn't be divisible. `scale` is one number: all ranks but
-# one keep a zero.
+# documentation says.) Our `FSDP` refuses an LSTM, which keeps a list of its weights. With padding
+# sizes needn't be divisible. `scale` is one number: all ranks but one keep a zero.
 
 # %%
 class Mixed(nn.Module):
@@ -529,9 +529,20 @@ for k in [2, 3]:
     print(f"{k} ranks, as one process: {difference < 1e-12}")
 
 # %% tags=["fold", "trains"]
-# check: on 1, 2 and 3 ranks every rank's weights are as one process's
+# check: on 1, 2 and 3 ranks every rank's weights are as one process's; an LSTM is refused
 for k in [1, 2, 3]:
     assert largest_difference(ranks(train_mixed, world=k), mixed.state_dict()) < 1e-12, k
+
+
+def wrap_an_lstm():
+    try:
+        FSDP(nn.LSTM(4, 4))
+    except ValueError as error:
+        return str(error)
+
+
+for said in ranks(wrap_an_lstm):
+    assert "LSTM" in said
 
 # %% [markdown]
 # ## A weight that has changed
@@ -540,8 +551,8 @@ for k in [1, 2, 3]:
 # forward and the backward pass?
 
 # %%
-def change_between_passes(kind, factor):
-    model = kind(tanh_net())
+def change_between_passes(wrap, factor):
+    model = wrap(tanh_net())
     x = torch.ones(1, 8, dtype=torch.float64, requires_grad=True)
     y = model(x)
     with torch.no_grad():
@@ -554,11 +565,14 @@ def change_between_passes(kind, factor):
     return f"no error, the gradient of x begins with {x.grad[0, 0]:.4f}"
 
 
-ordinary_network = nn.Sequential  # puts the network in, and changes nothing
-print("ordinary network:", change_between_passes(ordinary_network, 10))
-print("FirstFSDP:", ranks(change_between_passes, FirstFSDP, 10)[0])
-print("FirstFSDP, with the weights left alone:", ranks(change_between_passes, FirstFSDP, 1)[0])
-print("FSDP:", ranks(change_between_passes, FSDP, 10)[0])
+def ordinary_network(net):
+    return net
+
+
+print("times 10, ordinary network:", change_between_passes(ordinary_network, 10))
+print("times 10, FSDP:            ", ranks(change_between_passes, FSDP, 10)[0])
+print("times 10, FirstFSDP:       ", ranks(change_between_passes, FirstFSDP, 10)[0])
+print("times 1, FirstFSDP:        ", ranks(change_between_passes, FirstFSDP, 1)[0])
 
 # %% tags=["fold"]
 # check: only `FirstFSDP` is wrong without an error; through `.data` `FSDP` is wrong, too
@@ -602,8 +616,9 @@ for found in [*ranks(gradient_of_x, 10), *ranks(change_through_data)]:
 #
 # - A property in a module's class notices when the module reads a weight. Such a class can be made
 #   from the names of its parameters, and given to an object that exists.
-# - An autograd function gathers forward and reduces backward, so any layer computes with the whole
-#   weight, and the shard gets its mean gradient.
+# - An autograd function gathers forward and reduces backward, so a layer that reads its weights by
+#   name computes with the whole ones, and the shard gets its mean gradient. (An LSTM keeps a list
+#   of its weights: `FSDP` refuses it.)
 # - Saved-tensor hooks let autograd keep a note in place of a gathered weight. A mark on its storage
 #   is found from the transpose, too.
 # - `FSDP`'s note has the weight's version, so that a change in place between the passes is noticed

@@ -143,14 +143,19 @@ for number, values in saved["adam"]["state"].items():
 # that there were four ranks. So plain Adam, in one process, can load it:
 
 # %% tags=["trains"]
-saved = torch.load(path)
-net = odd_net()
-net.load_state_dict(saved["weights"])
-optimizer = adam(net.parameters())
-optimizer.load_state_dict(saved["adam"])
-train_steps(net, optimizer, batches[5:])
+def go_on_with_plain_adam(path):
+    saved = torch.load(path)
+    net = odd_net()
+    net.load_state_dict(saved["weights"])
+    optimizer = adam(net.parameters())
+    optimizer.load_state_dict(saved["adam"])
+    train_steps(net, optimizer, batches[5:])
+    return net.state_dict()
+
+
+weights = go_on_with_plain_adam(path)
 print("four ranks, then plain Adam, equal ten steps:",
-      largest_difference(net.state_dict(), unbroken) < 1e-12)
+      largest_difference(weights, unbroken) < 1e-12)
 
 # %% [markdown]
 # Any number of ranks can load it, too: each takes its shards. And if we load the weights and forget
@@ -200,7 +205,7 @@ for world in [1, 2, 3]:
     assert largest_difference(found, unbroken) < 1e-12, world
 assert largest_difference(ranks(go_on_with_stage_2, path), unbroken) < 1e-12
 assert not largest_difference(ranks(forget_adams_state, path), unbroken) < 1e-3
-assert largest_difference(net.state_dict(), unbroken) < 1e-12
+assert largest_difference(go_on_with_plain_adam(path), unbroken) < 1e-12
 print("stage 2 can go on with it, too")
 
 # %% [markdown]
@@ -244,13 +249,7 @@ for world in [1, 2, 3]:
 for world in [1, 2, 3]:
     found = ranks(go_on_with_stage_3, path_3, world=world)
     assert largest_difference(found, unbroken) < 1e-12, world
-saved = torch.load(path_3)
-net = odd_net()
-net.load_state_dict(saved["weights"])
-optimizer = adam(net.parameters())
-optimizer.load_state_dict(saved["adam"])
-train_steps(net, optimizer, batches[5:])
-assert largest_difference(net.state_dict(), unbroken) < 1e-12
+assert largest_difference(go_on_with_plain_adam(path_3), unbroken) < 1e-12
 print("plain Adam goes on with it, too")
 
 # %% [markdown]
@@ -277,7 +276,8 @@ for name, weights in [("right ", odd_net().state_dict()), ("loaded", mixed_up)]:
 # %% [markdown]
 # No error, and a wrong network: two of rank 0's numbers stand in rank 1's place, too. So the
 # `state_dict` of our `FSDP` also says whose shards they are. PyTorch saves what a module's
-# `get_extra_state` returns, and gives it to `set_extra_state` when the module is loaded. In short:
+# `get_extra_state` returns, and gives it to `set_extra_state` when the module is loaded. In short,
+# with a shorter message:
 #
 # ```python
 # def get_extra_state(self):
@@ -307,8 +307,8 @@ print("in rank 0's file:", ", ".join(rank_0s_file.keys()))
 print("whose they are:", rank_0s_file["_extra_state"])
 
 # %% [markdown]
-# Rank 1 refuses. Rank 0 has loaded its own file and goes on: at its first message it waits for rank
-# 1 in vain.
+# Rank 1 refuses. Rank 0 has loaded its own file and goes on. If nobody catches rank 1's error, rank
+# 0's first message waits until rank 1 has ended, and then fails.
 #
 # Adam's shards don't say whose they are. So keep them in one file with the model's, and load the
 # model's first.
@@ -375,6 +375,19 @@ def load_whole_weights(strict):
 
 said = ranks(load_rank_0s_file, folder.name)
 assert said[0] == "loaded" and "every rank loads what it saved" in said[1]
+
+
+def first_message_afterwards(folder):
+    if load_rank_0s_file(folder) != "loaded":
+        return "refused"  # and this rank ends, as an error would end it
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        return "its first message failed"
+    return "its first message was answered"
+
+
+assert ranks(first_message_afterwards, folder.name) == ["its first message failed", "refused"]
 for strict in [True, False]:
     for matrices, said in ranks(load_whole_weights, strict):
         assert matrices == ["module.0.weight", "module.2.weight"]
@@ -389,8 +402,8 @@ for found in ranks(load_rank_0s_shards, folder.name):
 #
 # Whose part is in the file? Everybody's, or one rank's, and then the file must say whose.
 #
-# - To gather is to join the shards, cut the padding off and reshape. What was gathered has no trace
-#   of the number of ranks: any number, and plain Adam, go on with it, to $10^{-12}$.
+# - To gather is to join the shards, cut the padding off and reshape. A gathered file doesn't depend
+#   on the number of ranks: any number, and plain Adam, can go on with it, to $10^{-12}$.
 # - A file of shards is right for the rank that wrote it. Loaded by another it gives a wrong
 #   network, without an error, unless it is checked.
 # - `load_state_dict(..., strict=False)` raises nothing when no key matches. Look at what it
@@ -420,7 +433,9 @@ def load_shards(files):
 
 
 files = ranks(shards)
-for said in ranks(load_shards, files, world=3):
+answers = ranks(load_shards, files, world=3)
+print("rank 0:", answers[0])
+for said in answers:
     assert "'ranks': 2" in said and "'ranks': 3" in said
 
 # %% [markdown]
