@@ -20,3 +20,8 @@ def classes(element):
 def with_class(root, name):
     """All elements below `root` that have a class."""
     return [element for element in root.iter() if name in classes(element)]
+
+
+def texts(element):
+    """The lines of text in an element, in their order."""
+    return [text.text for text in element.iter(SVG + "text")]

@@ -123,6 +123,18 @@ def test_each_chapter_leads_to_its_neighbours(name, links):
     assert course.navigation(name, titles) == links
 
 
+@pytest.mark.parametrize(("text", "linked"), [
+    ("In chapter 02", "In [chapter 02](02_b.ipynb)"),
+    ("Chapters 02\nand 03", "Chapters [02](02_b.ipynb)\nand [03](03_c.ipynb)"),
+    ("chapters 01, 02 and 03", "chapters 01, [02](02_b.ipynb) and [03](03_c.ipynb)"),
+    ("chapter 01, which is this", "chapter 01, which is this"),
+    ("[chapter 02](elsewhere.md) and `chapter 03`", "[chapter 02](elsewhere.md) and `chapter 03`"),
+    ("chapter 2 of a book, chapter 020", "chapter 2 of a book, chapter 020"),
+])
+def test_other_chapters_become_links_where_they_are_named(text, linked):
+    assert course.link_mentions(text, "01_a", {"01_a": "A", "02_b": "B", "03_c": "C"}) == linked
+
+
 @pytest.mark.parametrize(("name", "page"), [
     ("01_a", "(running.md)"), ("deeper/01_a", "(../running.md)")])
 def test_without_an_address_a_notebook_says_what_to_type_and_leads_nowhere_else(name, page):

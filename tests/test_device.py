@@ -12,6 +12,7 @@ import helpers  # first, so that MXNet finds its settings
 import mxnet as mx
 import numpy as np
 import pytest
+from common import cpus
 
 from helpers import device
 from helpers.device import devices
@@ -34,10 +35,6 @@ def machine(monkeypatch):
     monkeypatch.delenv("COURSE_SIMULATE", raising=False)
     has()
     return has
-
-
-def cpus(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 def gpus(k):

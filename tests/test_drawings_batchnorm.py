@@ -5,7 +5,6 @@ import numpy as np
 from svg import SVG, read, with_class
 
 
-
 def test_means_and_shifts_are_those_of_the_values():
     root = read("shards_and_means")
     rows = with_class(root, "batch")

@@ -7,7 +7,6 @@ import numpy as np
 from svg import SVG, read, with_class
 
 
-
 def test_the_gradients_are_those_of_the_model():
     """By finite differences of the sum of (w x - 3 x)² at w = 0."""
     root = read("one_weight")

@@ -7,7 +7,7 @@ import draw_kvstore
 import helpers  # noqa: F401 - its settings come before MXNet
 import mxnet as mx
 from mxnet import nd
-from svg import SVG, read, with_class
+from svg import SVG, read, texts, with_class
 
 PAIR = [mx.cpu(0), mx.cpu(1)]
 
@@ -15,10 +15,6 @@ PAIR = [mx.cpu(0), mx.cpu(1)]
 def numbers(root, name, key="data-value"):
     """What the elements with a class say, in order."""
     return [int(element.get(key)) for element in with_class(root, name)]
-
-
-def texts(element):
-    return [text.text for text in element.iter(SVG + "text")]
 
 
 def pushed_and_pulled(gradients, start=0, optimizer=None):

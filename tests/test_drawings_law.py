@@ -4,7 +4,6 @@ import pytest
 from svg import SVG, read, with_class
 
 
-
 def test_compute_halves_and_all_reduce_doubles():
     root = read("step_law")
     lengths = {}

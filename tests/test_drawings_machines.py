@@ -1,19 +1,12 @@
-"""The drawings of chapter 15: say what is so.
-
-And `notebooks/resumable_train.py`, which readers keep: it imports nothing of the course.
-"""
+"""The drawings of chapter 15 say what is so."""
 
 import ast
 from pathlib import Path
 
-from svg import SVG, read, with_class
+from svg import read, texts, with_class
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PROGRAM = NOTEBOOKS / "resumable_train.py"
-
-
-def texts(element):
-    return [text.text for text in element.iter(SVG + "text")]
 
 
 def test_ranks_go_on_over_machines_and_local_ranks_do_not():
@@ -63,13 +56,3 @@ def test_a_stale_gradient_is_as_old_as_the_updates_made_meanwhile():
     numbers = [texts(update)[0] for update in with_class(root, "update")]
     assert numbers == [str(number) for number in range(1, len(meanwhile) + 2)]
     assert f"a gradient of age {len(meanwhile)}" in texts(root)[0]
-
-
-def test_the_program_stands_alone():
-    imported = set()
-    for node in ast.walk(ast.parse(PROGRAM.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
-    assert imported == {"argparse", "os", "signal", "time", "torch"}

@@ -1,14 +1,11 @@
 """The drawings of the map say what its tables say."""
 
 import re
-from pathlib import Path
 
 import pytest
 from map_numbers import bubble, idle, kept, simulate
+from map_page import PAGE, bullets, evaluate, rows
 from svg import SVG, read, with_class
-from test_map import bullets, evaluate, rows
-
-PAGE = Path(__file__).resolve().parents[1] / "notebooks/map.md"
 
 
 def shape(rectangle):
@@ -29,9 +26,8 @@ def area(rectangles):
 
 
 def test_the_page_shows_them():
-    text = PAGE.read_text("utf-8")
     for name in ("two_ways", "cuts", "pipeline"):
-        assert f"](src/drawings/{name}.svg)" in text
+        assert f"](src/drawings/{name}.svg)" in PAGE
 
 
 # ---- Two ways ----
@@ -76,31 +72,36 @@ def test_in_two_ways_what_is_summed_is_exchanged_forward_or_backward():
 
 
 def test_two_ways_does_not_tell_what_the_reader_is_to_predict():
-    text = PAGE.read_text("utf-8")
-    (alternative,) = re.findall(r"!\[([^]]*)\]\(src/drawings/two_ways.svg\)", text)
+    (alternative,) = re.findall(r"!\[([^]]*)\]\(src/drawings/two_ways.svg\)", PAGE)
     shown = [each.text for each in read("two_ways").iter() if each.text] + [alternative]
     assert not re.search(r"\d (MB|megabytes)", " ".join(shown))
-    after = text[text.index("](src/drawings/two_ways.svg)"):]
+    after = PAGE[PAGE.index("](src/drawings/two_ways.svg)"):]
     assert after.index("**Predict:**") < after.index("67.1 MB")
 
 
 # ---- Seven ways ----
 
 
+def square_of(name, what):
+    """The square of a way to cut: of its "weights" or of its "batch"."""
+    (way,) = (each for each in with_class(read("cuts"), "way") if each.get("data-way") == name)
+    (square,) = (each for each in with_class(way, "square") if each.get("data-of") == what)
+    return square
+
+
 @pytest.mark.parametrize("name, weights", [(row[0], row[1]) for row in rows("weights held")])
 def test_the_blue_part_of_the_weights_is_what_the_table_says(name, weights):
-    (way,) = (each for each in with_class(read("cuts"), "way") if each.get("data-way") == name)
-    squares = {each.get("data-of"): each for each in with_class(way, "square")}
-    frame = area([list(squares["weights"])[0]])
-    blue = area(with_class(squares["weights"], "always")) / frame
+    square = square_of(name, "weights")
+    frame = area([list(square)[0]])
+    blue = area(with_class(square, "always")) / frame
     if name == "expert":
         assert weights == "shared ones and $1/k$ of the others"
         share = (4 + 8 * 4 / 4) / (4 + 8 * 4)  # matrices: attention's, and one MLP of four
     else:
         share = evaluate(re.match(r"\$(.*?)\$", weights)[1], N=1, k=4)
     assert blue == pytest.approx(share, abs=1e-3)
-    pale = area(with_class(squares["weights"], "at-times")) / frame if name == "sharded data" else 0
-    assert bool(with_class(squares["weights"], "at-times")) == ("layers in use" in weights)
+    pale = area(with_class(square, "at-times")) / frame if name == "sharded data" else 0
+    assert bool(with_class(square, "at-times")) == ("layers in use" in weights)
     if pale:
         assert pale + 1 / 16 == pytest.approx(1 / 4, abs=1e-3)  # with its blue part, one layer
 
@@ -109,8 +110,7 @@ def test_the_blue_part_of_the_weights_is_what_the_table_says(name, weights):
 def test_the_blue_part_of_the_batch_is_cut_as_the_text_says(name, text):
     by_sequences = bool(re.search("cuts the sequences", text))
     by_tokens = bool(re.search("cuts the tokens|cut by tokens", text))
-    (way,) = (each for each in with_class(read("cuts"), "way") if each.get("data-way") == name)
-    (square,) = (each for each in with_class(way, "square") if each.get("data-of") == "batch")
+    square = square_of(name, "batch")
     _, _, side, _ = shape(list(square)[0])
     (blue,) = with_class(square, "always")
     _, _, width, height = shape(blue)
@@ -120,21 +120,20 @@ def test_the_blue_part_of_the_batch_is_cut_as_the_text_says(name, text):
     assert bool(with_class(square, "at-times")) == ("are gathered" in text and by_tokens)
 
 
-def test_what_is_said_of_the_drawing_of_seven_ways_is_drawn():
-    """The page's alternative text: what is whole, and what is a quarter."""
-    page = PAGE.read_text("utf-8")
-    (text,) = re.findall(r"!\[([^]]*)\]\(src/drawings/cuts.svg\)", page)
-    assert len(bullets()) == len(with_class(read("cuts"), "way")) == 7
-    for says in ("Seven pairs of squares", "what device 1 of 4 has is blue",
-                 "Data and context: all weights.",
-                 "Sharded data, tensor, sequence: a quarter of each layer's weights.",
-                 "Pipeline: one layer of four.",
-                 "Expert: the shared part and a quarter of the rest.",
-                 "a quarter of the sequences for data, sharded data and expert, a quarter of the "
-                 "tokens for context and, outside attention and MLP, sequence, and all for tensor "
-                 "and pipeline."):
-        assert says in text, says
-    assert "Of four devices, this is what the first has: ![Seven" in " ".join(page.split())
+def test_the_alternative_text_of_seven_ways_says_what_is_drawn():
+    (text,) = re.findall(r"!\[([^]]*)\]\(src/drawings/cuts.svg\)", PAGE)
+    ways = with_class(read("cuts"), "way")
+    assert text.startswith("Seven pairs") and len(bullets()) == len(ways) == 7
+    for what, says, share in (
+            ("weights", r"\. ([\w ,]+): all weights\.", 1),
+            ("weights", r"\. ([\w ,]+): a quarter of each layer's weights\.", 1 / 4),
+            ("batch", r"a quarter of the sequences for ([\w ,]+), a quarter", 1 / 4),
+            ("batch", r"and all for ([\w ,]+)\.", 1)):
+        (names,) = re.findall(says, text)
+        for name in re.split(", | and ", names.lower()):
+            square = square_of(name, what)
+            blue = area(with_class(square, "always")) / area([list(square)[0]])
+            assert blue == pytest.approx(share, abs=1e-3), (name, what)
 
 
 # ---- Pipelines ----

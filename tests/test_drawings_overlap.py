@@ -5,7 +5,6 @@ from helpers.plotting import KINDS
 from svg import SVG, read, with_class
 
 
-
 def place(element):
     """Left and right edge of its rectangle."""
     rect = element.find(SVG + "rect")

@@ -11,7 +11,6 @@ from helpers.networks import HybridResidual, hybrid_resnet18
 from svg import SVG, read, with_class
 
 
-
 @pytest.fixture
 def np_mode():
     npx.set_np()

@@ -5,7 +5,6 @@ import pytest
 from svg import read, with_class
 
 
-
 def test_an_image_takes_the_slow_device_three_times_as_long():
     root = read("shares_by_speed")
     ends = {}

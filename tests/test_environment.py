@@ -99,7 +99,7 @@ def test_what_is_asked_for_is_used():
 
 
 def test_nothing_here_uses_the_old_requests():
-    """Whose advisories README names. It has it for d2l, whose downloader is not called either."""
+    """notebooks/src/README.md names its advisories. d2l needs it; its downloader isn't called."""
     import helpers  # noqa: F401
     from d2l import mxnet as d2l
 
@@ -135,7 +135,7 @@ def test_the_builds_differ_in_mxnet_and_its_libraries_only():
 
     assert {pin.split("==")[0] for pin in pins("cpu") - pins("gpu")} == {"mxnet"}
     more = {pin.split("==")[0] for pin in pins("gpu") - pins("cpu")}
-    assert "mxnet-cu112" in more and len(more) == 11
+    assert "mxnet-cu112" in more
     assert all(re.fullmatch("mxnet-cu112|nvidia-.*-cu11", name) for name in more)
 
 

@@ -25,51 +25,11 @@ from map_numbers import (
     seconds_computing,
     simulate,
 )
+from map_page import COUNTS, PAGE, PROSE, assert_says, bullets, evaluate, rows, shown, stated
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-PAGE = (NOTEBOOKS / "map.md").read_text(encoding="utf-8")
-PROSE = " ".join(PAGE.split())
-EXAMPLE = {"k": 8, "m": 8, "b": 1, "s": 4096, "h": 4096, "L": 32, "e": 2}
-COUNTS = {"one": 1, "twice": 2, "two": 2, "four": 4, "ten": 10}
 PIPELINES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 7, 8, 16)]
-
-
-def rows(first):
-    """The cells of the table whose head has the cell `first`, row by row."""
-    lines = PAGE.split("\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith("|") and first in line)
-    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[start + 2 : end]]
-
-
-def bullets():
-    """What the page says of each way under the drawing of seven: `{way: text}`."""
-    start = PAGE.index("## Seven ways to cut")
-    text = " ".join(PAGE[start : PAGE.index("Of four devices", start)].split())
-    found = re.findall(r"- \*\*([\w ]+):?\*\* (.*?)(?= - |$)", text)
-    return {way.lower(): says for way, says in found}
-
-
-def stated(pattern):
-    """What the page says at the group of `pattern`, which it has once; a number, if it is one."""
-    found = re.findall(pattern, PROSE)
-    assert len(found) == 1, (pattern, found)
-    return COUNTS.get(found[0], found[0])
-
-
-def evaluate(formula, **values):
-    """A formula of the page, in which what stands side by side is multiplied."""
-    formula = formula.strip("$").replace(r"\cdot", "*").replace("^", "**")
-    parts = re.findall(r"N_0|\d+|[a-zA-Z]|\*\*|[-+*/()]", formula)
-    text = " ".join(parts)
-    text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", text)
-    return eval(text, {"__builtins__": {}}, values)
-
-
-def shown(text, value):
-    """Is the number in `text` this value, rounded to as many places as it shows?"""
-    number = re.search(r"[\d.]+", text)[0]
-    return float(number) == round(value, len(number.partition(".")[2]))
+EXAMPLE = {"k": 8, "m": 8, "b": 1, "s": 4096, "h": 4096, "L": 32, "e": 2}
 
 
 # --- pipelines ---------------------------------------------------------------------------------
@@ -193,37 +153,24 @@ def test_the_examples_numbers_are_the_codes():
     sizes = signature(bytes_of_two_matrices).parameters
     sizes = {name: size.default for name, size in sizes.items()}
     assert sizes == {"k": 2, "sequences": 8, "tokens": 4096, "width": 4096, "e": 2}
-    before = PROSE[: PROSE.index("**Predict:**")]
-    for text in (
-        "Each matrix has 4,096 × 4,096 weights.", "A step has eight sequences of 4,096 *tokens*.",
-        "Each token is a row of 4,096 numbers: 4,096 is the *width*.", "A number takes 2 bytes.",
-        "![Two devices, eight sequences, two matrices. Data parallelism: each device has four "
-        "sequences and both matrices;",
-        "Tensor parallelism: each has all eight sequences, half of the first matrix's columns and "
-        "half of the second's rows;",
-    ):
-        assert text in before, text
-    assert re.findall(r"\$([XB]_\d)\$", PROSE) == ["X_1", "X_2", "B_1", "B_2"]
-    for text in (
-        f"a matrix takes {data / 2e6:.1f} MB, and so does a sequence.",
-        f"the gradients of both matrices are summed, {data / 1e6:.1f} MB.",
-        f"So each sends {data / 1e6:.1f} MB a step.",
-        "Each device takes four sequences through both matrices.",
-        "In a ring of two, an all-reduce",
-        "All eight sequences go through half of the columns of the first matrix. That gives each "
-        "device half of the numbers in the middle.",
-        "its gradient is a sum of two, too",
-        f"an all-reduce of {data / 2e6:.1f} MB for each sequence.",
-        f"another all-reduce of {data / 2e6:.1f} MB. Together, each device sends "
-        f"{tensor / 8e6:.1f} MB for each sequence. For all eight it is {tensor / 1e6:.1f} MB a "
-        f"step: {tensor / data:.0f} times as much as with data parallelism.",
-        r"$$\text{result} = X_1B_1 + X_2B_2$$ Each device computes one of these two summands. It "
-        "is as large as the whole result.",  # summed above
-        "With ten times as many sequences, data parallelism sends no more, and tensor parallelism "
-        "ten times as much.",
-        f"a device holds {half / 1e6:.1f} MB of weights in place of {all_weights / 1e6:.1f}",
-    ):
-        assert text in PROSE, text
+    all_reduces = re.findall(r"all-reduce of ([\d.]+) MB", PROSE)
+    assert all_reduces == [f"{data / 2e6:.1f}"] * 2
+    assert_says(
+        "4,096 × 4,096 weights", "eight sequences of 4,096 *tokens*",
+        "a row of 4,096 numbers: 4,096 is the *width*", "A number takes 2 bytes",
+        f"a matrix takes {data / 2e6:.1f} MB, and so does a sequence",
+        f"both matrices are summed, {data / 1e6:.1f} MB", f"each sends {data / 1e6:.1f} MB a step",
+        "Two devices, eight sequences, two matrices", "has four sequences and both matrices",
+        "all eight sequences, half of the first", "half of the second", "a sum of two",
+        "takes four sequences", "a ring of two",
+        "All eight sequences go through half of the columns", "half of the numbers in the middle",
+        "halves of the middle $X_1$, $X_2$", "$B_1$, $B_2$", "= X_1B_1 + X_2B_2$$",
+        "one of these two", f"sends {tensor / 8e6:.1f} MB for each sequence",
+        f"For all eight it is {tensor / 1e6:.1f} MB a step",
+        f"{tensor / data:.0f} times as much as with data parallelism", "With ten times as many",
+        "data parallelism sends no more, and tensor parallelism ten times as much",
+        f"holds {half / 1e6:.1f} MB of weights in place of {all_weights / 1e6:.1f}",
+    )
 
 
 # --- bytes: messages counted one by one ----------------------------------------------------------
@@ -289,7 +236,7 @@ def test_formulas_count_the_messages(k, m):
                    for _ in batches for layer in range(L) for each in range(halves))
     size = evaluate(stated(r"a ring all-reduce of (\S+) numbers"), **values)
     sends = evaluate(stated(r"numbers sends (\$[^$]*\$)\. A layer"), **values)
-    assert "an all-gather or reduce-scatter sends half as much as an all-reduce." in PROSE
+    assert_says("sends half as much as an all-reduce")
     assert (size * e, sends) == (activations, all_reduce(k, size)) and sends == 2 * gather(k, size)
 
     block = evaluate(stated(r"a device has a block of (\S+) keys and values"), **values) * e
@@ -298,7 +245,7 @@ def test_formulas_count_the_messages(k, m):
     backward = stated(r"Backward, they and their gradients make (\S+) each, at least")
     backward = evaluate(backward, **values)
     assert ring_attention(k, 1) == forward + 2 * backward == 3 * (k - 1)
-    assert "That is three times, hence the 6." in PROSE  # of 2bsh/k
+    assert_says("three times, hence the 6")  # of 2bsh/k
     context = sum(ring_attention(k, block) for _ in batches for layer in range(L))
 
     result = evaluate(stated(r"a middle stage sends (\S+) numbers each way"), **values) * e
@@ -355,23 +302,18 @@ def test_the_tables_numbers_are_the_codes():
     assert bytes_sent() == bytes_sent(**EXAMPLE) and bytes_held() == memory
     k, m, b, s, h, L, e = (EXAMPLE[name] for name in "kmbshLe")
     assert h == s and k == m
-    assert (f"The example has $h = s = {s}$, $L = {L}$, $b = {b}$, $k = m = {k}$, $e = {e}$."
-            ) in PROSE
-    assert "$N = 12Lh^2$ [3, eq. 2, largest term], without norms and embeddings" in PROSE
+    billion = f"{12 * L * h**2 / 1e9:.1f} billion"
+    experts = f"{12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion"
     assert 4 * h * h + 2 * h * 4 * h == 12 * h**2  # four of h x h, then h x 4h and 4h x h
-    for text in (
-        f"{k} devices take {m * b} sequences of {s:,} tokens in a step, with {e} bytes a number.",
-        f"{L} layers of width {h:,} have {12 * L * h**2 / 1e9:.1f} billion weights. That is 12 "
-        f"matrices of {h:,} × {h:,} in each layer: the 4 of attention, and 8 in the MLP, "
-        "whose middle is four times as wide.",
-    ):
-        assert text in PROSE, text
-    names = [row[0] for row in rows("on NVLink") if "(" in row[0]]
-    whole = f"{12 * L * h**2 * (1 + 2 * k) / 3 / 1e9:.1f} billion"
-    assert (f"With {k} experts in each layer it is {whole} weights. A token uses "
-            f"{12 * L * h**2 / 1e9:.1f} billion of them, and a device has as many: one "
-            "expert of each layer.") in PROSE
-    assert names == [f"expert ({whole})"]
+    assert_says(
+        f"$h = s = {s}$, $L = {L}$, $b = {b}$, $k = m = {k}$, $e = {e}$", "$N = 12Lh^2$ [3, eq. 2",
+        f"{k} devices take {m * b} sequences of {s:,} tokens", f"{e} bytes a number",
+        f"{L} layers of width {h:,} have {billion} weights",
+        f"12 matrices of {h:,} × {h:,} in each layer: the 4 of attention, and 8 in the MLP",
+        "four times as wide", f"With {k} experts in each layer it is {experts} weights",
+        f"uses {billion} of them",
+    )
+    assert [row[0] for row in rows("on NVLink") if "(" in row[0]] == [f"expert ({experts})"]
 
 
 def test_the_tables_formulas_are_the_codes():
@@ -410,28 +352,28 @@ def test_memory_is_16_bytes_a_weight_and_the_activations_of_the_table():
             share = attention + share * k * mlp  # "shared ones and 1/k of the others"
         found = size * share + evaluate(re.search(r"\$(.*?)\$", passed)[1], **values)
         assert found == pytest.approx(bytes_held()[way]), way
-    assert ("each expert is as large as the MLP. A device holds one of each layer and attention, "
-            f"so {(attention + mlp) / 1e9:.1f} billion weights.") in PROSE
-    assert f"For all weights it is {size * N / 1e9:.0f} GB." in PROSE
-    assert "2 for itself, 2 for its gradient, and 12 for Adam's two means and a copy" in PROSE
     assert size == 2 + 2 + 12 == 2 + 2 + 3 * 4
-    assert (f"so it keeps those of one: {kept / (b * s * h * L):.0f} bytes for each number of "
-            f"each token in each layer [2, §4.1], {kept / 1e9:.0f} GB.") in PROSE
     uncut = size * (attention + k * mlp) + kept
     assert bytes_of_experts() == uncut
     *first, last = (way for way, there in bytes_held().items() if there > 80e9)
-    large = ", ".join(first).capitalize()
-    assert f"These A100s have 80 GB [3, §5]. {large} and {last} need more." in PROSE
-    assert f"With all eight experts of each layer it would need {uncut / 1e9:.0f} GB." in PROSE
-    assert k == 8
+    assert_says(
+        f"one of each layer and attention, so {(attention + mlp) / 1e9:.1f} billion weights",
+        f"For all weights it is {size * N / 1e9:.0f} GB",
+        "2 for itself, 2 for its gradient, and 12 for Adam's two means and a copy",
+        f"{kept / (b * s * h * L):.0f} bytes for each number of each token in each layer",
+        f"[2, §4.1], {kept / 1e9:.0f} GB", "A100s have 80 GB [3, §5]",
+        f"{', '.join(first).capitalize()} and {last} need more",
+        f"it would need {uncut / 1e9:.0f} GB",
+    )
+    assert stated(r"With all (\w+) experts") == "eight" and k == 8
 
 
 @pytest.mark.parametrize("k, m", [(4, 8), (8, 8), (8, 32)])
 def test_a_pipelines_first_stage_keeps_of_k_micro_batches_a_part_of_k(k, m):
     first, *others = kept(simulate("1F1B", k, m))
     assert first / k == 1 and max(others) < first
-    assert ("with 1F1B the first stage keeps $1/k$ of the layers' activations, but of up to $k$ "
-            "micro-batches: $A$. With GPipe's order it keeps those of all $m$: $mA/k$.") in PROSE
+    assert_says("keeps $1/k$ of the layers' activations, but of up to $k$ micro-batches: $A$",
+                "of all $m$: $mA/k$")
     assert kept(simulate("GPipe", k, m))[0] == m
 
 
@@ -445,15 +387,12 @@ def test_activations_are_the_papers_and_recomputation_keeps_inputs():
     inputs = evaluate(stated(r"keeps only what enters a layer, (\S+) bytes or"), **values)
     assert found["inputs"] == inputs == L * b * s * h * e
     operations = 2 + 4, 2 + 2 + 4  # forward, (again,) backward
-    for text in (
-        f"$A$ is {found['kept'] / 1e9:.1f} GB.",
-        f"with {heads} heads {scores / 1e9:.0f} GB.",
-        f"keeps only what enters a layer, $2bshL$ bytes or {inputs / 1e9:.1f} GB, and computes the "
-        "rest again.",
-        "for each token and weight 2 operations forward and 4 backward, with recomputation "
-        f"{operations[1] - operations[0]} more.",
-    ):
-        assert text in PROSE, text
+    assert_says(
+        f"$A$ is {found['kept'] / 1e9:.1f} GB", f"with {heads} heads {scores / 1e9:.0f} GB",
+        f"$2bshL$ bytes or {inputs / 1e9:.1f} GB",
+        "for each token and weight 2 operations forward and 4 backward",
+        f"with recomputation {operations[1] - operations[0]} more",
+    )
     uncut = stated(r"of the 34 bytes the (\d+) outside the matrices that are cut stay whole")
     assert f"({uncut} + {34 - int(uncut)}/k)A/34" in PAGE
 
@@ -472,33 +411,28 @@ def test_the_numbers_in_the_text_are_computed():
     assert scores == pytest.approx(evaluate(stated(r"would add (\S+) \[3"), s=s, h=h))
     assert sum(range(s)) / s**2 == pytest.approx(1 / 2, rel=1e-3)  # pairs with an earlier token
     # two products of c x h and h x c; keys and values of h numbers of 2 bytes, for c tokens
-    assert ("A block of $c$ tokens takes $4hc^2$ operations (queries by keys, and their result by "
-            "values: $2hc^2$ each) and $4hc$ bytes (keys and values: $2hc$ each).") in PROSE
+    assert_says("$4hc^2$ operations", "$2hc^2$ each", "$4hc$ bytes", "$2hc$ each")
     hidden_from = [share * PEAK / link for link in (NVLINK, CARD)]
     for link, c in zip((NVLINK, CARD), hidden_from):
         assert 4 * h * c**2 / (share * PEAK) == pytest.approx(4 * h * c / link)
     assert 0.95 < s // k / hidden_from[0] < 1 and s // k < hidden_from[1] / 10
-    for text in (
-        f"*NVLink* joins an A100 to others inside a machine, with {NVLINK / 1e9:.0f} GB/s "
-        "[4, table 2].",
-        f"Between machines, each GPU has a network card of {CARD / 1e9:.0f} GB/s [3, §5].",
-        f"take twice the bytes. Data sends only gradients, so {float32[0] / 1e9:.1f} GB. Of "
-        f"sharded data's three sendings one is gradients: again {float32[1] / 1e9:.1f} GB.",
-        f"We assume that a GPU does half of an A100's {peak:.0f} TFLOP/s. Then computing takes "
-        f"{computing:.1f} s: for each weight and token {operations - 4} operations forward and 4 "
-        f"backward, shared by {k} GPUs.",
-        f"{ {4: 'four'}[len(slow)]} of the ways send for longer than they compute: "
+    assert_says(
+        f"with {NVLINK / 1e9:.0f} GB/s [4, table 2]",
+        f"a network card of {CARD / 1e9:.0f} GB/s [3, §5]", "take twice the bytes",
+        "three sendings", f"only gradients, so {float32[0] / 1e9:.1f} GB",
+        f"again {float32[1] / 1e9:.1f} GB", f"half of an A100's {peak:.0f} TFLOP/s",
+        f"computing takes {computing:.1f} s",
+        f"{operations - 4} operations forward and 4 backward, shared by {k} GPUs",
+        f"{ {4: 'four'}[len(slow)]} of the ways send for longer than they compute",
         f"{', '.join(slow[:-1])} and {slow[-1]}.",
-        f"Scores, left out here, would add $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %, or half of "
-        "it where each token reads only those before it.",
-        "So the hop is hidden if $c$ is at least FLOP/s ÷ bytes/s [4, §3]: at half of the peak "
-        f"{hidden_from[0]:,.0f} tokens on NVLink, {hidden_from[1]:,.0f} between machines. Our "
-        f"{s // k} nearly hide it inside a machine, and not between.",
-        f"A {min(sent, key=sent.get)} sends least, but its devices wait for each other.",
-        f"Then the bubble takes {100 * bubble(k, m):.0f} % of the time, and {computing:.1f} s of "
-        f"computing becomes a step of {computing / (1 - bubble(k, m)):.1f} s.",
-    ):
-        assert text in PROSE, text
+        f"would add $s/(6h)$ [3, eq. 3], {100 * scores:.0f} %, or half of it",
+        f"[4, §3]: at half of the peak {hidden_from[0]:,.0f} tokens on NVLink, "
+        f"{hidden_from[1]:,.0f} between machines",
+        f"Our {s // k} nearly hide it inside a machine, and not between",
+        f"A {min(sent, key=sent.get)} sends least",
+        f"the bubble takes {100 * bubble(k, m):.0f} % of the time", f"{computing:.1f} s of",
+        f"a step of {computing / (1 - bubble(k, m)):.1f} s",
+    )
     more_than = [way for way in sent if sent[way] > 1.5 * sent["sharded data"]]
     assert more_than == ["tensor", "sequence", "context"]  # "send most"
     size, number = ({way: bytes_sent(**more)[way] / sent[way] for way in sent}
@@ -507,14 +441,11 @@ def test_the_numbers_in_the_text_are_computed():
     assert size["data"] == number["data"] == 1
     assert (size["sharded data"], number["sharded data"]) == (1, 2)
     assert {each[way] for each in (size, number) for way in ("tensor", "sequence")} == {2}
-    for text in (
-        "**Data:** its bytes don't grow with the tokens; computing does.",
-        "**Sharded data:** at most this much. Its bytes grow with the number of micro-batches, not "
-        "their size.",
-        "**Tensor, sequence:** the bytes grow with the tokens as computing does, so a larger batch "
-        "doesn't help. Both belong inside a machine [3, §3.2].",
-    ):
-        assert text in PROSE, text
+    assert_says(
+        "bytes don't grow with the tokens; computing does",
+        "grow with the number of micro-batches, not their size",
+        "bytes grow with the tokens as computing does", "inside a machine [3, §3.2]",
+    )
 
 
 def test_what_is_said_of_pipelines_is_simulated():
@@ -544,28 +475,19 @@ def test_what_is_said_of_pipelines_is_simulated():
         assert evaluate(whole, **values) == pytest.approx(bubble(stages, micro))
         assert evaluate(ideal, **values) == pytest.approx(found)
         assert evaluate(shorter, **values) == pytest.approx(found / 3)
-    for text in (
-        f"timelines of four stages and eight micro-batches, from 0 to {last} units of time",
-        "GPipe's order runs all forward passes, then all backward passes. 1F1B (one forward, one "
-        "backward) alternates",
+    assert_says(
+        f"four stages and eight micro-batches, from 0 to {last} units of time",
+        "$v$ shorter stages", "$v$ times as much is sent [3, §2.2]",
         "a backward pass takes twice as long as a forward pass",
-        f"Look at stage 4. It starts {early} units late, since micro-batch 1 must pass three",
-        "eight micro-batches are kept. Below, they alternate: four are kept.",
-        f"It ends {last - late} units early, since",
-        f"So it is idle for {early + last - late} of {last} units, {100 * bubble(p, m):.0f} %.",
-        "The other stages are idle for as long.",
-        "A micro-batch's forward and backward pass take 3 units together.",
-        f"The bubble is {(early + last - late) // 3} times that, of {last // 3}.",
-        f"in the drawing {early + last - late} units by {work}, {100 * (p - 1) / m} %.",
-        f"In the table above, {EXAMPLE['m']} micro-batches pass {EXAMPLE['k']} stages.",
-        f"1F1B keeps the activations of at most {most['1F1B']} micro-batches, in place of "
-        f"{most['GPipe']}. (In the table both are {EXAMPLE['k']}.)",
-        "each device $v$ shorter stages",
-        "But $v$ times as much is sent [3, §2.2].",
-        "In the other ways every micro-batch passes through all devices; in a pipeline several are "
-        "under way at a time.",
-    ):
-        assert text in PROSE, text
+        f"Look at stage 4. It starts {early} units late", "must pass three stages",
+        f"ends {last - late} units early", "eight micro-batches are kept", "four are kept",
+        f"idle for {early + last - late} of {last} units, {100 * bubble(p, m):.0f} %",
+        "take 3 units together", f"{(early + last - late) // 3} times that, of {last // 3}",
+        f"{early + last - late} units by {work}, {100 * (p - 1) / m} %",
+        f"{EXAMPLE['m']} micro-batches pass {EXAMPLE['k']} stages",
+        f"at most {most['1F1B']} micro-batches, in place of {most['GPipe']}",
+        f"both are {EXAMPLE['k']}",
+    )
 
 
 def test_the_published_days_are_the_papers():
@@ -585,17 +507,14 @@ def test_the_published_days_are_the_papers():
             assert each == pytest.approx(found, abs=0.8)
     assert [1536 // gpus for gpus in table] == [4, 2, 1]
     fast = [round(100 * pair[1] * 1e12 / PEAK) for pair in speeds.values()]
-    for text in (
-        f"These faster runs do {min(fast)} to {max(fast)} % of the peak, if the second "
-        "forward pass of recomputation (below) is counted.",
-        "A GPU has four sequences of a step with 384 GPUs, two with 768, and one with 1,536.",
-        "From measured throughput they estimate the days to train 174.6 billion weights on 300 "
-        "billion tokens, with 1,536 sequences a step",
-        f"On the right, 1,536 GPUs are {1536 // 96} copies of the model, each on 96: 8-way tensor "
-        f"parallelism [3, §4.1], {96 // 8} stages.",
-        "GPipe [6, §2.3] and the table of days [3, §5.1] use it.",
-    ):
-        assert text in PROSE, text
+    assert_says(
+        f"{min(fast)} to {max(fast)} % of the peak",
+        "four sequences of a step with 384 GPUs, two with 768, and one with 1,536",
+        "174.6 billion weights on 300 billion tokens, with 1,536 sequences a step",
+        f"1,536 GPUs are {1536 // 96} copies of the model, each on 96",
+        f"8-way tensor parallelism [3, §4.1], {96 // 8} stages",
+        "GPipe [6, §2.3] and the table of days [3, §5.1]",
+    )
 
 
 def test_pytorch_has_what_the_page_names():
@@ -603,7 +522,7 @@ def test_pytorch_has_what_the_page_names():
     from torch.distributed import fsdp, pipelining
     from torch.distributed.tensor import experimental, parallel
 
-    assert f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}, which has no" in PROSE
+    assert_says(f"In PyTorch {'.'.join(torch.__version__.split('.')[:2])}, which has no")
     assert not [name for name in dir(parallel) if "expert" in name.lower()]
     line = PROSE[PROSE.index("In PyTorch 2") : PROSE.index("*Hybrid sharding*")]
     names = [name for name in re.findall(r"`(\w+)`", line) if name != "mesh"]
@@ -615,7 +534,7 @@ def test_pytorch_has_what_the_page_names():
 
     rotate = context._RotateMethod
     assert "`context_parallel`, a prototype" in line
-    assert "`context_parallel` gathers all keys and values. After" in line
+    assert "gathers all keys and values" in line
     assert "prototype feature" in context.context_parallel.__doc__
     assert context._cp_options.rotate_method == rotate.ALL_GATHER
     try:
@@ -623,14 +542,13 @@ def test_pytorch_has_what_the_page_names():
         assert context._cp_options.rotate_method == rotate.ALL_TO_ALL  # to the next rank only
     finally:
         context.set_rotate_method("allgather")
-    assert "they go round a ring. Their gradients always do, in float32." in PROSE
+    assert_says("Their gradients always do, in float32")
     assert context._cp_options.convert_to_f32
     backward = getsource(import_module(context._RotateMethod.__module__))
     assert "dkv_rotater = _create_rotater(group, 2, method=_RotateMethod.ALL_TO_ALL)" in backward
     text = " ".join(fsdp.fully_shard.__doc__.split())
     assert "sharded across the 1st dim and replicated across the 0th dim (HSDP)" in text
-    assert "| hybrid sharding (below) | `fully_shard` with a `mesh` of machines by GPUs |" in PAGE
-    assert "*Hybrid sharding* shards inside machines only." in PROSE
+    assert_says("`fully_shard` with a `mesh` of machines by GPUs")
 
 
 def test_chapter_01s_deeper_notebook_makes_two_other_cuts():
@@ -643,7 +561,7 @@ def test_chapter_01s_deeper_notebook_makes_two_other_cuts():
 def test_a_gpu_between_machines_has_an_adapter_of_its_own():
     text = (NOTEBOOKS / "src/deeper/16_when_sharding_pays.py").read_text(encoding="utf-8")
     text = " ".join(text.replace("\n#", "\n").split())
-    assert "A100s, eight to a machine with eight adapters of 200 Gbit/s" in text
+    assert "eight adapters of 200 Gbit/s" in text
     assert CARD == 200e9 / 8
 
 
@@ -651,8 +569,9 @@ def test_messages_at_full_bandwidth_explain_a_part_of_the_days():
     """A deeper notebook of chapter 16 expects less than half of the time of 1,536 GPUs."""
     text = (NOTEBOOKS / "src/deeper/16_when_sharding_pays.py").read_text(encoding="utf-8")
     text = " ".join(text.replace("\n#", "\n").split())
-    assert "67 s in place of 82, where even with all messages 26 should do" in text
-    assert "At full bandwidth that explains only a part ([When sharding pays]" in PROSE
+    measured, expected = re.search(r"(\d+) s in place of 82, .*? (\d+) should do", text).groups()
+    assert int(expected) < int(measured) / 2
+    assert_says("explains only a part ([When sharding pays]")
 
 
 def test_sources_and_chapters_have_the_numbers_that_the_text_gives_them():
@@ -664,8 +583,3 @@ def test_sources_and_chapters_have_the_numbers_that_the_text_gives_them():
         assert named == target
     for named, target in re.findall(r"\[arXiv:([\d.]+)\]\(https://arxiv.org/abs/([\d.]+)\)", PAGE):
         assert named == target
-
-
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)]*)\)", PAGE):
-        assert target.startswith("https://") or (NOTEBOOKS / target).is_file(), target

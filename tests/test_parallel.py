@@ -1,9 +1,7 @@
-"""Splitting a batch and the three all-reduces, against NumPy, Gluon and MXNet's KVStore."""
+"""Splitting a batch and the all-reduces, against NumPy, Gluon and MXNet's KVStore."""
 
 import math
-import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 from helpers import schedules  # first, so that MXNet finds its settings
 
@@ -11,14 +9,13 @@ from helpers import schedules  # first, so that MXNet finds its settings
 import mxnet as mx
 import numpy as np
 import pytest
+from common import cpus, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lift import lift
 from mxnet import gluon
 
 from helpers.parallel import allreduce, assert_replicas_equal, split_and_load
-
-sys.path.append(str(Path(__file__).parent / "bench"))
-from lift import lift  # noqa: E402
 
 # What chapter 03's deeper notebook teaches besides, from the notebook itself.
 DEEPER = lift("more_all_reduces", "ADD", "COPY", "Message", "evenness", "edges", "tree_of_ranks",
@@ -43,17 +40,8 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 each_allreduce = pytest.mark.parametrize("reduce", FOUR, ids=lambda f: f.__name__)
 
 
-def cpus(k):
-    return [mx.cpu(i) for i in range(k)]
-
-
 def nd(values, device=None, dtype="float32"):
     return mx.nd.array(np.asarray(values), ctx=device or mx.cpu(0), dtype=dtype)
-
-
-def raises(error, *parts):
-    """The error, with a message that has every one of these parts."""
-    return pytest.raises(error, match="".join(f"(?=.*{part})" for part in parts))
 
 
 # ---------------------------------------------------------------------- split_and_load

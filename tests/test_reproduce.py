@@ -10,13 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reproduce
+from lift import lift
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests/bench"))
-
-import reproduce  # noqa: E402
-from lift import lift  # noqa: E402
-
 ROWS = {row.name: row for row in reproduce.ROWS}
 
 

@@ -1,6 +1,5 @@
-"""notebooks/sharded_train.py, which readers keep: it stands alone, and equals one process."""
+"""notebooks/sharded_train.py, which readers keep: equals one process."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -110,13 +109,6 @@ def test_mistakes_are_named(found):
         assert "frozen" in said["unfrozen"] and "another" in said["two optimizers"]
         if len(found) > 1:
             assert "modules differ" in said["differ"]
-
-
-def test_stands_alone():
-    imported = {name.split(".")[0] for node in ast.walk(ast.parse(SCRIPT.read_text()))
-                for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import)
-                             else [node.module] if isinstance(node, ast.ImportFrom) else [])}
-    assert imported - set(sys.stdlib_module_names) == {"torch"}
 
 
 def test_an_older_pytorch_is_refused_by_name():

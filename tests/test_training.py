@@ -21,6 +21,7 @@ import mxnet as mx
 import numpy as np
 import psutil
 import pytest
+from common import cpus, raises
 from mxnet import autograd, gluon
 
 from helpers.training import Batches, accuracy, assert_same_parameters, fit
@@ -32,15 +33,6 @@ TRAINERS = {"default": {}, "update_on_kvstore=False": {"update_on_kvstore": Fals
 RATE, MOMENTUM = 0.25, 0.875  # MXNet rounds them to float32: these it keeps
 each_trainer = pytest.mark.parametrize("how", TRAINERS)
 each_number_of_devices = pytest.mark.parametrize("k", [1, 2, 3, 4])
-
-
-def cpus(k):
-    return [mx.cpu(i) for i in range(k)]
-
-
-def raises(error, *parts):
-    """The error, with a message that has every one of these parts."""
-    return pytest.raises(error, match="".join(f"(?=.*{part})" for part in parts))
 
 
 # ---------------------------------------------------------------------- NumPy's own training
@@ -1127,7 +1119,6 @@ def meet():
             train(whole, sgd(whole), single(sizes[:1]), 4)
         apart = whole and apart_by(replicas(net), replicas(whole))
         tell(what, said, flat(replicas(net)) == flat(before), apart)
-
 
     one, four = synchronised(1, gluon.nn.BatchNorm(in_channels=5)), synchronised(4, norm())
     before, batches = weights_of(one), single([8, 12, 8])

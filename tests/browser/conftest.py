@@ -3,12 +3,10 @@ chromium); pictures of what was seen are kept in build/screenshots."""
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
+from places import PICTURES
 
-ROOT = Path(__file__).resolve().parents[2]
-PICTURES = ROOT / "build/screenshots"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
          "--disable-background-networking", "--disable-component-update"]
 

@@ -13,7 +13,7 @@ import matplotlib.image
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
-from conftest import PICTURES, ROOT
+from places import PICTURES, ROOT
 
 CHAPTERS = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
 DEEPER = sorted(f"deeper/{path.stem}" for path in ROOT.glob("notebooks/deeper/[0-9][0-9]_*.ipynb"))

@@ -17,11 +17,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import PICTURES, ROOT
-
-sys.path.insert(0, str(ROOT / "notebooks/assignments"))
-
-from marking import assignment, gradebook  # noqa: E402
+from marking import assignment, gradebook
+from places import PICTURES, ROOT
 
 MINUTE = 60_000     # ms, as Playwright counts
 IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'

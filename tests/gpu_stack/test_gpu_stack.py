@@ -8,16 +8,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import standin
+
+from helpers import gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-import standin  # noqa: E402
-
-from helpers import gpu  # noqa: E402
 
 
 @pytest.fixture(scope="module")

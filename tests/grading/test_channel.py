@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,14 +112,35 @@ def test_a_message_that_claims_too_much_is_refused_before_it_is_read(ends):
         Channel(ends[1]).receive()
 
 
-def test_only_waiting_uses_up_the_time(ends):
-    line = Channel(ends[1], 0.5)
-    time.sleep(0.6)                      # the judge's own time
+class Slow:
+    """A socket on which every piece comes after two seconds by `Slow.now`, the clock."""
+
+    now = 0
+
+    def __init__(self, connection):
+        self.connection, self.allowed = connection, []
+
+    def settimeout(self, seconds):
+        self.allowed.append(seconds)
+
+    def recv(self, count):
+        Slow.now += 2
+        return self.connection.recv(count)
+
+
+def test_only_waiting_uses_up_the_time(ends, monkeypatch):
+    monkeypatch.setattr(channel, "time", SimpleNamespace(monotonic=lambda: Slow.now))
+    slow = Slow(ends[1])
+    line = Channel(slow, 10)
     Channel(ends[0]).send("here")
+    Slow.now += 100                      # the judge's own time
     assert line.receive() == "here"
-    threading.Timer(0.2, Channel(ends[0]).send, ["late"]).start()
-    assert line.receive() == "late"
-    assert 0.1 < line.left < 0.4
+    assert line.left == 6, "two pieces: the lengths, the text"
+    Slow.now += 100
+    Channel(ends[0]).send("late")
+    assert line.receive() == "late" and line.left == 2
+    assert slow.allowed == [10, 8, 6, 6, 4, 2], "at each step, what is left"
+    Channel(ends[0]).send("too late")
     with pytest.raises(Late):
         line.receive()
 

@@ -100,7 +100,6 @@ def test_points_and_lines_are_what_the_text_says(name):
     words = sum(points for _, points, _ in read.words)
     opening = " ".join(cells(name)[0].source.split())
     assert f"**Points**: {total + words}" in opening and words == 2
-    assert 2 <= len(read.exercises) <= 4
     for exercise in read.exercises:
         (place,) = (i for i, c in enumerate(cells(name)) if c.source == exercise.answer)
         section = ""
@@ -177,6 +176,3 @@ def test_a_folder_with_somebodys_own_assignments_is_left_alone(tmp_path):
 def test_students_are_told_that_a_cell_may_call_those_above_it(name):
     text = " ".join(cells(name)[0].source.split())
     assert "It may call what your solution cells above it define" in text
-    whole = " ".join(" ".join(cell.source.split()) for cell in cells(name, "markdown"))
-    for wrong in ("read alone", "run by itself", "judged alone", "copy it into this cell"):
-        assert wrong not in whole

@@ -1,21 +1,19 @@
 """The drawings of chapters 02 and 03 and of the deeper notebook on all-reduces.
 
-Run it to write eight SVG files beside it, the same bytes each time. Only the standard library is
-needed: a drawing is a list of SVG elements, each made by one of the small functions below.
+Run it to write eight SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#888888"  # as in helpers/plotting.py
+from elements import (
+    BLUE, FRAME, GREEN, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box,
+    element, group, line, page, words, write,
+)
+
 PARTS = (BLUE, ORANGE, GREEN, GREY)  # the colour of each device's part of a sum
-PALE_BLUE, PALE_ORANGE, PALE_GREY = "#cfe5f2", "#fbe8c3", "#eeeeee"
-FRAME = "#555555"  # of a cell
 ADD, COPY = "add", "copy"  # what a receiver does: add the message to its own, or overwrite
 DEVICES = 4
 CHUNK_TITLE = "Each round, every device sends one chunk to the next"
-WORDS = 18  # units: about 11 pixels where a drawing 640 wide is shown 390 pixels wide
 
 
 # ---- What happens: messages, round by round ----
@@ -109,58 +107,7 @@ def states_of(rounds):
     return states
 
 
-# ---- Elements of SVG ----
-
-
-def element(name, inside="", **attributes):
-    """`<name …>inside</name>`; in a keyword `_` stands for `-`, and a last `_` for nothing."""
-    words = [name]
-    for key, value in attributes.items():
-        if isinstance(value, (int, float)):
-            value = f"{value:.2f}".rstrip("0").rstrip(".")
-        words.append(f'{key.rstrip("_").replace("_", "-")}="{value}"')
-    opening = " ".join(words)
-    return f"<{opening}>{inside}</{name}>" if inside else f"<{opening}/>"
-
-
-def group(elements, **attributes):
-    """Elements that belong together."""
-    return element("g", "\n" + "\n".join(elements) + "\n", **attributes)
-
-
-def words(x, y, text, size=WORDS, anchor="middle", bold=False, **attributes):
-    """A line of text whose baseline is at `y`."""
-    if bold:
-        attributes["font_weight"] = "bold"
-    return element("text", escape(text), x=x, y=y, font_size=size, text_anchor=anchor, **attributes)
-
-
-def box(x, y, width, height, fill="white", stroke="black", **attributes):
-    """A rectangle."""
-    return element("rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke,
-                   **attributes)
-
-
-def line(x1, y1, x2, y2, stroke="black", width=2, **attributes):
-    """A straight line."""
-    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, stroke_width=width,
-                   **attributes)
-
-
-def arrow(x1, y1, x2, y2, color="black", width=2, dashed=False, **attributes):
-    """An arrow, its tip at the second point."""
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-    along_x, along_y = (x2 - x1) / length, (y2 - y1) / length
-    head = 8 + width
-    half = 4 + 0.9 * width
-    neck_x, neck_y = x2 - head * along_x, y2 - head * along_y
-    left = f"{neck_x - half * along_y:.1f},{neck_y + half * along_x:.1f}"
-    right = f"{neck_x + half * along_y:.1f},{neck_y - half * along_x:.1f}"
-    if dashed:
-        attributes["stroke_dasharray"] = "6 4"
-    shaft = line(x1, y1, neck_x, neck_y, color, width, **attributes)
-    tip = element("polygon", points=f"{x2:.1f},{y2:.1f} {left} {right}", fill=color)
-    return shaft + tip
+# ---- Messages and cells ----
 
 
 def message_arrow(x1, y1, x2, y2, what, width):
@@ -201,16 +148,6 @@ def cell(x, y, size, parts, outlined=False, **attributes):
     if outlined:
         drawn.append(box(x, y, size, size, "none", "black", stroke_width=4))
     return group(drawn, **attributes)
-
-
-def page(width, height, title, description, elements):
-    """A whole drawing on white, so that it can be read on a dark page as well."""
-    heading = [element("title", escape(title)), element("desc", escape(description))]
-    background = box(0, 0, width, height, "white", "none")
-    lines = "\n".join([*heading, background, *elements])
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" font-family="sans-serif" role="img">\n'
-            f"{lines}\n</svg>\n")
 
 
 # ---- The drawings ----
@@ -332,7 +269,7 @@ def draw_rounds(left, top, name, rounds, width):
     for device in range(DEVICES):
         x = left + column * device
         drawn.append(words(x, top - 14, str(device)))
-        drawn.append(line(x, top - 6, x, top + 6 * row - 8, "#bbbbbb", 2))
+        drawn.append(line(x, top - 6, x, top + 6 * row - 8, LIGHT_GREY, 2))
     for number, messages in enumerate(rounds):
         y = top + row * number + 16
         for message in messages:
@@ -759,12 +696,5 @@ DRAWINGS = {
     "ring_moving": draw_ring_moving, "collectives": draw_collectives,
     "halving_doubling": draw_halving, "two_trees": draw_two_trees}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -3,10 +3,10 @@
 Run it to write the SVG file beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (BLUE, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, element,
-                             group, line, page, words)
+from elements import (
+    BLUE, FRAME, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, element, group, line, page,
+    words, write,
+)
 
 SHARDS = ((1, 3), (5, 7))  # the batch of four that the chapter works out by hand
 LEFT, UNIT = 150, 58  # where 0 stands on a line of values, and how far away 1 is
@@ -51,7 +51,7 @@ def draw_shards_and_means():
     batch = SHARDS[0] + SHARDS[1]
     whole = sum(batch) / len(batch)
     drawn = [words(320, 38, "Each device takes the mean of its own shard", 24, bold=True),
-             draw_row(0, batch, "one device", "#555555", PALE_GREY),
+             draw_row(0, batch, "one device", FRAME, PALE_GREY),
              draw_row(1, SHARDS[0], "device 0", BLUE, PALE_BLUE),
              draw_row(2, SHARDS[1], "device 1", ORANGE, PALE_ORANGE),
              line(place(whole), TOP + HEIGHT, place(whole), TOP + 2 * STEP + HEIGHT - 8, "black", 2,
@@ -66,12 +66,5 @@ def draw_shards_and_means():
 
 DRAWINGS = {"shards_and_means": draw_shards_and_means}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

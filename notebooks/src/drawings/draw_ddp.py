@@ -5,22 +5,10 @@ four layers, from left to right, and when the gradients are sent; one shows what
 another order.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
-from draw_all_reduce import (
-    BLUE,
-    FRAME,
-    ORANGE,
-    PALE_BLUE,
-    PALE_GREY,
-    arrow,
-    box,
-    element,
-    group,
-    line,
-    page,
-    words,
+from elements import (
+    BLUE, FRAME, ORANGE, PALE_BLUE, PALE_GREY, arrow, box, element, group, line, page, words, write,
 )
 
 LAYERS = (4, 3, 2, 1)  # in the order of the backward pass
@@ -254,12 +242,5 @@ def draw_crossed():
 
 DRAWINGS = {"ddp_buckets": draw_buckets, "ddp_crossed": draw_crossed, "ddp_ways": draw_ways}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -3,26 +3,11 @@
 Run it to write three SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (
-    BLUE,
-    FRAME,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALE_BLUE,
-    PALE_GREY,
-    PALE_ORANGE,
-    arrow,
-    box,
-    group,
-    line,
-    page,
-    words,
+from elements import (
+    BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow, box,
+    group, line, page, words, write,
 )
 
-PALE_GREEN = "#cdebe1"
 X = (1, 2, 3, 4)  # the examples of the one-weight model: y is 3 x
 LR = 0.01
 LAYERS = ("conv 1", "conv 2", "dense 1", "dense 2")
@@ -164,12 +149,5 @@ def draw_three_cuts():
 DRAWINGS = {"one_weight": draw_one_weight, "two_queues": draw_two_queues,
             "three_cuts": draw_three_cuts}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

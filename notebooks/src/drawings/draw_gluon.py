@@ -4,16 +4,15 @@ Run it to write three SVG files beside it, the same bytes each time. All numbers
 from one weight and two images: the loss is weight times image, so an image's gradient is itself.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (BLUE, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow,
-                             box, group, line, page, words)
+from elements import (
+    BLUE, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, RED, arrow, box, group, line,
+    page, words, write,
+)
 
 IMAGES = (2, 20)
 WEIGHT = 100
 MEAN = sum(IMAGES) // len(IMAGES)
 AFTER = WEIGHT - MEAN  # by a step at rate 1
-RED = "#b03000"  # for what is wrong, in words
 
 
 def number(x, y, value, fill="white", stroke="black", width=96, **attributes):
@@ -135,12 +134,5 @@ def draw_named_twice():
 DRAWINGS = {"gluon_parameter": draw_gluon_parameter, "named_twice": draw_named_twice,
             "old_gradient": draw_old_gradient}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -1,13 +1,13 @@
 """The drawings of chapter 07: what a key-value store does with two devices' arrays.
 
-Run it to write three SVG files beside it, the same bytes each time. The elements are those of
-`draw_all_reduce.py`; all numbers are computed here from two gradients, a weight and four sizes.
+Run it to write three SVG files beside it, the same bytes each time. All numbers are computed here
+from two gradients, a weight and four sizes.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (BLUE, FRAME, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow,
-                             box, group, line, page, words)
+from elements import (
+    BLUE, FRAME, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, group, line, page,
+    words, write,
+)
 
 GRADIENTS = (1, 20)  # of device 0 and of device 1
 WEIGHT = 100
@@ -167,12 +167,5 @@ def draw_owners():
 
 DRAWINGS = {"owners": draw_owners, "push_pull": draw_push_pull, "two_updates": draw_two_updates}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

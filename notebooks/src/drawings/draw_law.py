@@ -3,9 +3,7 @@
 Run it to write the SVG file beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import BLUE, GREY, ORANGE, box, group, page, words
+from elements import BLUE, GREY, ORANGE, box, group, page, words, write
 
 FIXED, COMPUTE, DEVICE = 2, 32, 1  # units of time: in all, for one device alone, for each device
 COUNTS = [1, 2, 4, 8, 16]
@@ -52,12 +50,5 @@ def draw_step_law():
 
 DRAWINGS = {"step_law": draw_step_law}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

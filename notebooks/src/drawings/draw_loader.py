@@ -3,13 +3,11 @@
 Run it to write the SVG file beside it, the same bytes each time.
 """
 
-from pathlib import Path
+from elements import (
+    BLUE, DARK_GREEN, FRAME, GREEN, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow,
+    box, group, page, words, write,
+)
 
-from draw_all_reduce import (BLUE, GREEN, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box,
-                             group, page, words)
-
-PALE_GREEN = "#cdebe1"
-GREY_LINE = "#555555"
 MIDDLE, LEFT, RIGHT = 400, 270, 530
 
 
@@ -24,16 +22,16 @@ def stack(x, y, count, fill, stroke, **attributes):
 
 def call(y, name):
     """The call that leads from one row to the next, at the left."""
-    return words(20, y, name, anchor="start", bold=True, fill="#006b4e")
+    return words(20, y, name, anchor="start", bold=True, fill=DARK_GREEN)
 
 
 def draw_pictures_to_step():
     """Bytes become numbers, numbers a batch, the batch two shards, and both one step."""
     drawn = [words(320, 34, "From pictures to the same step on two devices", 22, bold=True)]
-    drawn += [stack(MIDDLE, 62, 3, "white", GREY_LINE, class_="row", data_shape="28 × 28 × 1"),
+    drawn += [stack(MIDDLE, 62, 3, "white", FRAME, class_="row", data_shape="28 × 28 × 1"),
               words(MIDDLE, 106, "28 × 28 × 1, bytes"),
               arrow(MIDDLE, 126, MIDDLE, 170, GREEN, 3), call(154, "ToTensor"),
-              stack(MIDDLE, 172, 3, PALE_GREY, GREY_LINE, class_="row", data_shape="1 × 28 × 28"),
+              stack(MIDDLE, 172, 3, PALE_GREY, FRAME, class_="row", data_shape="1 × 28 × 28"),
               words(MIDDLE, 216, "1 × 28 × 28, 0 to 1"),
               arrow(MIDDLE, 236, MIDDLE, 280, GREEN, 3), call(264, "DataLoader"),
               box(MIDDLE - 140, 284, 280, 50, PALE_GREY, "black", stroke_width=2, rx=6),
@@ -59,12 +57,5 @@ def draw_pictures_to_step():
 
 DRAWINGS = {"pictures_to_step": draw_pictures_to_step}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

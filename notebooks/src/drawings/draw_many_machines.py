@@ -1,17 +1,15 @@
 """The drawings of chapter 15: who starts whom, and what a checkpoint holds; and of its deeper
 notebook: a parameter server, and a gradient that comes late.
 
-Run it to write four SVG files beside it, the same bytes each time. The elements are those of
-`draw_all_reduce.py`.
+Run it to write four SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE,
-                             arrow, box, group, line, page, words)
+from elements import (
+    BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow, box,
+    group, line, page, words, write,
+)
 
 MACHINES, DEVICES = 2, 2
-PALE_GREEN = "#cdebe1"
 
 
 def process(x, y, rank, local_rank):
@@ -155,12 +153,5 @@ def draw_stale_gradient():
 DRAWINGS = {"checkpoint": draw_checkpoint, "parameter_server": draw_parameter_server,
             "stale_gradient": draw_stale_gradient, "torchrun": draw_torchrun}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -1,7 +1,7 @@
 """The drawings of the map: two ways to cut two matrices, seven ways to cut, two pipelines.
 
-Run it to write three SVG files beside it, the same bytes each time. The elements are those of
-`draw_all_reduce.py`; the pipelines are simulated by `../map_numbers.py`.
+Run it to write three SVG files beside it, the same bytes each time. The pipelines are simulated by
+`../map_numbers.py`.
 """
 
 import sys
@@ -10,22 +10,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import map_numbers  # noqa: E402
-from draw_all_reduce import (  # noqa: E402
-    BLUE,
-    FRAME,
-    ORANGE,
-    PALE_GREY,
-    arrow,
-    box,
-    group,
-    line,
-    page,
-    words,
+from elements import (  # noqa: E402
+    BLUE, FRAME, LIGHT_BLUE, LIGHT_GREY, ORANGE, PALE_GREY, arrow, box, group, line, page, words,
+    write,
 )
 
 SEQUENCES, DEVICES = 8, 4
 SIDE = 66  # of a square in the drawing of seven ways
-LIGHT_BLUE = "#7db8d9"  # also in grey between blue and pale grey
 
 
 # ---- Two ways, two matrices, two devices ----
@@ -45,7 +36,7 @@ def sequences(x, y, mine, half, device):
     drawn = []
     for number in range(SEQUENCES):
         top = y + 8 * number
-        drawn.append(box(x, top, 64, 6, "white", "#bbbbbb"))
+        drawn.append(box(x, top, 64, 6, "white", LIGHT_GREY))
         if number in mine:
             left, width = (x, 64) if half is None else (x + 32 * half, 32)
             drawn.append(box(left, top, width, 6, BLUE, "none", class_="mine"))
@@ -222,11 +213,5 @@ def draw_pipeline(stages=4, micro=8):
 
 DRAWINGS = {"two_ways": draw_two_ways, "cuts": draw_cuts, "pipeline": draw_pipeline}
 
-
-def main(folder=Path(__file__).parent):
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

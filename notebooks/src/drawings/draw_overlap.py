@@ -3,21 +3,9 @@
 Run it to write two SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
-from draw_all_reduce import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    arrow,
-    box,
-    group,
-    line,
-    page,
-    words,
-)
+from elements import BLUE, GREEN, GREY, ORANGE, arrow, box, group, line, page, words, write
 
 LEFT = 92  # where time begins
 IDLE = {"Python", "waiting"}
@@ -129,11 +117,7 @@ def draw_overlap():
         drawn)
 
 
-def main(folder=Path(__file__).parent):
-    """Write all drawings to `folder`."""
-    for name, drawing in (("lane_parts", draw_lane_parts()), ("overlap", draw_overlap())):
-        Path(folder, f"{name}.svg").write_text(drawing, encoding="utf-8")
-
+DRAWINGS = {"lane_parts": draw_lane_parts, "overlap": draw_overlap}
 
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

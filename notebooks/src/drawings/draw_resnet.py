@@ -3,10 +3,10 @@
 Run it to write three SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (BLUE, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, element,
-                             group, line, page, words)
+from elements import (
+    BLUE, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, element, group, line, page, words,
+    write,
+)
 
 # What leaves each part of the network: its name, channels, and pixels a side.
 STAGES = [("image", 1, 28), ("stage 1", 64, 28), ("stage 2", 128, 14), ("stage 3", 256, 7),
@@ -140,12 +140,5 @@ def draw_two_scalings():
 DRAWINGS = {"resnet_stages": draw_resnet_stages, "residual_block": draw_residual_block,
             "two_scalings": draw_two_scalings}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -1,12 +1,9 @@
 """The drawings of chapter 16: who holds what in ZeRO's stages, and the life of a gathered weight.
 
-Run it to write two SVG files beside it, the same bytes each time. The elements are those of
-`draw_all_reduce.py`.
+Run it to write two SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import BLUE, FRAME, GREEN, GREY, ORANGE, arrow, box, group, line, page, words
+from elements import BLUE, FRAME, GREEN, GREY, ORANGE, arrow, box, group, line, page, words, write
 
 RANKS = 4
 KINDS = ("weights", "gradients", "state")  # stage s divides the last s of them
@@ -85,11 +82,5 @@ def draw_gathered_weight():
 
 DRAWINGS = {"who_holds_what": draw_who_holds_what, "gathered_weight": draw_gathered_weight}
 
-
-def main(folder=Path(__file__).parent):
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

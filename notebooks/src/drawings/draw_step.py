@@ -3,12 +3,11 @@
 Run it to write the SVG file beside it, the same bytes each time.
 """
 
-from pathlib import Path
+from elements import (
+    BLUE, DARK_GREEN, GREEN, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow, box,
+    group, page, words, write,
+)
 
-from draw_all_reduce import (BLUE, GREEN, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box,
-                             group, page, words)
-
-PALE_GREEN = "#cdebe1"
 PARTS = ("1 shards", "2 gradients", "3 sum", "4 update")
 
 
@@ -51,7 +50,7 @@ def draw_lenet_step():
     for row, part in enumerate(PARTS):
         drawn.append(words(8, top + step * row + 37, part, 19, anchor="start", bold=True))
     drawn.append(words(30, top + step * 2 - 20, "all-reduce", anchor="start", bold=True,
-                       fill="#006b4e"))
+                       fill=DARK_GREEN))
     drawn.append(words(320, top + step * 4 - 14, "the same weights before, the same sum: the same "
                        "weights after"))
     return page(640, 630, "One training step on two devices: shards, gradients, sum, update",
@@ -63,12 +62,5 @@ def draw_lenet_step():
 
 DRAWINGS = {"lenet_step": draw_lenet_step}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -3,21 +3,9 @@
 Run it to write the two SVG files beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PALE_BLUE,
-    PALE_GREY,
-    PALE_ORANGE,
-    arrow,
-    box,
-    group,
-    line,
-    page,
-    words,
+from elements import (
+    BLUE, GREEN, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, group, line, page, words,
+    write,
 )
 
 SAME, OTHER = "same", "other"
@@ -100,12 +88,5 @@ def draw_data_parallel():
 
 DRAWINGS = {"dictionary": draw_dictionary, "data_parallel": draw_data_parallel}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)

@@ -3,9 +3,7 @@
 Run it to write the SVG file beside it, the same bytes each time.
 """
 
-from pathlib import Path
-
-from draw_all_reduce import BLUE, GREY, ORANGE, box, group, line, page, words
+from elements import BLUE, GREY, ORANGE, box, group, line, page, words, write
 
 HANDICAP = 3  # an image takes the slow device so many times as long as the fast one
 WAYS = [  # how many images go to the fast and to the slow device
@@ -59,12 +57,5 @@ def draw_shares_by_speed():
 
 DRAWINGS = {"shares_by_speed": draw_shares_by_speed}
 
-
-def main(folder=Path(__file__).parent):
-    """Write all drawings into `folder`."""
-    for name, draw in DRAWINGS.items():
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(DRAWINGS)
