@@ -103,7 +103,7 @@ def span(x, top, width, fill, text, ink="white", **attributes):
 def draw_buckets():
     """Chapter 14: buckets fill during the backward pass, and a full one leaves."""
     drawn = [film_style(),
-             words(320, 26, "A bucket leaves as soon as it is full", 22, bold=True)]
+             words(320, 26, "A bucket leaves with its last gradient", 22, bold=True)]
     drawn.append(words(8, 96, "backward", anchor="start"))
     drawn.append(words(8, 214, "buckets", anchor="start"))
     drawn.append(words(8, 338, "link", anchor="start"))
