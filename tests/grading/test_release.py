@@ -1,5 +1,6 @@
 """Student versions hold what a student needs, and no solution and no hidden test."""
 
+import ast
 import os
 import re
 import subprocess
@@ -116,7 +117,7 @@ def test_points_and_lines_are_what_the_text_says(name):
                    "eighteen", "nineteen", "twenty", *(f"twenty-{one}" for one in (
                        "one two three four five six seven eight nine".split())), "thirty"]
         written = [len([line for line in text.splitlines() if line.strip()])
-                   for _, text in SECRET.findall(exercise.answer)]
+                   for text in SECRET.findall(exercise.answer)]
         count = written[0] if f"{said} lines each" in section else sum(written)
         assert abs(count - (numbers.index(said) + 2)) <= 2, (exercise.name, written)
 
@@ -132,6 +133,30 @@ def test_the_source_runs_from_top_to_bottom(name):
     code = "\n".join(cell.source for cell in cells(name, "code"))
     done = run_program(textwrap.dedent(code))
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def names_in(code, context):
+    """Names that are read (`ast.Load`) or made (`ast.Store`: functions' arguments, too)."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context):
+            found.add(node.id)
+        elif isinstance(node, ast.arg) and context is ast.Store:
+            found.add(node.arg)
+    return found
+
+
+@pytest.mark.parametrize("name", assignment.list_names())
+def test_a_test_cell_needs_no_name_that_another_one_makes(name):
+    """If that one fails before it makes it, a right solution ends in a NameError in this one."""
+    tests = [c.source for c in cells(name, "code") if c.metadata.get("nbgrader", {}).get("points")]
+    others = [c.source for c in cells(name, "code") if c.source not in tests]
+    shown = names_in("\n".join(others), ast.Store)
+    made = {code: names_in(code, ast.Store) for code in tests}
+    for code in tests:
+        elsewhere = set().union(*made.values()) - made[code] - shown
+        missing = names_in(code, ast.Load) & elsewhere
+        assert not missing, missing
 
 
 @pytest.mark.parametrize("name", book.names())

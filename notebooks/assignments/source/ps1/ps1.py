@@ -10,10 +10,11 @@
 # **You may use** anything in `mx.nd` and NumPy, but not `gluon.utils.split_and_load` or
 # `split_data`: they are what you are asked to write.
 #
-# **In all exercises** a shard keeps its examples' `dtype` and their exact values. It is an array
-# of its own: whoever writes into a shard changes neither the batch nor another shard, be it of
-# this call or of an earlier one. Whatever you are given stays as it is: arrays, and lists too.
-# There is at least one device; they come in any order, each named once.
+# **In all exercises** a shard keeps its examples' `dtype` and their exact values. Each call
+# returns new arrays: whoever writes into a shard changes neither the batch nor any other shard,
+# not even one that an earlier call returned. Whatever you are given stays as it is: arrays, and
+# lists too. There is at least one example, and at least one device; devices come in any order,
+# each named once.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -136,8 +137,8 @@ else:
 # NumPy array of example numbers), hand each device its pair of shards: example `order[0]` comes
 # first on the first device. A pair is a tuple or a list of two, in a list of all pairs. `order`
 # may leave examples out, and it may name one twice, but it names at least one for each device. The
-# shards are as long as in exercise 2. (`take` wants an `mx.nd` array, of an integer type if
-# numbers are large.)
+# shards are as long as in exercise 2. (`take` wants `order` as an `mx.nd` array on the images'
+# device. Give it an integer type: float32 can't tell large numbers apart.)
 #
 # Shuffle the images one way and the labels another, and the network still trains, on noise, and
 # nothing says so.
@@ -161,8 +162,10 @@ labels = mx.nd.arange(10)
 images = mx.nd.stack(10 * labels, 10 * labels + 1, axis=1)
 order = np.array([3, 1, 4, 0, 5, 9, 2])
 pairs = split_pairs(images, labels, order, [mx.cpu(0), mx.cpu(1)])
+shapes = [[array.shape for array in pair] for pair in pairs]
+assert shapes == [[(4, 2), (4,)], [(3, 2), (3,)]], (
+    f"not a pair for each device, of its images and their labels: arrays of shapes {shapes}")
 np.testing.assert_array_equal(pairs[0][1].asnumpy(), [3, 1, 4, 0])
-assert len(pairs[1]) == 2 and pairs[1][1].shape == (3,), "no pairs of images and their labels"
 for x, y in pairs:
     assert (x.asnumpy()[:, 0] == 10 * y.asnumpy()).all(), "labels beside other images"
 
@@ -172,13 +175,22 @@ for x, y in pairs:
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# The last batch of an epoch has three examples, and there are four devices. A library could
-# raise an error, hand the fourth device an empty shard, or return three shards only. Which would
-# you choose for training, and what must the step that follows take care of in your choice? A few
-# sentences.
+# A colleague cuts the training set only once. Before training, each of four devices gets 15,000
+# of the 60,000 examples, in the order of the file, and keeps them. In each epoch every device
+# takes its own examples in a new order, 25 in a step. Gradients are added up and divided by 100.
+# What does that save? What do a step and an epoch still have in common with those that
+# `split_pairs` gives you, and what not? For which files is that bad, and how would you cut the
+# training set then? A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
-# Any choice that is argued for earns the points; full points say what becomes of the gradient.
-# Without data a device has no gradient of this step: its replica must still receive the sum, and
-# must not add the gradient it has left from the step before. Whatever the shards are, the sum is
-# divided by the three examples that there were, not by four times a shard's size.
+# One point for what is saved and what is the same: no batch is copied to devices during training,
+# and each device needs room for a quarter of the examples only. A step's gradient is still the
+# mean over 100 different examples, and in an epoch each example is in one batch.
+#
+# One point for what differs, and a cut: a batch is no longer any 100 of the 60,000, as there are
+# always 25 of each part, and a device never sees an example of another part. In a file that is
+# sorted, by class or by source, each device then has only some of the classes. The sum over all
+# devices doesn't mind. What is found from one device's shard alone does: a loss or an accuracy
+# that it reports, or BatchNorm's statistics (chapter 09); and if a device drops out, its classes
+# are gone. So shuffle once before the cut, or deal. Other remarks earn this point, too: parts of
+# unequal length, which end at different times; all to be cut anew where a device is added.

@@ -9,7 +9,7 @@
 #
 # **You may use** anything in `mx.nd` and NumPy, but no KVStore. Whatever crosses from one device
 # to another goes through the function `send` that you are given, and through nothing else:
-# simulated devices could read each other's memory, and GPUs can't.
+# simulated devices can read each other's memory, which not all GPUs can.
 #
 # Write your code in the cells that say so, and nowhere else: those cells are all that will be
 # read. Each exercise is tested in the open, so that you can see how you are doing, and again,
@@ -112,7 +112,8 @@ def sent(run, arrays):
 def summed(run, arrays):
     """Run on `arrays` and check that each of them, in place, has become the sum."""
     held, before = list(arrays), [a.asnumpy() for a in arrays]
-    messages, k, total = sent(run, arrays), len(held), sum(before)
+    k, total = len(held), sum(before)
+    sent(run, arrays)
     scale = np.abs(total).max()
     exact = (1e-12 if total.dtype == np.float64 else 1e-5) * scale
     assert len(arrays) == k, f"the list had {k} arrays and now has {len(arrays)}"
@@ -130,7 +131,6 @@ def summed(run, arrays):
                 else "has lost digits on the way" if apart <= 1e-5 * scale
                 else "does not have the sum, first at entry "
                      f"{np.argmin(np.abs(new - total) <= exact)} of {new.size}"))
-    return messages
 
 
 def rounds(messages, k):
@@ -151,10 +151,11 @@ def bytes_sent(messages, k):
 #
 # Replace each array by the sum of all, in place. Pairs of devices add up at the same time, then
 # pairs of pairs, until one device has the sum; it comes down the same way. A round is a set of
-# messages that can be sent at the same time. In a tree a device sends one in a round, or receives
-# one, or rests (chapter 03's rounds allow both at once, as in a ring). The order within a round is
-# yours. Your tree takes at most $\lceil \log_2 k \rceil$ rounds up and as many down, with $2(k-1)$
-# messages in all, each of a whole array.
+# messages that can be sent at the same time. In your tree a device does one thing in a round: it
+# sends a message, or receives one, or rests. (In chapter 03 it may send and receive at once, as
+# in a ring.) Rounds are counted from the order in which each single device sends and receives;
+# apart from that the order is yours. Your tree takes at most $\lceil \log_2 k \rceil$ rounds up
+# and as many down, with $2(k-1)$ messages in all, each of a whole array.
 #
 # It must work for every $k$, not for powers of two only, and for $k = 1$ it sends nothing. The
 # list `arrays` stays as it is, with the same arrays in it.
@@ -201,7 +202,7 @@ assert rounds(messages, 4) <= 4, f"{rounds(messages, 4)} rounds on four devices:
 # are empty: then nothing is sent. For $k = 1$ nothing is sent at all. (`array.reshape(-1)` is a
 # window onto the same memory, and so is a slice of it.)
 #
-# About ten lines.
+# About thirteen lines.
 
 
 # %% nbgrader={"grade_id": "ring", "solution": true}
@@ -239,8 +240,8 @@ assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes
 # How many bytes does the device that sends most send in one all-reduce? Count what is *sent*, not
 # what is received, in both halves together: summing and handing on. `scheme` is one of these:
 #
-# - `"first"`, the chapter's star: every other device sends its array to device 0, which adds them
-#   up and sends the sum to each of the others, one after the other;
+# - `"first"`, by way of the first device, the chapter's star: every other device sends its array
+#   to device 0, which adds them up and sends the sum to each of the others, one after the other;
 # - `"tree"`: the tree of chapter 03. In round 1 device 1 sends to 0, 3 to 2, 5 to 4 and so on; in
 #   each round up, senders are twice as far from receivers as in the round before; whoever has no
 #   partner rests. The sum comes down by the same pairs in reverse;
@@ -251,8 +252,8 @@ assert bytes_sent(messages, 4) == [2 * 3 * 12] * 4, "2(k - 1) chunks of 12 bytes
 # `ValueError` for any other scheme.
 #
 # Don't count with arrays, but think. Which device sends most, and when does it send? How many
-# messages are these, and how long is each? Check your answers with three devices on paper. You
-# don't need exercises 1 and 2 for this.
+# messages are these, and how long is each? Check your answers with three and with five devices on
+# paper: the tests in the open have only two and four. You don't need exercises 1 and 2 for this.
 #
 # About seven lines.
 
@@ -287,15 +288,23 @@ else:
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# Sixteen GPUs are joined by one switch, over which any two can talk at full speed. Some gradients
-# are biases of ten numbers, others matrices of ten million. Tree or ring: which would you take for
-# the small arrays, which for the large ones, and why? A few sentences.
+# Four machines have four GPUs each. Within a machine any two GPUs talk at full speed. Each
+# machine has one link to the others, which its four GPUs share; it is ten times as slow, and a
+# message over it takes ten times as long to begin. Your ring runs over all sixteen. In which
+# order do you list them? For an array of $S$ bytes, how many bytes does each machine then send
+# over its link, and how many in the worst order? In the order that you have chosen, how many
+# rounds do your ring and your tree take, and in how many of them does somebody wait for a link?
+# So which of the two is for an array of a hundred numbers? A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
-# One point for the choice with its cause: small arrays by the tree, as the time goes into starting
-# messages, and it has fewer of them one after another (8 rounds against 30 steps); large arrays by
-# the ring, as the time goes into bytes, and each device sends less than two arrays, where device 0
-# of the tree sends four. One point for what differs and what doesn't: all devices together send
-# the same number of bytes either way; in the ring every device sends in every step, in the tree
-# most of them wait. Whoever argues that small gradients should be joined into one large array, and
-# that sent round the ring, gets full points too.
+# One point for the order and its bytes: machine by machine, so that of a machine's four GPUs only
+# the last one sends over the link. In each of 30 rounds that is a sixteenth of the array, so
+# $30/16\,S = 1.875\,S$ in all. In the worst order each GPU is followed by one of another machine:
+# then all four send over the link in every round, $7.5\,S$, and a large array takes four times as
+# long. (The fast links wait for the slow ones in every round, so their speed hardly counts.)
+#
+# One point for the rounds: the ring takes 30, and in each of them some chunk crosses a link. A
+# tree whose first pairs are within a machine takes 8, and only 4 of them cross: two on the way up
+# and two down. For a hundred numbers the time goes into beginning messages, 4 slow ones against
+# 30: the tree. More than is asked for, and as good: the ring within each machine, then over the
+# machines, then back; or many small arrays joined into one.

@@ -76,10 +76,9 @@ print([p.grad().asnumpy().tolist() for p in net.collect_params().values()])
 #   is named twice.
 # - If there are fewer examples than devices, the devices at the end have no shard. Their gradients
 #   are zeros, in what you return and in the network, whatever an earlier batch has left there.
-#   (For a step of `Trainer` that would not be enough: it asks for a backward pass on each device.)
 # - Leave the gradients that you return in the network too; return copies of them, so that the next
 #   call does not change what this one has returned.
-# - The weights, `x` and `y` stay as they are.
+# - The weights, `x` and `y` stay as they are. All parameters are trained; none is frozen.
 #
 # About eleven lines.
 
@@ -198,12 +197,13 @@ assert abs(mean_norm(huge, 1) / 5e25 - 1) < 1e-6, "squares of 1e25 need float64"
 #
 # $$\min(1, \theta / N)$$
 #
-# between the two halves of `trainer.step`, and return $N$, the norm *before* clipping, as a number.
-# The trainer was made with `update_on_kvstore=False`, so the halves can be had:
-# `trainer.allreduce_grads()` puts the sums over all devices into the gradients of every device, and
-# `trainer.update(n)` divides by $n$ and updates each replica with *its own* copy of the gradients.
-# The division comes after your turn, while $N$ and $\theta$ are those of the mean. And $N$ may be
-# 0: then there is nothing to clip.
+# between the two halves of `trainer.step`, and return $N$, the norm *before* clipping, as a
+# number. The trainer was made with `update_on_kvstore=False`, so the halves can be had:
+# `trainer.allreduce_grads()` puts the sums over all devices into the gradients of every device,
+# and `trainer.update(n)` divides by $n$ and updates each replica with *its own* copy of the
+# gradients. The division comes after your turn, while $N$ and $\theta$ are those of the mean. And
+# $N$ may be 0: then there is nothing to clip. (To scale each device's gradients before the sum,
+# all by this one factor, comes to the same, and is right too.)
 #
 # The weights must be those of one device that is given the whole batch, to $10^{-12}$, on every
 # device. (Don't clip by giving `update` another number: it multiplies by the number's inverse,
@@ -278,17 +278,19 @@ assert w == [[-1, -2]], f"below the limit: weights {w}, not [[-1, -2]]"
 # %% [markdown]
 # ## 4. In your words (2 points)
 #
-# A colleague's code is a line shorter: each device clips its own gradient, a sum, to $n$ times the
-# limit right after its backward, and then `trainer.step(n)` sums. Why is that something else? Say
-# what may change, and name two cases in which both agree. A few sentences.
+# A colleague's code is a line shorter: right after its backward each device clips its own
+# gradient, a sum over its shard, to the norm $n\,\theta$, where $n$ is the number of examples in
+# the whole batch. Then `trainer.step(n)` sums. Why is that something else? Say what may change,
+# and name two cases in which both agree. A few sentences.
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the difference: a sum of clipped gradients is not the clipped sum. Devices with a
 # long gradient lose more of their say than others, so the direction changes too, and not only the
 # length; gradients that would have cancelled are cut though the batch's is short; and $k$ of them
-# at the limit may add up to $k$ times the limit, or be scaled for nothing. The result depends on
-# how many devices there are and on who got which examples, so it is no longer one device's.
+# at the limit may add up to $k$ times the limit. The result depends on how many devices there are
+# and on who got which examples, so it is no longer one device's.
 #
 # One point for two of these cases: one device; no device's gradient reaches the limit and neither
-# does the batch's, so that nothing is clipped; all devices have the same gradient, and the limit
-# for each is set accordingly (a $k$-th of that for the sum; for means and even shards, the same).
+# does the batch's, so that nothing is clipped; all devices but one have a gradient of zero, such
+# as those without a shard. All gradients equal is a case only if each device clips to a $k$-th,
+# $n\,\theta / k$.

@@ -152,8 +152,9 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
-# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Your two numbers must be
-# right to $10^{-8}$ of themselves: solve the linear problem, as an iterative fit stops too early.
+# is smallest. Hint: it is linear in $\alpha$ and $\beta = 1/B$. Your two numbers must be right to
+# $10^{-8}$ of themselves: solve the linear problem. A fit that improves a first guess step by
+# step, such as `curve_fit`, may stop too early.
 #
 # The measurements come in any order, and a size may be there more than once: then each of its
 # times counts, equal ones too. Sizes may be whole numbers of up to 10 GB (int64, which can't hold
@@ -162,7 +163,7 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 # zero. Raise `ValueError` where there are fewer than two different sizes, since nothing could tell
 # $\alpha$ from $\beta$ there.
 #
-# About five lines.
+# About seven lines.
 
 
 # %% nbgrader={"grade_id": "line", "solution": true}
@@ -181,8 +182,9 @@ def fit_line(sizes, seconds):
 sizes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 alpha, bandwidth = fit_line(sizes, 2e-4 + sizes / 5e8)
 assert np.ndim(alpha) == np.ndim(bandwidth) == 0, "two numbers are asked for, not arrays"
-assert abs(alpha - 2e-4) < 1e-8, f"alpha: {alpha:.3g} s, but their latency is 2e-4 s"
-assert abs(bandwidth - 5e8) < 1e4, f"bandwidth: {bandwidth:.3g}, but these go at 5e8 bytes/s"
+assert abs(alpha / 2e-4 - 1) < 1e-8, f"alpha: {alpha:.10g} s, but their latency is 2e-4 s"
+assert abs(bandwidth / 5e8 - 1) < 1e-8, (
+    f"bandwidth: {bandwidth:.10g}, but these go at 5e8 bytes/s")
 
 # %% nbgrader={"grade_id": "line-care", "points": 1}
 sizes, seconds = np.array([4000, 1000, 2000]), np.array([5.0, 2.0, 3.0])

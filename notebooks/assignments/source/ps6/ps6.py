@@ -42,9 +42,10 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 # 2. The examples that are left over go, one each, to the devices with the largest remainders, that
 #    is, to those who lost most by rounding. Of equal remainders the device with the lower number
 #    comes first.
-# 3. If some devices have nothing now, after rules 1 and 2, all of these get one example each, at
-#    the same time, and are done. The other devices share all the other examples among themselves
-#    anew, from rule 1 on, and so on until nobody has nothing.
+# 3. Devices that have nothing after rules 1 and 2 get one example each, all of them at the same
+#    time, and are done. The others give back what they got. They share all examples but those of
+#    the devices that are done, by rules 1 and 2 among themselves; and so on, until nobody has
+#    nothing.
 #
 # Rules 1 and 2 are those of chapter 12's first exercise. Rule 3 is not: there a device that is due
 # very little may get nothing. Remainders that are equal on paper may
@@ -54,7 +55,7 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 # are fewer examples than devices, and where a speed is not a positive, finite number. The list
 # that you are given stays as it is.
 #
-# About fifteen lines.
+# About sixteen lines.
 
 
 # %% nbgrader={"grade_id": "cut", "solution": true}
@@ -92,7 +93,9 @@ for n, speeds, expected in (
 for n, speeds, expected in (
         (3, [90, 5, 5], [1, 1, 1]),
         (4, [1, 4, 4], [1, 2, 1]),   # one for the first; the others share three, due 1.5 each
-        (11, [3, 74, 40], [1, 6, 4])):  # one for the first; the others share ten as 74 to 40
+        (11, [3, 74, 40], [1, 6, 4]),  # one for the first; the others share ten as 74 to 40
+        # one for each of two, at the same time; the others share seven as 7 to 3 to 5
+        (9, [1, 1, 7, 3, 5], [1, 1, 3, 2, 2])):
     sizes = cut(n, speeds)
     assert min(sizes) > 0, f"{n} examples, speeds {speeds}: {sizes}, so a device has nothing"
     assert sum(sizes) == n, f"{n} examples, but {sizes} add up to {sum(sizes)}"
@@ -121,9 +124,10 @@ for n, speeds in ((2, [1, 1, 1]), (8, [1, 0])):
 #
 # The course's `allreduce` isn't in this folder: copy to one device, add, and copy back. Raise
 # `ValueError`, and write nothing, where there isn't one size for each gradient. `sizes` stays as
-# it is, and float64 gradients are to be exact to float64. The function returns nothing.
+# it is. The means of float64 gradients are to be right to rounding in float64. The function
+# returns nothing.
 #
-# About five lines.
+# About six lines.
 
 
 # %% nbgrader={"grade_id": "average", "solution": true}
@@ -177,7 +181,7 @@ else:
 # seconds, and `costs[0]` is 0. Expect nothing else of these: they may grow with $k$, stay the same,
 # or go up and down. Return two things, in a tuple or list: the numbers of the chosen devices, as an
 # ascending list of integers, and the seconds that their step takes. If several choices are equally
-# fast, take the one with the fewest devices; of devices of one speed, take those with
+# fast on paper, take the one with the fewest devices; of devices of one speed, take those with
 # the lower numbers. Both functions leave their lists as they are.
 #
 # About four lines each.

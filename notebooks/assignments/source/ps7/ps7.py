@@ -5,8 +5,8 @@
 # by one, buckets that are sent while the backward pass goes on, and a step that adds up gradients
 # over several small batches and sends them once.
 #
-# **You need** chapter 14, and PyTorch (`make setup TORCH=1`). **Time**: about two hours.
-# **Points**: 12, of which 2 are for words.
+# **You need** chapter 14, before it chapter 13 if PyTorch is new to you, and PyTorch (`make setup
+# TORCH=1`). **Time**: about two and a half hours. **Points**: 12, of which 2 are for words.
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
 # `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
@@ -218,11 +218,11 @@ for rank, (gradients, _, _) in enumerate(results):
 #    that has a bucket of its own.
 # 2. Each bucket is one `all_reduce` of one flat tensor, which has as many numbers as the gradients
 #    in it, and nothing else is sent.
-# 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so on.
-#    Each is sent as soon as all its gradients are there and the ones before have been sent: while
-#    the backward pass still has other layers to do. When it ends all have been sent. Gradients
-#    don't always become ready in this order. Use `async_op=True`, so that the backward pass goes
-#    on meanwhile.
+# 3. Buckets are sent in their order: the bucket that was filled first, then the second, and so
+#    on. Each is sent as soon as all its gradients are there and the ones before have been sent:
+#    while the backward pass still has other layers to do. When the backward pass ends, all
+#    buckets have been sent. Gradients don't always become ready in this order. Use
+#    `async_op=True`, so that the backward pass goes on meanwhile.
 # 4. `finish_gradient_synchronization()` waits for the messages. Then each `grad` is the mean
 #    of all ranks' gradients.
 #
@@ -231,7 +231,8 @@ for rank, (gradients, _, _) in enumerate(results):
 # are. Raise `ValueError` if `bucket_bytes` is not above 0.
 #
 # About twenty-five lines, with methods of your own. `register_post_accumulate_grad_hook` is what
-# you need.
+# you need. (`p in bucket`, where `bucket` is a list, asks for a parameter with equal *values*. A
+# set of parameters, or a dictionary by parameter, looks for `p` itself.)
 
 
 # %% tags=["ranks"] nbgrader={"grade_id": "bucketed", "solution": true}
@@ -349,7 +350,8 @@ for bucket_bytes in (8, 16):
         found = [g.item() for g in gradients[0]]
         assert found == [7, 3], (
             f"buckets of {bucket_bytes} bytes, rank {rank}: the gradients are {found}, not [7, 3]: "
-            "for the weight the mean of 2 and 12, for the bias that of 2 and 4")
+            "for the weight the mean of 2 and 12, for the bias that of 2 and 4. (Both parameters are "
+            "0, so `p in bucket`, where `bucket` is a list, takes one for the other.)")
 
 # %% nbgrader={"grade_id": "bucketed-messages", "points": 2}
 for size, first, second in ((48, [6], [6]), (47, [2, 4], [2, 4]), (64, [], [8, 4]),
@@ -386,12 +388,12 @@ for bucket_bytes in (0, -1):
 #
 # Pieces may differ in length, ranks in their number of pieces, and a rank may have none; one at
 # least has one. `net` is a plain module, the same on all ranks, `optimizer` has its parameters.
-# Their gradients may hold what an earlier step left there. Each parameter that isn't frozen gets a
-# gradient from each piece.
+# Their gradients may hold what an earlier step left there. Each piece gives each parameter that
+# isn't frozen a gradient; a rank without pieces has none.
 #
-# However many pieces there are, a step sends each gradient once: at most one message more than
-# there are parameters that aren't frozen, and at most two numbers more than their gradients have.
-# You may put several gradients into one message.
+# However many pieces there are, a step sends each gradient once, and one message more at most,
+# for the loss and the number of rows. In all these are at most two numbers more than the
+# gradients have. You may also put several gradients, and those two numbers, into one message.
 #
 # About thirteen lines.
 
@@ -441,8 +443,10 @@ def accumulate(layers, frozen, steps, rate):
 # One layer of zeros; three examples with targets 1, 2 and 6, and inputs of 0. The losses are 1, 4
 # and 36; the bias's gradients are $-2y$: $-2$, $-4$ and $-12$, in the mean $-6$.
 
-# %% nbgrader={"grade_id": "accumulated-values", "points": 1}
+# %%
 none = np.zeros((1, 1))
+
+# %% nbgrader={"grade_id": "accumulated-values", "points": 1}
 for pieces in ([[[none, none + 1], [none, none + 2]], [[none, none + 6]]],
                [[], [[np.zeros((3, 1)), np.array([[1.0], [2], [6]])]]]):
     for rank, (losses, (_, b)) in enumerate(on_each(accumulate, [

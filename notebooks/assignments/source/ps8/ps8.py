@@ -4,7 +4,7 @@
 # **You will** write an optimizer whose state is sharded, a linear layer whose weight is sharded,
 # and the arithmetic that tells which stage of sharding fits into a device's memory.
 #
-# **You need** chapter 16, and PyTorch (`make setup TORCH=1`). **Time**: about two hours.
+# **You need** chapter 16, and PyTorch (`make setup TORCH=1`). **Time**: about three hours.
 # **Points**: 12, of which 2 are for words.
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
@@ -214,6 +214,7 @@ def train_sharded(arrays, kind, options, steps, inside, note):
 # %%
 arrays = [np.array([1.0, 2.0]), np.array(3.0)]
 by_hand = [[True, [np.array([1.0, 1.0]), np.array(1.0)]]], [[True, [np.array([3.0, 5.0]), None]]]
+nothing = [True, [None, None]]   # a step without gradients
 
 
 def ignore(word):
@@ -229,7 +230,6 @@ for rank, (history, left, _) in enumerate(on_each(train_sharded, [
     assert left == [[True, True]], f"rank {rank}: the step changed a gradient: {left}"
 
 # Momentum goes on where there is no gradient: 0.5 of (2, 3), and 0.5 of 0.5.
-nothing = [True, [None, None]]
 for rank, (history, _, _) in enumerate(on_each(train_sharded, [
         [arrays, "SGD", {"lr": 1.0, "momentum": 0.5}, [*steps, nothing], False, ignore]
         for steps in by_hand])):
@@ -278,9 +278,9 @@ else:
 #    the mean over ranks. If there is a gradient already, it is added. `x` gets the gradient of this
 #    rank's own loss.
 # 4. The forward pass sends one all-gather, of the shards, even where there is only one rank, and
-#    then *forgets*: as long as the layer isn't computing, it keeps neither the whole weight nor a
-#    copy of it, be it in pieces, in another type, or as something else than a tensor. (Its shard
-#    and `x` it may keep.)
+#    then *forgets*: as long as the layer isn't computing, the whole weight is kept nowhere and in
+#    no form, not in pieces, in another type or outside tensors either. (Its shard and `x` it may
+#    keep.)
 # 5. The backward pass sends what is needed, in this order. If `x` needs a gradient: an all-gather
 #    of the shards. Then, if `.shard` needs one (it doesn't if somebody froze it): a reduce-scatter
 #    of the flat gradient, with its zeros. What needs a gradient is the same on all ranks. (Under
@@ -614,8 +614,12 @@ def most(limit, ranks, stage):
 
 # %% nbgrader={"grade_id": "memory-bytes", "points": 1}
 found = [memory(10, 4, stage) for stage in range(4)]
-assert found == [160, 76, 62, 48], found
-assert memory(10**20 + 1, 2, 3) == 16 * (5 * 10**19 + 1)
+assert found == [160, 76, 62, 48], (
+    f"ten numbers, four ranks, stages 0 to 3: {found} bytes, not [160, 76, 62, 48]")
+found = memory(10**20 + 1, 2, 3)
+assert found == 16 * (5 * 10**19 + 1), (
+    f"10**20 + 1 numbers, two ranks, stage 3: {found}, not {16 * (5 * 10**19 + 1)}: exactly, so "
+    "by whole numbers")
 for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
     try:
         memory(*wrong)
@@ -629,7 +633,10 @@ for limit, stage, expected in ((160, 0, 10), (159, 0, 9), (76, 1, 10), (75, 1, 9
                                (48, 3, 12), (47, 3, 8), (15, 3, 0), (0, 0, 0)):
     found = most(limit, 4, stage)
     assert found == expected, f"{limit} bytes, 4 ranks, stage {stage}: {found}, not {expected}"
-assert most(16 * 10**20 + 15, 4, 3) == 4 * 10**20, "exactly, and without counting"
+found = most(16 * 10**20 + 15, 4, 3)
+assert found == 4 * 10**20, (
+    f"16 * 10**20 + 15 bytes, 4 ranks, stage 3: {found}, not {4 * 10**20}: exactly, so by whole "
+    "numbers")
 for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
     try:
         most(*wrong)
@@ -642,24 +649,31 @@ for wrong in ((-1, 4, 0), (10, 0, 0), (10, 4, 4), (10, 4, -1)):
 # ## 4. In your words (2 points)
 #
 # A model of 2.5 billion parameters is to be trained with Adam in mixed precision on 8 GPUs of 24
-# GB each. Activations of one small batch take 6 GB. A step accumulates the gradients of four small
-# batches on each GPU. Which stage do you take (0 is data parallelism), and why neither the stage
-# before nor the next one? Compare the three: what a GPU holds, in GB; how many times in a step it
-# sends as many numbers as there are weights (an all-reduce counts as two, a reduce-scatter as
-# one); where it waits. Then: a colleague has written that stage by hand. Name two tests that it
-# must pass before it trains for a month, and for each a mistake that it would find.
+# GB each. Activations of one small batch take 6 GB. A step accumulates the gradients of four
+# small batches on each GPU. Which stage do you take (0 is data parallelism), and why neither the
+# stage before nor the next one? Compare the three: what a GPU holds, in GB, counted as in
+# exercise 3 and with the activations (messages need no room of their own: they go out in small
+# pieces); how many times in a step it sends as many numbers as there are weights (an all-reduce
+# counts as two, a reduce-scatter or an all-gather as one); where it waits for messages. Then: a
+# colleague has written that stage by hand. Name two tests that it must pass before it trains for
+# a month, and for each a mistake that it would find.
 
 # %% [markdown] nbgrader={"grade_id": "which-stage", "points": 2, "solution": true}
 # One point for the decision with its numbers. Data parallelism holds 16 bytes a parameter, 40 GB:
 # too much without any activations. Stage 1 holds 2 + 2 + 12/8 = 5.5, 13.75 GB, with activations
 # 19.75 of 24 GB: it fits. Stage 2 holds 2 + 14/8 = 3.75, about 9.4 GB. In units of the weights'
-# bytes times 7/8: data parallelism and stage 1 send 2 in a step, if gradients are added up on each
-# GPU and sent once. Stage 2 keeps only shards of gradients, so each small batch has its own
-# reduce-scatter: 4 + 1. (Stage 3 gathers twice and reduces once for each: 12.) So stage 1; the next
-# one sends more, for memory that nobody needs. Stage 2 is right, too, if somebody says that 4 GB
-# are too little for what the formula leaves out (peaks, buffers, fragments), and what it costs. In
-# stage 1 each GPU updates an eighth, so the update itself is shorter than in data parallelism; the
-# all-gather comes after it, when there is no backward pass left to hide it behind.
+# bytes times 7/8: data parallelism and stage 1 send 2 in a step, if gradients are added up on
+# each GPU and sent once. Stage 2 keeps only shards of gradients, so each small batch has its own
+# reduce-scatter: 4 + 1. (Stage 3 gathers twice and reduces once for each: 12.) So stage 1; the
+# next one sends more, for memory that nobody needs. Stage 2 is right, too, if somebody says that
+# 4.25 GB are too little for what the formula leaves out (peaks, fragments), and what it costs. (A
+# flat copy of all gradients, as a short solution of exercise 1 makes it, would take 5 GB more,
+# 24.75 in all: so stage 1 fits only because its messages go out in pieces.) All three wait for
+# gradients at the end of the backward pass, as far as messages didn't go out during it; with four
+# small batches, data parallelism and stage 1 can send only during the last one, stage 2 during
+# each. Stages 1 and 2 wait once more: the all-gather comes after the update, when there is no
+# backward pass left to hide it behind. (In both each GPU updates an eighth, so the update itself
+# is shorter.)
 #
 # One point for two tests, each with a mistake that it finds and the loss doesn't show. The weights
 # after several steps against one process that has all examples, in float64, on 1, 2 and more
