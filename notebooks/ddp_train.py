@@ -230,7 +230,17 @@ class DDP(nn.Module):
         raise TypeError(COPIED)
 
 
-# define: the program, with LeNet, data, training, test, snapshots and options
+def train_epoch(model, optimizer, loader, device):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        if isinstance(model, DDP):  # PyTorch's has finished within backward()
+            model.finish_gradient_synchronization()
+        optimizer.step()
+
+
+# define: the rest of the program: LeNet, data, test, snapshots and options
 def lenet():
     return nn.Sequential(
         nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
@@ -277,16 +287,6 @@ def join_processes():
         return torch.device("cuda", local)
     dist.init_process_group("gloo")
     return torch.device("cpu")
-
-
-def train_epoch(model, optimizer, loader, device):
-    model.train()
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        if isinstance(model, DDP):  # PyTorch's has finished within backward()
-            model.finish_gradient_synchronization()
-        optimizer.step()
 
 
 @torch.no_grad()
