@@ -592,7 +592,8 @@ assert of_small < 8 and of_large > 16
 
 # %% [markdown]
 # **A copy has a fixed cost, whatever its size; for large ones the bytes count, too.** (Chapter 03
-# calls the fixed cost *latency*. Which of two small sizes takes longer is mostly noise.) Each of
+# calls the fixed cost *latency*. By their medians, two small sizes may change places: that is
+# noise.) Each of
 # these copies was started and waited for. **Predict:** what is cheaper, eight copies of 64 KB that
 # are waited for together, or one of 512 KB?
 
@@ -675,6 +676,7 @@ with autograd.record():
     loss = (moved * moved).sum()
 try:
     loss.backward()
+    raise RuntimeError("backward should find nothing to differentiate")
 except mx.MXNetError as error:
     print("without a gradient of its own:", str(error).splitlines()[-1][:60])
 

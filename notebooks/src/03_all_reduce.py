@@ -513,11 +513,11 @@ assert rounds_needed(messages) == 6
 assert shares_sent(tree_allreduce, 5).tolist() == [3, 1, 2, 1, 1]
 
 latency = 1  # ms, and 1 MB takes 1 ms, too
-star = 10 * (latency + 1)
-tree = 6 * (latency + 1)
-ring = 10 * (latency + 1 / 6)
-print(f"6 devices: star {star} ms, tree {tree} ms, ring {ring:.1f} ms")
-assert tree == 12 and round(ring, 1) == 11.7
+of_star = 10 * (latency + 1)
+of_tree = 6 * (latency + 1)
+of_ring = 10 * (latency + 1 / 6)
+print(f"6 devices: star {of_star} ms, tree {of_tree} ms, ring {of_ring:.1f} ms")
+assert of_tree == 12 and round(of_ring, 1) == 11.7
 
 # %% [markdown]
 # ### Answer 2
@@ -540,7 +540,7 @@ for k in range(2, 9):
     mean_allreduce(arrays)
     for array in arrays:
         assert np.allclose(k * array.asnumpy(), total, rtol=1e-6), "not the mean"
-    assert wrong_ranks(mean_allreduce, digits(k)) == list(range(k)), "a mean is not a sum"
+    assert wrong_devices(mean_allreduce, k) == list(range(k)), "the judge: a mean is not a sum"
 print("the mean on 2 to 8 devices, and the judge says that it isn't the sum")
 
 # %% [markdown]
@@ -584,16 +584,27 @@ print(groups[0][1].asnumpy(), groups[1][1].asnumpy())
 # So the sum is 11 times the first device's arrays. How many messages is that?
 
 # %% tags=["solution"]
-for group in groups:
-    for found, array in zip(group, arrays_of(0)):
-        assert np.array_equal(found.asnumpy(), 11 * array.asnumpy()), "not the sum"
-
 one_by_one = 0
 for size in sizes:
     one_by_one += len(messages_sent(ring_allreduce, 2, 2 * size))
-together = len(messages_sent(ring_allreduce, 2, 2 * sum(sizes)))
-print(one_by_one, "messages for eight arrays, one after the other;", together, "for one buffer")
-assert (one_by_one, together) == (32, 4)
+
+
+def fused_on(k):
+    groups = [arrays_of(rank) for rank in range(k)]
+
+    def fused(_):  # messages_sent makes arrays; ours are in `groups`
+        fused_allreduce([list(group) for group in groups], ring_allreduce)  # copies of the lists
+
+    messages = messages_sent(fused, k, entries=1)
+    for group in groups:
+        for found, array in zip(group, arrays_of(0)):
+            times = sum(10**rank for rank in range(k))  # 11 on two devices, 111 on three
+            assert np.array_equal(found.asnumpy(), times * array.asnumpy()), "not the sum"
+    return len(messages)
+
+
+print(one_by_one, "messages for eight arrays, one after the other;", fused_on(2), "for one buffer")
+assert (one_by_one, fused_on(2), fused_on(3)) == (32, 4, 12)
 
 
 def nothing(buffers):

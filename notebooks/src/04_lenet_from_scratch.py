@@ -191,7 +191,7 @@ for grad in grads:
     print(grad.context, "sum", grad.asnumpy().round(2))
 
 # %% [markdown]
-# (It adds all digits, not only the printed ones.)
+# (All decimal places are added, not only the printed ones.)
 #
 # **Fourth, the update.** We subtract rate / $n$ times the sum. The rate is 0.2, and $n$ is 8, all
 # images *in the batch*.
@@ -249,7 +249,7 @@ def train_batch(x, y, replicas, devices, lr, all_reduce=allreduce):
         for param in replica:
             param -= lr / len(x) * param.grad
 
-    total = 0  # on the first device, not as a number: nothing waits here
+    total = 0  # becomes an array on the first device: it isn't read, so nothing waits
     for loss in losses:
         total = total + loss.as_in_context(devices[0])
     return total / len(x)
@@ -556,7 +556,8 @@ assert right.max() - right.min() > 2, "seeds differ by less"
 # %% [markdown]
 # ## And in float32?
 #
-# Float64 is for tests; one trains in float32. There one step leaves this difference:
+# Float64 is for tests; one trains in float32. There one step leaves this difference (`one_step` and
+# `alone` made the table above):
 
 # %% tags=["measured", "trains"]
 difference = float(largest_difference(one_step(2), alone))
@@ -565,14 +566,16 @@ print(f"one device and two, after a step in float32: {difference:.0e}")
 # %% [markdown]
 # Rounding, and no more. **Predict:** after sixty steps, is it sixty times that, less, or more?
 #
-# ![Difference against steps, a line a seed. With relu it stays small until a dot, the first flip,
-# and then jumps by some orders of magnitude. With a borrowed pattern, and in float64, it stays
-# small.](src/figures/float32.png)
+# ![Difference against steps, a line a seed. With relu it stays small until a dot, the first flip;
+# there it jumps, and goes on to grow. One seed has no flip and stays small. With a borrowed
+# pattern, and in float64, all stay small.](src/figures/float32.png)
 #
-# First less, then far more, and at once. Relu's derivative is 0 below zero and 1 above: it has a
-# *kink*. Rounding can put a number that is nearly zero on the other side of it. Then that number
-# has *flipped*: its part of the gradient is missing on one device only, and that is more than
-# rounding. Where no number can flip (*borrowed*), nothing jumps. See deeper: Why float32 jumps.
+# (Batches of 32 here, five seeds.) First less; then, in four of the five, far more: it jumps, and
+# some ten steps later it is thousands of times as large. Relu's derivative is 0 below zero and 1
+# above: it has a *kink*. Rounding can put a number that is nearly zero on the other side of it.
+# Then that number has *flipped*: its part of the gradient is missing in one of the two trainings,
+# and that is more than rounding. Where no number can flip (*borrowed*: both trainings take over
+# which numbers are positive in one), nothing jumps. See deeper: Why float32 jumps.
 #
 # Keep this: in float32, *equality* with one device is a claim for one step. For more steps test in
 # float64, and claim for float32 only that the network learns as well.
@@ -757,9 +760,10 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
 # 2. **The mean of means.** Change the loss to the *mean* over each shard and the update to rate /
 #    $k$. For which batches is the result the same? Show one that is and one that isn't.
 # 3. **Why less than 2? (open)** What takes the most from your speed-up? Open the folded cell that
-#    calls `compete`: an entry of its dictionary is a contestant, and `program("--images", "32")`
-#    one with fewer images. For other changes (the network's width, one buffer for all gradients)
-#    edit the file `lenet_contestant.py` beside this notebook. Vary one thing at a time.
+#    calls `compete`. `([program("--devices", first, "--images", "32")], STOCK | ALL)` is a
+#    contestant with 32 images a step; compare seconds, since its images/s are computed for 256. For
+#    other changes (the network's width, one buffer for all gradients) edit `helpers/by_hand.py`,
+#    from which contestants have network and step, and undo it afterwards. Vary one thing at a time.
 
 # %% [markdown]
 # ### Answer 1

@@ -820,8 +820,8 @@ assert_weights(weights_after_step(unequal, 5), [-36, -24])  # right: the mean of
 # of the masks averages out less. With k masks that are drawn apart, the variance of their
 # mean is a k-th of one mask's. With k equal ones it stays that of one.
 #
-# With 7 in every step all steps have one and the same mask. A number that it sets to 0 is never
-# trained, so that isn't right on average either.
+# With 7 in every step all steps have one and the same mask: each of its entries is 0 always, or 2
+# always. So over the steps that isn't right on average either.
 
 # %% tags=["solution"]
 def mean_of_two_masks(same):

@@ -316,7 +316,7 @@ assert as_graph < 0.9 * by_layer, "one graph should save time where there is lit
 
 # %% [markdown]
 # The thin network gains: its operators are short, so handing them over is a good part of the time.
-# In the whole network computing takes far longer, and one graph gains nothing here.
+# In the whole network computing takes far longer, and one graph gains little here, if anything.
 #
 # For one graph every block must be a `HybridBlock`. d2l's are plain `Block`s. Its network can be
 # hybridised too, and nothing complains. **Predict:** how many operators are recorded then?
@@ -684,9 +684,9 @@ print(beyond)
 
 # %% [markdown]
 # One device, twice, and no error. Chapter 05 (*One device, named twice*) shows what follows: the
-# second shard's gradient is written over the first's, and the first is lost. There `step`
-# complained. d2l's loop (`train_batch_ch13`) calls it with `ignore_stale_grad=True`, so with d2l
-# nobody complains.
+# second shard's gradient is written over the first's, and the first is lost. `step` would raise an
+# error. But d2l's loop (`train_batch_ch13`), like the tutorial there, calls it with
+# `ignore_stale_grad=True`, so nobody complains.
 #
 # **Check that devices differ:** `len(set(devices)) == len(devices)`.
 

@@ -573,10 +573,11 @@ show(fig, alt="Milliseconds saved against the helper's handicap: the law's band,
               "four measured points with bars for the middle half of the rounds.")
 
 # %% [markdown]
-# Where a bar touches 0, the clock hasn't decided. **Near the law's limit a helper isn't worth its
-# trouble.** And the limit is only as good as its $c$, a small difference of two large times. In
-# the trainings, where each step had a new batch and was timed by itself, handicap 3 saved another
-# amount (see the line above). So measure $c$ in steps like yours (deeper: When a helper pays).
+# Where a bar touches 0, the clock hasn't decided; a point below the band is a helper that brought
+# less than the law promises. **Near the law's limit a helper isn't worth its trouble.** And the
+# limit is only as good as its $c$, a small difference of two large times. In the trainings, where
+# each step had a new batch and was timed by itself, handicap 3 saved another amount (see the line
+# above). So measure $c$ in steps like yours (deeper: When a helper pays).
 #
 # **On GPUs** we have run none of this. By the rule of speeds, a CPU beside a GPU that is 30 times
 # as fast brings at most $\frac{1}{30}$ more, 3 %. A second GPU that is half as fast brings up to

@@ -559,7 +559,7 @@ class SmallDDP(nn.Module):
             self.send(bucket)
 
     def send(self, bucket):
-        packed = pack(bucket) / dist.get_world_size()  # first: a sum could overflow in float16
+        packed = pack(bucket) / dist.get_world_size()  # now: float16 could overflow in the sum
         work = dist.all_reduce(packed, async_op=True)
         self.sent.append((bucket, packed, work))
 
@@ -1021,10 +1021,10 @@ for mistake, refusal in refusals.items():
 # %% [markdown]
 # ## Does it pay?
 #
-# In the drawing a link carries the messages. Here the cores that compute do so, too. **Predict:**
-# is any way faster than one process with the whole batch? We take 22 dense layers with 44
-# gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64 images.
-# `local` is two with 32 each that send nothing. Each process has one thread.
+# In the drawing of the four ways a link carries the messages. Here the cores that compute do so,
+# too. **Predict:** is any way faster than one process with the whole batch? We take 22 dense layers
+# with 44 gradients, 22 MB in all: much to send for little compute. `alone` is one process with 64
+# images. `local` is two with 32 each that send nothing. Each process has one thread.
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 15=>ROUNDS = 4"]
 # measure: messages and ms a step in each way, in turns; what a second process gains and pays
@@ -1183,9 +1183,10 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
 
 # %% [markdown]
 # **A second process pays if it gains more than its messages cost.** Its gain needs a core that is
-# free, and grows with the compute; the messages' cost grows with the bytes. Without a link of their
-# own, buckets needn't win. Run the cell twice, and trust what both runs show. A link that isn't the
-# CPU is in deeper: Overlap on a link that matters.
+# free, and grows with the compute; the messages' cost grows with the bytes. (Chapter 04's two
+# devices send half a megabyte for 256 images, these 22 for 64.) Without a link of their own,
+# buckets needn't win. Run the cell twice, and trust what both runs show. A link that isn't the CPU
+# is in deeper: Overlap on a link that matters.
 #
 # ## Gradient accumulation
 #
@@ -1243,7 +1244,7 @@ print(found[1]["last.bias"])
 # `--resume` goes on, and ends with the same weights, bit for bit. (Chapter 15 saves within an
 # epoch, which takes more.)
 #
-# Its training loop is the usual one, with a line for our DDP:
+# Its training loop is the usual one, with two lines for our DDP:
 
 # %% tags=["file:ddp_train.py"]
 def train_epoch(model, optimizer, loader, device):
@@ -1442,7 +1443,7 @@ for world in (1, 2, 3):
     assert ranks(accuracy_of_80_in_100, world=world) == [0.8] * world, world
 
 # %% tags=["fold", "measured"]
-# measure: the program, two epochs on two processes
+# measure: the program, two epochs on two processes; its ten patterns are easy
 from helpers.cluster import torchrun
 
 printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=None)
@@ -1465,7 +1466,7 @@ print(printed[0])  # by rank 0
 # %% [markdown]
 # ## Exercises
 #
-# 1 and 3 change the class `DDP`, so open its cell first.
+# All three change the class `DDP`, so open its cell first.
 #
 # 1. **In the order of arrival.** Note in which order gradients arrive, and fill the buckets anew in
 #    it. Why must all ranks take the same one?

@@ -711,7 +711,7 @@ def far_out(step):
     found = []
     for name, weights in runs.items():
         if not lowest - margin < loss_of_all(weights[step]) < highest + margin:
-            found.append(name)
+            found.append(f'"{name}"')
     return " and ".join(found) or "none"
 
 

@@ -1723,8 +1723,8 @@ assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 # %% [markdown]
 # Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stage
 # 1 divides the means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. In data
-# parallelism gradients are added, and on the CPU two arrays that Adam makes for the largest weight;
-# in the stages whole gradients or weights are there for a moment.
+# parallelism it holds gradients, too, and on the CPU two arrays that Adam makes for the largest
+# weight; in the stages whole gradients or weights are there for a moment.
 #
 # What does stage 3 send in a step of one forward and one backward pass, where each weight is used
 # once? An all-reduce is two halves: gather and reduce. Stage 3 reduces each weight's gradient once
@@ -1947,7 +1947,8 @@ print(printed.splitlines()[-1])
 # 1. **Clipping.** Write `clip(model, largest)` for FSDP, with one message of one number. Compare
 #    the norm before and after with one process.
 # 2. **Prefetching.** When stage 3 reads a weight, start to gather the next one, by the order of the
-#    step before. (Open the cell of `FSDP` first: `start` begins to gather, `fetch` waits.)
+#    step before. (Open the two cells of `Sharded` and `FSDP` first: `start` begins to gather,
+#    `fetch` waits.)
 # 3. **Which stage?** 7.5 billion parameters are trained with Adam in *mixed precision*: 2 bytes for
 #    a weight and for a gradient, 12 for the optimizer's state. How many GPUs of 40 GB does each
 #    stage need, with 10 GB for what layers pass on?
