@@ -679,7 +679,7 @@ def made(folder):
     write_script(folder / ".venv/bin/python", RECORDER)
     for name in ("LICENSE", "notebooks/01_a.ipynb", "notebooks/deeper/01_a.ipynb",
                  "notebooks/ddp_train.py", "notebooks/map.md", "notebooks/src/book/index.md",
-                 "notebooks/src/drawings/a.svg"):  # make book's
+                 "notebooks/src/drawings/a.svg", "notebooks/src/figures/a.png"):  # make book's
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).touch()
     write_script(folder / "requirements/setup.sh", """\

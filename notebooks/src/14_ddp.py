@@ -1246,7 +1246,7 @@ print(found[1]["last.bias"])
 #
 # Its training loop is the usual one, with two lines for our DDP:
 
-# %% tags=["file:ddp_train.py"]
+# %% tags=["file:ddp_train.py", "trains"]
 def train_epoch(model, optimizer, loader, device):
     model.train()
     for x, y in loader:

@@ -68,7 +68,7 @@ class AtEnd(DDP):
 # limit of 0.01 MB, which is a message for each of 44 parameters, at the end or during the pass; and
 # the same with a limit of 5 MB. A step notes when its parts begin and end:
 
-# %%
+# %% tags=["trains"]
 def now_ms():
     return 1e3 * perf_counter()
 
