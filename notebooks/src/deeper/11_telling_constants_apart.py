@@ -722,8 +722,8 @@ if two_cores and quiet:
 # which other programs took less than 5 % (times may still be noisy):
 #
 # - The law of lists missed (its "residuals" above). One bandwidth for all sizes may be the cause.
-# - Still it predicted both networks within a factor of three, where all-reduce follows itself. After
-#   the passes it takes longer.
+# - Still it predicted both networks within a factor of three, where all-reduce follows itself.
+#   After the passes it takes longer.
 # - The law of six constants charged more than twice what all-reduce took. (A wrong $p$ alone would
 #   make it charge more than twice, too: that is checked above.) **Its *array* and *MB* are not what
 #   they are named after.**
