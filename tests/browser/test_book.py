@@ -127,9 +127,14 @@ def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
         page.set_viewport_size(size)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"the page is {wide} pixels wider than the window"
-        cut = page.evaluate("[...document.querySelectorAll('article.bd-article pre')].filter("
+        # On a telephone what a cell printed keeps its rows, and is scrolled.
+        boxes = "div.cell_input pre" if size == TELEPHONE else "pre"
+        cut = page.evaluate(f"[...document.querySelectorAll('article.bd-article {boxes}')].filter("
                             "e => e.scrollWidth > e.clientWidth).map(e => e.innerText)")
         assert not cut, "code or outputs of which the end is out of sight"
+        assert page.evaluate("[...document.querySelectorAll('div.cell_output pre')].every("
+                             "e => getComputedStyle(e).overflowX == 'auto' "
+                             "|| e.scrollWidth <= e.clientWidth)"), "an output that can't be scrolled"
         assert not page.evaluate(BADLY_WRAPPED), "lines that lose their indentation"
         assert len(seen(page, ".search-button__button, .bd-search")) == 1
         page.screenshot(path=PICTURES / f"book-{name.replace('/', '-')}-{size['width']}.png")
@@ -403,7 +408,7 @@ def test_the_first_page_says_what_there_is(opened, book):
     assert re.findall(r"\b\d\d\b", said.split(":")[0]) == [row[1][:2] for row in short]
     deeper = [row for row in listed if row[1].startswith("↳")]
     chapters = [row for row in listed if row not in deeper]
-    for before, rows in ((": ", short), ("of ", chapters), ("them takes ", deeper)):
+    for before, rows in ((": ", short), ("of ", chapters), ("deeper, ", deeper)):
         found = re.search(rf"{before}(?=\d)(?:(\d+) h ?)?(?:(\d+) min)?\b", said)
         hours, minutes = found.groups("0")
         assert 60 * int(hours) + int(minutes) == sum(int(row[3].split()[0]) for row in rows)
