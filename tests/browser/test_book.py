@@ -134,7 +134,7 @@ def test_a_chapter_is_whole_and_asks_for_nothing_from_outside(opened, name):
         assert not cut, "code or outputs of which the end is out of sight"
         assert page.evaluate("[...document.querySelectorAll('div.cell_output pre')].every("
                              "e => getComputedStyle(e).overflowX == 'auto' "
-                             "|| e.scrollWidth <= e.clientWidth)"), "an output that can't be scrolled"
+                             "|| e.scrollWidth <= e.clientWidth)"), "can't be scrolled"
         assert not page.evaluate(BADLY_WRAPPED), "lines that lose their indentation"
         assert len(seen(page, ".search-button__button, .bd-search")) == 1
         page.screenshot(path=PICTURES / f"book-{name.replace('/', '-')}-{size['width']}.png")
