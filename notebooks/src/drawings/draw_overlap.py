@@ -88,8 +88,8 @@ def draw_overlap():
     """Three layers' gradients over a link: after the backward pass, and during it."""
     drawn = [words(320, 32, "Send each gradient as soon as it is ready", 22, bold=True)]
     last = {}
-    for number, (title, overlap) in enumerate([("one after the other", False),
-                                               ("overlapped", True)]):
+    for number, (title, overlap) in enumerate([("held", False),
+                                               ("at once", True)]):
         top = 58 + 142 * number
         backward, link = schedule(overlap)
         last[overlap] = max(span.end for span in link.values())
@@ -111,9 +111,9 @@ def draw_overlap():
     drawn.append(words(START, 350, "3, 2, 1: the layers; the last one's gradient is ready first",
                        anchor="start"))
     return page(640, 366, "Gradients sent after the backward pass, and during it", (
-        "Two panels with a row for the backward pass and one for the link. One after the other: "
+        "Two panels with a row for the backward pass and one for the link. Held: "
         "the link carries the gradients of the layers 3, 2 and 1 after the whole backward pass. "
-        "Overlapped: it carries layer 3's while the pass works on layer 2, and ends earlier."),
+        "At once: it carries layer 3's while the pass works on layer 2, and ends earlier."),
         drawn)
 
 
