@@ -6,7 +6,9 @@ fault: a check that finds nothing anywhere would look the same as a course witho
 """
 
 import ast
+import base64
 import copy
+import io
 import re
 import shutil
 import subprocess
@@ -16,11 +18,15 @@ from pathlib import Path
 
 import build
 import course
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from cells import is_open, tags, tree
+from matplotlib.image import imread
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from nbval.plugin import get_sanitize_patterns
+
+from helpers import plotting
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {course.key(path): path for path in build.choose(build.sources(), [])}
@@ -38,6 +44,34 @@ def test_figures_beside_the_notebooks_are_those_within():
              for name, png in build.figures(nbformat.read(path, as_version=4))}
     found = {path.name: path.read_bytes() for path in ROOT.glob("notebooks/src/figures/*")}
     assert asked and found == asked
+
+
+def ink_at_the_edge(png):
+    """Whether a picture's outermost rows or columns are not all white: something was cut off."""
+    pixels = imread(io.BytesIO(png))[:, :, :3]
+    edges = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]
+    return min(edge.min() for edge in edges) < 0.99
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_no_figure_is_cut_off(name):
+    pictures = []
+    for cell in nbformat.read(BUILT[name], as_version=4).cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                pictures.append(base64.b64decode(output.data["image/png"]))
+    cut = [number for number, png in enumerate(pictures, 1) if ink_at_the_edge(png)]
+    assert not cut, f"a title or label is longer than its figure: {cut}, counted from 1"
+
+
+@pytest.mark.parametrize("part", ["title", "xlabel", "ylabel"])
+def test_a_label_longer_than_its_figure_is_found(part):
+    for letters, cut in [(9, False), (150, True)]:
+        fig, _ = plotting.figure(**{"title": "", part: letters * "m"})
+        png = io.BytesIO()
+        fig.savefig(png, format="png", dpi=110)
+        plt.close(fig)
+        assert ink_at_the_edge(png.getvalue()) == cut
 
 
 PROGRAMS = {path.name: path for folder in ("notebooks", "notebooks/deeper")
