@@ -15,8 +15,8 @@
 # > a copy costs; why Python goes on while devices work, and what that means for clocks and errors.
 # >
 # > **What you need:** Python and NumPy. **No GPU.** Reading takes {reading time}, running less than
-# > a minute. Folded cells check what the text says, and name sources; one that prints nothing has
-# > found nothing wrong.
+# > a minute. Folded cells check what the text says, and say where it comes from. If one prints
+# > nothing, it has found nothing wrong.
 
 # %% [markdown]
 # ## One weight on two devices
@@ -58,8 +58,9 @@ for weight in weights:
 
 # %% [markdown]
 # By hand, the gradient of $(wx - y)^2$ at $w = 0$ is $-2xy$. So the first device has
-# $-2\,(1 \cdot 3 + 2 \cdot 6) = -30$, and the second −150. As in PyTorch, `record` notes what is
-# computed, and `backward` writes the gradient. (It overwrites the old one, without a `zero_grad`.)
+# $-2\,(1 \cdot 3 + 2 \cdot 6) = -30$, and the second −150. PyTorch notes what is computed at
+# all times, MXNet only within `record`. Then `backward` writes the gradient. (It overwrites the old
+# one, without a `zero_grad`.)
 
 # %%
 def find_gradients():
@@ -110,8 +111,8 @@ assert (here + there).asnumpy().tolist() == [11, 22, 33]
 # The sum is right, since simulated devices share memory. On them a forgotten move can't be seen.
 #
 # **On GPUs, always move:** `a + b.as_in_context(a.context)`. MXNet 1.9.1 compares only *kinds* of
-# devices: a GPU and a CPU raise at once. Two GPUs pass this check, and users report a right sum, an
-# error that comes later, or a crash.
+# devices: to add arrays of a GPU and a CPU raises at once. Those of two GPUs pass this check, and
+# users report a right sum, an error that comes later, or a crash.
 #
 # ### Twenty steps
 #
@@ -285,9 +286,9 @@ print(f"the product was there after {done * 1e3:.2f} ms")
 # and p4 wait in the queues, and Python is already at the next
 # line.](src/drawings/two_queues.svg)
 #
-# This is *asynchrony*. The loop in `find_gradients` keeps both devices busy at the same time.
-# **An operation starts only when its inputs are ready**, also when they come from the other
-# device's queue. So `step_on_both` adds the right gradients without waiting for them. Here are the
+# This is *asynchrony*. The loop in `find_gradients` keeps both devices busy at the same time. **An
+# operation starts only when its inputs are ready**, also when they come from the other device's
+# queue. So `step_on_both` adds the right gradients, and Python needn't wait for them. Here are the
 # four products of the picture, recorded:
 
 # %% tags=["fold"]
@@ -441,8 +442,9 @@ tell("wait again", shifted.wait_to_read)
 tell("noise itself", noise.wait_to_read)
 
 # %% [markdown]
-# Only the first. `shifted` needs `noise`, so the error was passed on to it. It comes out where we
-# wait, and only once. After that both look like good arrays, but were never computed.
+# Only the first. `shifted` needs `noise`, so the error was passed on to it, and `noise` no longer
+# has it. It comes out where we wait, and only once. After that both look like good arrays, but were
+# never computed.
 #
 # Now **two** operations fail: the second, `take`, asks for entry 7 of an array of three. We read
 # only the first. **Predict:** which of the two calls of `waitall` raises?
@@ -585,9 +587,6 @@ print(f"64 MB take {largest / smallest:,.0f} times as long as 4 KB")
 fastest = {name: min(times[name]) for name in SIZES}
 of_small = fastest["64 KB"] / fastest["4 KB"]
 of_large = fastest["64 MB"] / fastest["1 MB"]
-print("in the fastest rounds")
-print(f"64 KB, 16 times the bytes of 4 KB, took {of_small:.1f} times as long")
-print(f"64 MB, 64 times the bytes of 1 MB, took {of_large:.0f} times as long")
 assert of_small < 8 and of_large > 16
 
 # %% [markdown]
@@ -634,7 +633,7 @@ assert large < eight, "one large copy is cheaper than eight small ones"
 # %% [markdown]
 # The one large copy, at least in the fastest rounds. The eight needn't take eight times as long as
 # one: each has its own start, but they share one wait. So **send few, large arrays**. **On GPUs** a
-# copy crosses a link: measure anew.
+# copy crosses a link between them, so measure there.
 
 # %% [markdown]
 # ## Summary

@@ -50,7 +50,7 @@ for shard in [first, second, third]:
 # ## Where to cut
 #
 # Eleven examples don't divide by four devices. **Predict:** which sizes are the fairest, and
-# which rows does each device get?
+# which rows does each device get? (A device's *rank* is its place in the list, from 0.)
 
 # %%
 n = 11
@@ -228,7 +228,7 @@ def step_on_two(x_shards, y_shards, weights, lr=0.1):
         with autograd.record():
             loss = loss_of(x_shard, y_shard, weight)
         loss.backward()
-        losses.append(loss)  # not yet a number: asscalar would wait, and the devices take turns
+        losses.append(loss)  # no asscalar here: it would wait, so that devices took turns
 
     gradient = weights[0].grad
     other_gradient = weights[1].grad.as_in_context(gradient.context)
@@ -321,7 +321,7 @@ for seed in range(5):
 #
 # `gluon.utils.split_and_load` has the same job; its option is called `even_split`. Does it do the
 # same? We compare devices, types and values of all shards, for 1 to 24 examples on 1 to 4 devices.
-# **Predict:** with `even=False`, what do both do with 2 examples on 3 devices?
+# And what do both do with 2 examples on 3 devices?
 
 # %% tags=["fold"]
 # check: ours and Gluon's give the same shards, or refuse, in 192 cases
@@ -357,12 +357,11 @@ print("the same in", cases, "cases")
 print("2 examples on 3 devices:", result_of(ours, n=2, k=3, even=False))
 
 # %% [markdown]
-# Both raise, but neither looks for too few examples: MXNet can't copy the empty third slice from
-# `cpu(0)` to `cpu(2)`. If the batch is on `cpu(2)` already, nothing is copied there, and an empty
-# shard comes back without an error.
+# Both raise, but only because MXNet can't copy an empty slice to another device. A batch that is on
+# `cpu(2)` already gives an empty third shard, without an error:
 
 # %% tags=["fold"]
-# check: a batch on cpu(2) gives an empty third shard; so do MXNet's newer arrays, on any device
+# check: a batch on cpu(2) gives an empty third shard; so do arrays of `mx.np`, on any device
 too_few = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
 for n in range(1, 25):
     for k in [1, 2, 3, 4]:
@@ -421,7 +420,7 @@ assert [weight.grad.asscalar() for weight in replicas] == [1, 2, 11]
 # empty, and the old gradient stays.
 
 # %% tags=["fold"]
-# check: with an empty x, (w * x).sum() keeps the old gradient; with (x.sum() * w).sum() it is 0
+# check: with an empty x, (w * x).sum() keeps the old gradient; another order of work doesn't
 def gradient_of_nothing(loss_of):
     with mx.util.np_shape(True), mx.util.np_array(True):
         weight = mx.np.array([7.0])

@@ -39,8 +39,8 @@ def rebinding(arrays):
         arrays[rank] = total.copyto(arrays[rank].context)  # a copy of the sum, for all others
 
 # %% [markdown]
-# We try it on three devices. In training a parameter holds each gradient; here a variable does. The
-# book printed the list before and after:
+# We try it on three devices. In training each parameter keeps hold of its gradient; here a variable
+# does. The book printed the list before and after:
 
 # %%
 first = nd.array([1], ctx=eight[0])
@@ -225,7 +225,9 @@ except AssertionError as error:
 # Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
-# `window`, a helper, finds a chunk in an array:
+# In our program one Python loop moves all messages; between machines each would run its own.
+# `window`, a helper, finds a chunk in an array (if chunks can't be equal, the first ones are
+# longer):
 
 # %%
 from helpers.schedules import window

@@ -60,7 +60,8 @@ print("pushed:", values_of(pushed))
 
 # %% [markdown]
 # The pushed arrays are as they were. `pushpull` does both in one call, and pulls into the arrays
-# that were pushed. That is an all-reduce: each array becomes the sum of all, in place.
+# that were pushed. That is an all-reduce: each array becomes the sum of all, in place. (A star, in
+# chapter 03's words, around the device that makes the sum.)
 
 # %%
 store.pushpull("sum", pushed)
@@ -448,7 +449,8 @@ print(f"d: the sum is on cpu({notes.owner['d']}), the stored weight on {notes.we
 # To make a sum, an owner needs *buffers*: arrays of its own, each as large as the parameter.
 #
 # - One is for the sum. It begins as a copy of `cpu(0)`'s array, so that no pushed array changes.
-# - The other $k - 1$ are for copies of all other devices' arrays, even of the owner's own.
+# - The other $k - 1$ are for copies of the arrays of `cpu(1)`, `cpu(2)` and so on. Even an owner's
+#   own array is copied.
 #
 # That makes $k$ buffers. **Predict:** two devices push a key of 5,000 entries, 4 bytes each. How
 # many kilobytes does its owner need? MXNet's profiler counts them.
@@ -544,8 +546,8 @@ print(f"weights and gradients: {2 * weights_mb:.3f} MB on each device")
 
 buffers_mb = []
 for rank in range(k):
-    one_buffer_each = load[rank] * bytes_each / MB  # for each parameter that this device owns
-    buffers_mb.append(k * one_buffer_each)
+    owned_mb = load[rank] * bytes_each / MB  # of all parameters that this device owns
+    buffers_mb.append(k * owned_mb)
     print(f"buffers on cpu({rank}): {buffers_mb[rank]:.3f} MB")
 
 # %% tags=["fold"]
