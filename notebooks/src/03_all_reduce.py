@@ -226,8 +226,8 @@ except AssertionError as error:
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
 # In our program one Python loop moves all messages; between machines each would run its own.
-# `window`, a helper, finds a chunk in an array (if chunks can't be equal, the first ones are
-# longer):
+# `window`, a helper, finds a chunk in an array (if chunks can't be equal, their sizes differ by
+# one):
 
 # %%
 from helpers.schedules import window
