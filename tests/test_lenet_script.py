@@ -71,7 +71,8 @@ def test_one_that_counts_wrongly_is_noticed(tmp_path, old, new):
 def test_its_step_is_the_chapters_loop():
     """Which the chapter holds to plain gradient descent, a smaller last batch included."""
     chapter = (ROOT / "notebooks/src/06_lenet_with_trainer.py").read_text()
-    first, last = "x_shards = split_and_load(x, devices", "metric.update(y_shards, outputs)\n"
+    first = "x_shards = gluon.utils.split_and_load(x, devices"
+    last = "metric.update(y_shards, outputs)\n"
     found = []
     for text in (SCRIPT, chapter):
         begin = text.rindex("\n", 0, text.index(first)) + 1

@@ -56,8 +56,8 @@ print_replicas(net.weight)
 
 # %% [markdown]
 # One Parameter, and on each device a value and a gradient, which is still 0. (Each is a matrix of
-# one entry, hence `[0, 0]`.) The batch has two "images", the numbers 2 and 20. Gluon's
-# `split_and_load` cuts it as ours does (chapter 02).
+# one entry, hence `[0, 0]`.) The batch has two "images", the numbers 2 and 20.
+# `gluon.utils.split_and_load` cuts it as ours does (chapter 02); our `even` is its `even_split`.
 
 # %%
 two_images = nd.array([[2], [20]])
@@ -102,7 +102,7 @@ print_replicas(net.weight)
 # 100 minus 22 / 2 = 89.](src/drawings/gluon_parameter.svg)
 #
 # The gradients are as they were. By default the Trainer gives them to a *store* (`kvstore`, chapter
-# 07). It adds them, updates the weight, and copies it to each device.
+# 07). The store adds them, updates the weight, and copies it to each device.
 #
 # **Keep this:** values are equal on all devices, gradients aren't. `step` divides their sum by the
 # number that you tell it.
@@ -111,7 +111,7 @@ print_replicas(net.weight)
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # its weight is named "weight"
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors call it "weight"
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -231,7 +231,7 @@ def lenet_on(devices, values):
     return net
 
 # %% tags=["fold"]
-# measure: difference_from(): the largest difference of all, as a share of the largest entry
+# define: difference_from(): the largest difference over all parameters and all replicas
 def difference_from(net, expected):
     differences = []
     for param, value in zip(net.collect_params().values(), expected):
@@ -297,7 +297,7 @@ for k in [1, 2, 3, 4]:
 # **Keep this:** the same weights and batches give the same training, by hand and in Gluon.
 
 # %% tags=["fold", "trains"]
-# check: losses agree too, and fall; batches of 16 agree; gradients are those of the shards
+# check: losses agree too, and fall; a step with 16 images agrees; gradients are those of the shards
 assert np.mean(losses_by_hand[-5:]) < 0.9 * np.mean(losses_by_hand[:5]), "the loss should fall"
 for begun, ended in zip(start, weights_by_hand):
     assert largest_difference(ended, begun) > 0.01, "training by hand should move each parameter"
@@ -394,15 +394,14 @@ print_replicas(net.weight)
 # sum is 42 in place of 22.](src/drawings/old_gradient.svg)
 #
 # Why no error this time? `backward` marks a gradient as fresh, and `step` raises the error if a
-# mark is missing. But by default, on several devices, nobody takes the marks away. So whatever the
-# message says of the "last `step`", only a gradient that was *never* written is found. There is
-# another way:
+# mark is missing. But by default, on several devices, this mark is never removed. So only a
+# gradient that was *never* written is found, whatever the message says. There is another way:
 #
 # | `step` by default | `step` with `update_on_kvstore=False` |
 # | --- | --- |
-# | 1. The store adds and updates. | 1. The store adds. |
+# | 1. The store adds and updates. | 1. The store adds, and writes the sum into each gradient. |
 # | 2. Is a mark missing? An error. | 2. Is a mark missing? An error. |
-# | | 3. Each device updates, and takes its mark away. |
+# | | 3. Each device updates, and removes its mark. |
 
 # %% tags=["trains"]
 net = one_weight_net(pair)
@@ -416,12 +415,12 @@ try:
     trainer.step(2)
 except UserWarning:
     print("the same error in step 2")
-for value in net.weight.list_data():  # not print_replicas: here `grad` has become the sum
+for value in net.weight.list_data():  # values only: each gradient is a sum now, see the table
     print(value.context, "value", value[0, 0].asscalar())
 
 # %% [markdown]
 # An error, *before* a weight has changed: 89 is the result of step 1. So set
-# `update_on_kvstore=False` if you suspect a device without images.
+# `update_on_kvstore=False` if you suspect a device without images (chapter 07 has more).
 #
 # **Keep this:** every device needs a new gradient in every step. The default `Trainer` checks only
 # that it has ever had one. (`helpers.training.fit`, which later chapters train with, gives an idle
@@ -520,8 +519,9 @@ print_replicas(net.weight)
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
 #
 # `step(2)` would raise the error, since the first replica never had a gradient. The tutorial's
-# `step` has `ignore_stale_grad=True`, as the error's own text proposes. That turns the error off,
-# but the store still updates both. **Predict** the weight. (Right would be 89.)
+# `step` has `ignore_stale_grad=True`, as the error's own text proposes. That turns the error off;
+# but the store doesn't skip such a parameter, as the text says it would. **Predict** the weight.
+# (Right would be 89.)
 
 # %% tags=["trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -590,8 +590,8 @@ else:
 # - Gluon trains as the loop by hand does, on 1 to 4 devices, to $10^{-12}$ in float64.
 # - A `Parameter` has a value and a gradient on each device. Each gradient is that of the device's
 #   shard. `step(n)` adds them, divides by `n` and updates all replicas.
-# - A device that had images before, and has none now, adds its old gradient again, without an
-#   error.
+# - A device that had images before, and has none now, adds its old gradient again. There is no
+#   error, unless `update_on_kvstore=False`.
 # - Of a device named twice, only the last shard counted: its `backward` overwrote the gradient.
 #   `ignore_stale_grad=True` hides it.
 #

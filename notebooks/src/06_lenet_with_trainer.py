@@ -26,7 +26,6 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import transforms
-from mxnet.gluon.utils import split_and_load
 
 two = helpers.devices(2)  # two GPUs, or else simulated devices
 data = helpers.load_data("mnist", limit=12_800)
@@ -89,11 +88,10 @@ def lenet():
     return net
 
 # %% [markdown]
-# Weights start by Xavier's rule: uniform numbers, the closer to 0 the more inputs and outputs a
-# layer has.
+# Weights start by Xavier's rule: uniform numbers, closer to 0 in larger layers.
 
 # %%
-mx.random.seed(0)  # fixes the first weights; the order of the batches is NumPy's
+mx.random.seed(0)  # the same first weights in each run
 net = lenet()
 net.initialize(mx.init.Xavier(), ctx=two)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
@@ -125,8 +123,8 @@ print(metric.get())
 def train_one_epoch(net, trainer, batches, devices):
     metric = mx.metric.Accuracy()
     for x, y in batches:
-        x_shards = split_and_load(x, devices, even_split=False)
-        y_shards = split_and_load(y, devices, even_split=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = []
         losses = []
         with autograd.record():
@@ -146,9 +144,9 @@ for epoch in [1, 2]:
     print(f"epoch {epoch}: {right:.3f} of the answers were right")
 
 # %% [markdown]
-# It learns. Does it compute what it should? After ten steps, with batches of 130 images and each
-# fifth one of 120, we compare the weights on 1, 2, 3 and 4 devices, in float64, with each other and
-# with those of a plain loop on one device, without Trainer:
+# It learns. Does it compute what it should? Two epochs of 640 images in batches of 130 (the last
+# has 120), in float64: we compare the weights on 1, 2, 3 and 4 devices with each other, and with
+# those of a plain loop without Trainer:
 
 # %% tags=["fold", "trains"]
 # check: the weights after ten steps on 1, 2, 3 and 4 devices, and by a plain loop
@@ -213,18 +211,25 @@ for k in [1, 2, 3, 4]:
     assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
     assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
 print("weights on 1, 2, 3 and 4 devices agree to 1e-12")
-print("weights of our loop and of the plain one agree to 1e-6 (Trainer rounds 1/130 to float32)")
+print("weights of our loop and of the plain one agree to 1e-6 (Trainer divides in float32)")
 
 # %% [markdown]
 # ## Three traps that raise no error
 #
 # ### 1. A loss averaged twice
 #
-# What if the loss is already a mean? We check by hand. An "image" $x$ is two numbers, and the
-# network has two weights $w$, both 0. Its output $w \cdot x$ is the loss, without labels. So the
-# gradient of an image's loss is the image itself. `backward` adds gradients within a device,
+# What if the loss is already a mean? We check by hand, with six "images" of two numbers each, three
+# on each of two devices:
+
+# %%
+first_shard = [[2, 0], [4, 0], [6, 0]]
+second_shard = [[0, 6], [0, 12], [0, 18]]
+print("the sum of all six:", np.sum(first_shard + second_shard, axis=0))
+
+# %% [markdown]
+# The network has two weights $w$, both 0. Its output $w \cdot x$ is the loss, without labels. So
+# the gradient of an image's loss is the image itself. `backward` adds gradients within a device,
 # `step(divisor)` adds them over devices, and at rate 1 subtracts the sum, divided by the divisor.
-# There are six images, three on each of two devices.
 
 # %% tags=["trains"]
 pair = [mx.cpu(0), mx.cpu(1)]  # CPUs, where there are GPUs too: all get the same numbers
@@ -238,7 +243,7 @@ def weights_after_step(shards, divisor, mean=False):
     with autograd.record():
         for shard, device in zip(shards, pair):
             x = nd.array(shard, ctx=device)
-            loss = layer(x)  # w x: a number for each image
+            loss = layer(x)  # a number for each image
             if mean:
                 loss = loss.mean()  # one number for the shard
             losses.append(loss)
@@ -248,18 +253,16 @@ def weights_after_step(shards, divisor, mean=False):
     return weights.asnumpy().ravel()
 
 
-first_shard = [[2, 0], [4, 0], [6, 0]]
-second_shard = [[0, 6], [0, 12], [0, 18]]
-six_images = [first_shard, second_shard]
-print("step(6):", weights_after_step(six_images, divisor=6))
+two_shards = [first_shard, second_shard]
+print("step(6):", weights_after_step(two_shards, divisor=6))
 
 # %% [markdown]
 # Right: minus the sum of the six, $(12, 36)$, divided by 6. **Predict** the weights if each device
 # takes the mean of its three losses, and we still call `step(6)`. Which `step` would be right?
 
 # %% tags=["trains"]
-print("means, step(6):", weights_after_step(six_images, divisor=6, mean=True))
-print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
+print("means, step(6):", weights_after_step(two_shards, divisor=6, mean=True))
+print("means, step(2):", weights_after_step(two_shards, divisor=2, mean=True))
 
 # %% [markdown]
 # With `step(6)` the weights change by a third of what they should: the sum was divided by 3, the
@@ -270,25 +273,24 @@ print("means, step(2):", weights_after_step(six_images, divisor=2, mean=True))
 # ### 2. Two meanings of the last batch's size
 #
 # 60,000 images in batches of 128 leave a last batch of 96. (`last_batch="discard"` would drop it.)
-# MXNet's tutorial tells `step` the *actual* size, 96; *Dive into Deep Learning* (Concise
-# Implementation for Multiple GPUs) the *nominal* size, 128. A small example has batches of six and
-# a last one of two:
+# MXNet's tutorial tells `step` the *actual* size, 96, as our loop does (`len(x)`); *Dive into Deep
+# Learning* (Concise Implementation for Multiple GPUs) the *nominal* size, 128. A small example has
+# batches of six and a last one of two:
 
 # %% tags=["trains"]
-one_image = [[3, 0]]  # the first device's shard
-another_image = [[0, 12]]  # the second's
-last_two = [one_image, another_image]
-print("actual size: ", weights_after_step(last_two, divisor=2))
-print("nominal size:", weights_after_step(last_two, divisor=6))
+last_shards = [[[3, 0]], [[0, 12]]]  # an image on each device
+print("actual size: ", weights_after_step(last_shards, divisor=2))
+print("nominal size:", weights_after_step(last_shards, divisor=6))
 
 # %% [markdown]
-# With the nominal size an image counts a sixth, as in a full batch; with the actual size each step
-# is a mean. Take the nominal size, or drop the rest, where a last batch is small: chapter 08 shows
-# a case in which the actual size does harm. (The script below has full batches only: 12,800 images
-# in batches of 64.)
+# With the actual size each step is a mean; with the nominal size an image counts a sixth, as in a
+# full batch. Where all batches are full, as in our trainings (12,800 images, 64 a batch), both are
+# the same. **Where the last batch is much smaller, take the nominal size, or drop it:** in chapter
+# 08 the actual size does harm.
 #
-# Suppose that our loop passed 130 for its last batch of 120, too. We repeat both comparisons:
-# devices with each other, and our loop with the plain one. **Predict:** which one notices?
+# In the comparison above we meant the actual size, 120: the plain loop takes means. Suppose that
+# our loop had passed 130 there by mistake. **Predict:** which would notice, comparing devices with
+# each other, or our loop with the plain one?
 
 # %% tags=["fold", "trains"]
 # check: our loop with the nominal size 130: one device against two, and against the plain loop
@@ -296,11 +298,11 @@ def assert_weights(found, expected):
     assert np.allclose(found, expected, rtol=1e-6, atol=0), found
 
 
-assert_weights(weights_after_step(six_images, 6), [-2, -6])
-assert_weights(weights_after_step(six_images, 6, mean=True), [-2 / 3, -2])
-assert_weights(weights_after_step(six_images, 2, mean=True), [-2, -6])
-assert_weights(weights_after_step(last_two, 2), [-1.5, -6])
-assert_weights(weights_after_step(last_two, 6), [-0.5, -2])
+assert_weights(weights_after_step(two_shards, 6), [-2, -6])
+assert_weights(weights_after_step(two_shards, 6, mean=True), [-2 / 3, -2])
+assert_weights(weights_after_step(two_shards, 2, mean=True), [-2, -6])
+assert_weights(weights_after_step(last_shards, 2), [-1.5, -6])
+assert_weights(weights_after_step(last_shards, 6), [-0.5, -2])
 
 nominal = by_device(with_trainer(1, divisor=130))
 between_devices = largest_difference(by_device(with_trainer(2, divisor=130)), nominal[0])
@@ -314,8 +316,8 @@ for last_batch, sizes in [("keep", [128] * 7 + [104]), ("discard", [128] * 7)]:
     assert [len(batch) for batch in thousand] == sizes
 
 # %% [markdown]
-# Only the plain loop notices: on all devices the divisor was wrong alike. **That devices agree
-# doesn't show that a loop does what you meant.** Compare with something written independently.
+# Only the plain loop notices: all devices had the same divisor. **That devices agree doesn't show
+# that a loop does what you meant.** Compare with something written independently.
 #
 # ### 3. Rows counted twice
 #
@@ -361,7 +363,6 @@ import mxnet as mx
 from helpers.networks import lenet
 from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
-from mxnet.gluon.utils import split_and_load
 
 k = 2  # how many devices
 data = helpers.load_data("mnist", limit=12_800)
@@ -379,8 +380,8 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 for epoch in [1, 2]:
     metric = mx.metric.Accuracy()
     for x, y in loader:
-        x_shards = split_and_load(x, devices, even_split=False)
-        y_shards = split_and_load(y, devices, even_split=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = []
         losses = []
         with autograd.record():
@@ -396,8 +397,8 @@ for epoch in [1, 2]:
 
     metric = mx.metric.Accuracy()  # NEW: test images
     for x, y in test_loader:
-        x_shards = split_and_load(x, devices, even_split=False)
-        y_shards = split_and_load(y, devices, even_split=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = [net(x_shard) for x_shard in x_shards]
         metric.update(y_shards, outputs)
     name, share_right = metric.get()
@@ -410,9 +411,9 @@ for epoch in [1, 2]:
 # ## fit: the same loop, safe to stop
 #
 # Later chapters train with `helpers.training.fit`: this loop, with this loss, a progress bar and a
-# record of losses and accuracies. Unlike the script, it allows fewer images than devices.
-# JupyterLab's stop button takes effect between two steps. `Batches` cuts arrays into batches. We
-# train the script's network further:
+# record of losses and accuracies. It, too, tells `step` the actual size. It allows fewer images
+# than devices. JupyterLab's stop button takes effect between two steps. `Batches` cuts arrays into
+# batches. We train the script's network further:
 
 # %% tags=["measured", "trains"]
 from helpers.training import Batches, fit
@@ -423,7 +424,8 @@ history = fit(net, trainer, batches, devices, epochs=1, test=test_batches)
 print(f"training {history.train_accuracy[0]:.3f}, test {history.test_accuracy[0]:.3f}")
 
 # %% tags=["fold", "trains"]
-# check: fit gives our loop's losses, weights and accuracies; a device may lack images
+# check: fit gives our loop's losses, weights and accuracies, small last batch included
+# (and a device may lack images)
 def prepared(devices):
     net = start_in_float64(devices)
     return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
@@ -439,8 +441,8 @@ share = (net(x640[:100]).asnumpy().argmax(axis=1) == y640[:100].asnumpy()).mean(
 assert history.test_accuracy[-1] == share, "NumPy counts the same"
 metric = mx.metric.Accuracy()
 for x, y in tries:
-    x_shards = split_and_load(x, pair, even_split=False)
-    y_shards = split_and_load(y, pair, even_split=False)
+    x_shards = gluon.utils.split_and_load(x, pair, even_split=False)
+    y_shards = gluon.utils.split_and_load(y, pair, even_split=False)
     metric.update(y_shards, [net(x_shard) for x_shard in x_shards])
 assert metric.get()[1] == share, "this way of counting is right"
 
@@ -522,6 +524,10 @@ net.initialize(mx.init.Xavier(), ctx=two)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
 
 
+def in_ms(seconds):
+    return round(1000 * seconds)
+
+
 def train_on(batches):
     fit(net, trainer, batches, two, progress=False)
 
@@ -532,18 +538,18 @@ for name, each in loaders.items():
     contestants[f"{name}, epoch"] = partial(train_on, each)
 times = in_turns(contestants, ROUNDS, warm_up=1)
 training = spread(times["training alone"]).median
-print(f"{n:,} images; training on batches that are ready takes {training:.2f} s")
+print(f"{n:,} images; training on batches that are ready takes {in_ms(training)} ms")
 for name in loaders:
     alone = spread(times[f"{name} alone"]).median
     together = spread(times[f"{name}, epoch"]).median
-    print(f"{name:23}  alone {alone:.2f} s, training with it {together:.2f} s "
-          f"({together - training:+.2f})")
+    print(f"{name:23}  alone {in_ms(alone):3} ms, training with it {in_ms(together):3} ms "
+          f"({in_ms(together) - in_ms(training):+} ms)")
 
 # %% [markdown]
 # In brackets is how much longer an epoch takes with the loader. A loader that kept up would add
 # nothing. `Batches`, which only cuts arrays, adds the least. A `DataLoader` makes each batch when
-# the loop asks for it. Processes can load meanwhile, if they have cores of their own; our two cores
-# train.
+# the loop asks for it. Processes can load meanwhile, if cores are idle; our two train. So measure,
+# and where a loader adds much, give it processes up to the number of idle cores.
 #
 # ## Dropout: random numbers on k devices
 #
@@ -567,10 +573,10 @@ print("a mask:", draw_mask(8, pair[0]))
 # %% [markdown]
 # Where do random numbers come from? MXNet has many *generators*, each with a sequence of its own,
 # and simulated devices share them. (**On GPUs** each device has its own: documentation of
-# `mx.random.seed`.) A call for 64 numbers takes the next 64 of the first generator. A call for 128
-# takes 64 of the first and 64 of the second.
+# `mx.random.seed`.) A call for 64 numbers takes the next 64 of generator 1, a call for 128 also 64
+# of generator 2.
 #
-# Two devices draw 64 each; then one draws 128 at once, from the same seed. **Predict:** are its
+# Two devices draw 64 each; then, from the same seed, one draws 128 at once. **Predict:** are its
 # halves the two devices' masks?
 
 # %%
@@ -583,12 +589,12 @@ whole_mask = draw_mask(128, pair[0])
 print("first device: ", first_mask[:8])
 print("first half:   ", whole_mask[:8])
 print("second device:", second_mask[:8])
-print("second half:  ", whole_mask[64:72])
+print("second half:  ", whole_mask[64:72])  # begins at 64
 
 # %% [markdown]
-# Only the first half is. The second device got the *next* 64 numbers of the first generator; the
-# second half is the second generator's. **Predict:** with Dropout before LeNet's last layer, are
-# two devices equal to one after ten steps? Are two runs on two devices, with the same seed?
+# Only the first half is. The second device got the next 64 of generator 1; the second half is
+# generator 2's. **Predict:** with Dropout before LeNet's last layer, are two devices equal to one
+# after ten steps? Are two runs on two devices, with the same seed?
 
 # %% tags=["fold", "measured", "trains"]
 # measure: how far weights are apart after ten steps, with Dropout and without it
@@ -653,7 +659,7 @@ assert np.array_equal(after_64[64:], whole_mask[64:]), "and none of the second"
 # | question | compare | in float64 here |
 # | --- | --- | --- |
 # | is the loop right? | two devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
-# | with masks, too? | their gradients, with the same masks | equal to $10^{-12}$ |
+# | is it right with masks, too? | their gradients, with the same masks | equal to $10^{-12}$ |
 # | does a run repeat itself? | two runs, same seed, same k | equal to the bit |
 #
 # For the second row, multiply by masks drawn before, in place of the Dropout layer: two devices get
@@ -668,8 +674,9 @@ def sums_of_gradients(devices, masks):
     x, y = ten_batches[0]
     losses = []
     with autograd.record():
-        for x_shard, y_shard, mask in zip(split_and_load(x, devices), split_and_load(y, devices),
-                                          masks):
+        x_shards = gluon.utils.split_and_load(x, devices)
+        y_shards = gluon.utils.split_and_load(y, devices)
+        for x_shard, y_shard, mask in zip(x_shards, y_shards, masks):
             mask = nd.array(mask, ctx=x_shard.context, dtype="float64")
             losses.append(cross_entropy(last(body(x_shard) * mask), y_shard))
     autograd.backward(losses)
@@ -732,8 +739,8 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # %% [markdown]
 # ## Summary
 #
-# - The loss has a number for each image; `step` divides by what you tell it. For the last batch,
-#   decide: its own size, or the nominal one (chapter 08).
+# - The loss has a number for each image; `step` divides by what you tell it, in our loop and `fit`
+#   the actual size. A much smaller last batch gets the nominal size, or is dropped (chapter 08).
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
 # - Make or reset metrics and iterators in each epoch, and don't count padding.
 # - With Dropout, k devices are not one. Compare without it, or with the same masks.
@@ -803,7 +810,7 @@ for rate in [0.04, 0.3]:
 # counts ¼ and one of the longer ⅙, where ⅕ would be right.
 
 # %% tags=["solution", "trains"]
-shards = split_and_load(nd.zeros((5, 2)), pair, even_split=False)
+shards = gluon.utils.split_and_load(nd.zeros((5, 2)), pair, even_split=False)
 longer = max(len(shard) for shard in shards)
 shorter = min(len(shard) for shard in shards)
 assert [longer, shorter] == [3, 2]

@@ -20,21 +20,22 @@
 # > **What you need:** chapter 06, no GPU, and 4 GB of free memory. Reading takes {reading time},
 # > running about a minute on two idle cores.
 #
-# d2l works with MXNet's second kind of array, which follows NumPy. Here `np` is `mx.np`, and NumPy
-# itself is `onp`. `npx` adds what NumPy lacks, and `npx.set_np()` makes Gluon use such arrays.
+# d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy. So names change from
+# here on, as the comments say. `npx.set_np()` makes Gluon use such arrays.
 
 # %%
 import json
 
 import helpers
-from helpers import load_data, split_and_load
+from helpers import load_data
 from helpers.compare import largest_difference
 from helpers.training import Batches, accuracy
 
 import mxnet as mx
-import numpy as onp
+import numpy as onp  # NumPy itself
 from d2l import mxnet as d2l
-from mxnet import autograd, gluon, init, np, npx
+from mxnet import autograd, gluon, init
+from mxnet import np, npx  # arrays of MXNet's (so far: nd), and operators that NumPy lacks
 from mxnet.gluon import nn
 
 npx.set_np()
@@ -58,7 +59,8 @@ a.as_nd_ndarray()[:] = 5
 assert (a == 5).all(), "another name for the same memory, not a copy"
 
 # %% [markdown]
-# Images are centred, as in chapter 04. With 9,633 the last batch of 64 is a small one, and odd.
+# Images are centred, as in chapter 04. There are 9,633, so the last batch of 64 is smaller, and
+# odd: two devices get 17 and 16.
 
 # %% tags=["measured"]
 two = helpers.devices(2)  # two GPUs, or else simulated devices
@@ -75,7 +77,8 @@ print("the last batch of 64 has", len(train_images) % 64, "images")
 # %% [markdown]
 # ## A residual block
 #
-# A block adds a *change* to its input: deep networks train better so (He et al., 2015, section 4).
+# A block adds a *change* to its input. Deep networks learn better that way (He et al., 2015,
+# section 4).
 #
 # ![The input goes two ways. One way: convolution, norm, ReLU, convolution, norm; this is the
 # change. Beside it: nothing, or a 1 by 1 convolution where shapes differ. Both are added, then
@@ -105,9 +108,9 @@ print("the input, projected:", projected.shape)
 by_hand = npx.activation(projected + change, act_type="relu")
 
 # %% [markdown]
-# A `HybridBlock` puts the same steps into a class. Gluon passes it the module with the operators,
-# as `F`, so `npx` becomes `F.npx`. (Mostly it is MXNet's own. Once it may be another, whose
-# operators only note what is to be computed: section *One graph*.)
+# A `HybridBlock` puts the same steps into a class. `hybrid_forward` also gets `F`, the module from
+# which it takes operators: `npx.activation` becomes `F.npx.activation`. Here `F` is `mx.nd`, whose
+# operators compute. Section *One graph* needs another.
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -270,10 +273,10 @@ operators = recorded_operators(net, eight_images)
 print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
-# 20 convolutions, 17 norms, 17 ReLUs, 8 sums, a mean and a dense layer. After `hybridize`, Gluon
-# passes once that other `F`, whose operators only note what is to be computed: a graph of the
-# network. (`static_alloc` keeps its memory from pass to pass.) **Predict:** how many operators are
-# recorded now?
+# 20 convolutions, 17 norms, 17 ReLUs, 8 sums, a mean and a dense layer. After `hybridize`, the
+# first pass calls each `hybrid_forward` with the other `F`, `mx.sym`. Its operators only note what
+# is to be computed. That makes a graph, which then runs as a whole. (`static_alloc` keeps its
+# memory from pass to pass.) **Predict:** how many operators are recorded now?
 
 # %%
 net.hybridize(static_alloc=True)
@@ -315,8 +318,8 @@ by_layer, as_graph = forward_ms["thin network, 1 image"]
 assert as_graph < 0.9 * by_layer, "one graph should save time where there is little to compute"
 
 # %% [markdown]
-# The thin network gains: its operators are short, so handing them over is a good part of the time.
-# In the whole network computing takes far longer, and one graph gains little here, if anything.
+# The thin network gains: to hand over its short operators is a good part of the time. The whole
+# network computes far longer, and gains little, if anything.
 #
 # For one graph every block must be a `HybridBlock`. d2l's are plain `Block`s. Its network can be
 # hybridised too, and nothing complains. **Predict:** how many operators are recorded then?
@@ -331,10 +334,25 @@ print(len(operators), "operators, of which", operators.count("_CachedOp"), "are 
 # Python code. **Look at the record: it should be one `_CachedOp`.**
 
 # %% tags=["fold"]
-# check: one graph for ours; not for d2l's, nor for layers in a plain Sequential
+# check: one graph for ours; not for d2l's, nor for layers in a plain Sequential; which F there is
 import warnings
 from collections import Counter
 
+
+class NotesF(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        modules.append(F)
+        return F.npx.relu(x)
+
+
+modules = []
+noting = NotesF()
+noting(eight_images)
+assert modules == [mx.nd], "before hybridize: operators that compute"
+noting.hybridize(static_alloc=True)
+noting(eight_images)
+noting(eight_images)
+assert modules == [mx.nd, mx.sym], "after it: once, operators that note"
 assert recorded_operators(net, eight_images) == ["_CachedOp"], "ours is not one graph"
 assert len(operators) == 64 and operators.count("_CachedOp") == 40, "d2l's is not one graph"
 assert operators.count("_npx_relu") == 16 and operators.count("_npi_add") == 8, "24 others"
@@ -356,8 +374,8 @@ assert refused(ValueError, lambda: nn.HybridSequential().add(d2l.Residual(64)))
 # %% [markdown]
 # ## Train it
 #
-# The step is chapter 06's, with one change: for the last batch, of 33 images, `step` divides by 64,
-# too. The last section says why. (`even=False` cuts 33 into 17 and 16.)
+# The step is chapter 06's, but `train` returns losses in place of an accuracy. And it tells `step`
+# the nominal size, 64, also for the last batch, of 33 images: the last section says why.
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -369,21 +387,20 @@ def sgd(net, rate):
 
 def train(net, trainer, batches, devices):
     """One epoch. Returns the mean loss of each batch."""
-    full_size = batches.size  # 64 images, for the last batch too
     losses = []
     for x, y in batches:
-        x_shards = split_and_load(x, devices, even=False)
-        y_shards = split_and_load(y, devices, even=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         shard_losses = []
         with autograd.record():
             for x_shard, y_shard in zip(x_shards, y_shards):
                 shard_losses.append(cross_entropy(net(x_shard), y_shard))
         autograd.backward(shard_losses)
-        trainer.step(full_size)  # NEW: chapter 06 has len(x)
+        trainer.step(batches.size)  # NEW: nominal, 64; chapter 06 has len(x)
         total = 0
-        for shard_loss in shard_losses:  # a number for each image
+        for shard_loss in shard_losses:  # NEW: a number for each image
             total += float(shard_loss.sum())  # waits, but all work of the step is in the queues
-        losses.append(total / len(y))
+        losses.append(total / len(x))
     return losses
 
 # %% tags=["fold"]
@@ -409,8 +426,8 @@ assert accuracy(judge, odd, pair) == 34 / 51
 assert accuracy(judge, even, pair) == d2l.evaluate_accuracy_gpus(judge, even) == 33 / 50
 
 # %% [markdown]
-# With a quarter of the channels, the *narrow* network trains while you wait. It starts from small
-# normal numbers, as d2l's does. The second epoch has a lower rate.
+# With a quarter of the channels, the *narrow* network trains while you wait. The second epoch has a
+# lower rate.
 
 # %% tags=["trains"]
 mx.random.seed(0)
@@ -434,6 +451,7 @@ for epoch in [1, 2]:
 
 # %% tags=["fold"]
 # check: replicas are equal to the bit, the loss has fallen, unseen images are classified
+# (by then: a small data set is first trained on further)
 from helpers.training import assert_same_parameters
 
 if len(train_images) < 5_000:  # a smaller data set, where MNIST isn't to be had: it needs more
@@ -446,12 +464,14 @@ assert accuracy(narrow, test, two) > 0.8, "hardly trained"
 
 # %% [markdown]
 # It learns. (Epoch 1 looks worse than it is: tests use running means and variances, which lag
-# behind. With each test batch's own, 96 % were right in a trial.) Are the steps right? `train` on
-# two devices must give the weights of a plain loop on one, which takes the shards one after the
-# other, since each BatchNorm sees only its own (chapter 09).
+# behind the weights. With those of each test batch, 96 % were right in a trial.)
+#
+# Are the steps right? A device's BatchNorm sees only its own shard (chapter 09). So the plain loop
+# on one device takes the two shards one after the other:
 
 # %% tags=["fold", "trains"]
-# check: `train`, with a thin network in float64, = a plain loop; ours, hybridised, trains as d2l's
+# check: `train` gives the weights of a plain loop (a thin network, in float64)
+# (and our hybridised blocks train as d2l's)
 def thin_of_d2l():
     thin = nn.Sequential()
     thin.add(nn.Conv2D(4, kernel_size=3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
@@ -546,7 +566,8 @@ for each in (blocks_of_d2l, hybrid):
     for x, y in few:
         with autograd.record():
             parts = [cross_entropy(each(a), b) for a, b in zip(
-                split_and_load(x, pair, even=False), split_and_load(y, pair, even=False))]
+                gluon.utils.split_and_load(x, pair, even_split=False),
+                gluon.utils.split_and_load(y, pair, even_split=False))]
         autograd.backward(parts)
         npx.waitall()
         trainer.step(16)
@@ -557,14 +578,55 @@ for device, replica, other in zip(pair, everything, of_d2l):
     assert largest_difference(hybrid(x), blocks_of_d2l(x)) < 1e-12, f"answers on {device}"
 
 # %% [markdown]
-# ## The whole network, on all of MNIST
+# ## What does the second device bring?
 #
-# What do d2l's settings bring? One device gets batches of 256 and rate 0.1, two get 512 and rate
-# 0.2. One run of each, two epochs of MNIST from the same start, is stored. Devices are CPU cores
-# here; **on GPUs** numbers will differ.
+# **First, with the same batch:** each device gets half of it. As just checked, that is one device's
+# training, but for BatchNorm; only the time should change. Here is a step of the whole network with
+# 32 images. **Predict:** how many times as fast are two devices?
+
+# %% tags=["fold", "measured", "trains", "few:ROUNDS = 5=>ROUNDS = 1"]
+# measure: a step of the whole network with the same 32 images, on one device and on two
+from helpers.timing import Others, in_turns, spread
+
+ROUNDS = 5
+
+
+def step_of_32(devices):
+    whole_net = hybrid_resnet18(10)
+    whole_net.initialize(init.Xavier(), ctx=devices)
+    whole_net.hybridize(static_alloc=True, static_shape=True)
+    trainer = sgd(whole_net, 0.01)
+    batch = Batches(train_images[:32], train_labels[:32], 32)
+    return lambda: train(whole_net, trainer, batch, devices)
+
+
+def seconds_of_steps():  # the networks are freed with this function's variables
+    contestants = {"one device": step_of_32(two[:1]), "two devices": step_of_32(two)}
+    return in_turns(contestants, ROUNDS, quiet=0.05)
+
+
+with Others() as others:
+    times = seconds_of_steps()
+for name, seconds in times.items():
+    print(f"{name:11}  {1000 * onp.median(seconds):4.0f} ms a step")
+same_batch = spread(times["one device"] / times["two devices"])
+if same_batch.low > 1.1:
+    verdict = "the second device saves time with the same batch"
+else:
+    verdict = "no time is saved in this run"
+print(f"{same_batch.median:.2f} times as fast (middle half {same_batch.low:.2f} to "
+      f"{same_batch.high:.2f}): {verdict}")
+if ROUNDS > 1 and others.share <= 0.05:
+    assert same_batch.low > 1.2, "two devices should be faster with the same batch"
+
+# %% [markdown]
+# Devices are CPU cores here; **on GPUs** numbers will differ. (Why not 2? See deeper: What the
+# second device brings.)
 #
-# Two things change at once. A second device gets through images faster. The larger batch and rate
-# change what is learned, with half as many steps in an epoch.
+# **Second, with twice the batch,** as in d2l: one device gets batches of 256 and rate 0.1, two get
+# 512 and rate 0.2. Each device has 256 images a step in both, but this is *another training*: half
+# as many steps, and a higher rate. One run of each, two epochs of MNIST from the same start, is
+# stored.
 
 # %% tags=["fold"]
 # measure: how long the stored runs took
@@ -590,8 +652,9 @@ ratio = minutes["resnet18-1x256"] / minutes["resnet18-2x512"]
 assert round(ratio, 1) == 1.8
 
 # %% [markdown]
-# Two devices get through the images 1.8 times as fast. **Predict:** which run has fewer wrong
-# answers after the same number of images? And after the same number of minutes?
+# Two devices get through the images 1.8 times as fast. Both runs were tested after the same numbers
+# of images. **Predict:** which has fewer wrong answers after as many images? And after as many
+# minutes?
 
 # %% tags=["fold"]
 # draw: wrong answers on 1,000 test images, against minutes and against images
@@ -667,10 +730,11 @@ assert ahead[(times_two > 2) & (times_two < 11)].all(), "one device is ahead unt
 assert len(set(ahead[times_two > 11])) == 2, "the curves don't cross after minute 11"
 
 # %% [markdown]
-# By images, the run with batch 256 was ahead at every point but the first. By minutes, it was
-# ahead until minute 11; then the curves cross, and one run each names no winner. **More images a
-# second is not yet more accuracy a minute.** Batch 512 lost its time at the start: for 18,000
-# images its loss stayed near that of guessing (deeper: What the second device brings).
+# A point is a test. By images, batch 256 was ahead at every point but the first. By minutes, it was
+# ahead until minute 11; then the curves cross, and one run each names no winner. Batch 512 lost its
+# time at the start: for 18,000 images its loss stayed near that of guessing (same deeper notebook).
+# **A second device speeds up the same training. A larger batch and rate make another training,
+# which may need more images.**
 #
 # ## Two traps
 #
@@ -683,10 +747,9 @@ beyond = [d2l.try_gpu(98), d2l.try_gpu(99)]
 print(beyond)
 
 # %% [markdown]
-# One device, twice, and no error. Chapter 05 (*One device, named twice*) shows what follows: the
-# second shard's gradient is written over the first's, and the first is lost. `step` would raise an
-# error. But d2l's loop (`train_batch_ch13`), like the tutorial there, calls it with
-# `ignore_stale_grad=True`, so nobody complains.
+# One device, twice, and no error. What follows is in chapter 05 (*One device, named twice*): the
+# first shard's gradient is lost. `step` would raise an error, but d2l's loop (`train_batch_ch13`)
+# turns it off by `ignore_stale_grad=True`.
 #
 # **Check that devices differ:** `len(set(devices)) == len(devices)`.
 
@@ -741,12 +804,14 @@ if mx.context.num_gpus() == 0:
 # %% [markdown]
 # ### A last batch that doesn't divide
 #
-# 10,000 images in batches of 64 leave a last one of 16. By which *n* should `step(n)` divide?
+# 10,000 images in batches of 64 leave a last one of 16. By which *n* should `step(n)` divide, as in
+# chapter 06's second trap?
 #
-# - **actual**, 16: the mean of 16 gradients, a step of full length (d2l's `train_batch_ch13`);
-# - **nominal**, 64: a quarter as long (d2l's *Concise Implementation*, and ours), so that each
-#   image counts as much as in a full batch;
-# - or these 16 images are **dropped**.
+# - **actual**, 16: the mean of 16 gradients, a step of full length. So do chapter 06's loop and
+#   `fit`, and d2l's `train_batch_ch13`.
+# - **nominal**, 64: a quarter as long, so that each image counts as much as in a full batch. So do
+#   this chapter's `train`, and d2l's *Concise Implementation*.
+# - Or these 16 images are **dropped**.
 #
 # Nine runs of each, with the narrow network, rate 0.1 and three epochs:
 
@@ -786,20 +851,22 @@ assert inside.sum() == 5, "five of the nine are within the nominal runs' range"
 assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < final["dropped"][-1]
 
 # %% [markdown]
-# With the actual size, eight of nine runs lost more than 14 points by that one step; with the
+# By that one step, eight of nine runs with the actual size lost more than 14 points; with the
 # nominal size, none lost 6. The cause, we guess: a full step in a direction from 16 images. The
 # runs recovered, but two lost 16 and 10 points again by the very last step. Nominal and dropped
-# ended about equal. So **divide by the nominal size, or drop the rest**.
+# ended about equal. So **where the last batch is much smaller, tell `step` the nominal size, or
+# drop that batch**. `fit` does neither: give it no such batch.
 
 # %% [markdown]
 # ## Summary
 #
 # - A residual block adds a change to its input. Three quarters of the parameters are in stage 4.
 # - One graph needs `HybridBlock`s from top to bottom, and saves time where operators are short.
-# - In one run each, two devices did 1.8 times as many images a second, but with their larger batch
-#   and rate came down to 10, 5 and 2 % wrong later.
+# - With the same batch, two devices do the same training (but for BatchNorm) in less time. With
+#   twice the batch and rate it is another: in one run each, 1.8 times the images a second, and 10,
+#   5 and 2 % wrong reached later.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU: check that devices differ.
-# - Divide a small last batch by the nominal size, or drop it.
+# - Where the last batch is much smaller, tell `step` the nominal size, or drop that batch.
 #
 # Next, chapter 09: why BatchNorm makes two devices differ from one.
 #

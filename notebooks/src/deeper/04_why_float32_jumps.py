@@ -244,10 +244,11 @@ for kind in ["borrowed", "smooth"]:
 # draw: the difference between one device and two, step by step; a dot at the first flip
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-fig, ax = figure("In float32, a jump comes only with a flipped unit", "step",
+fig, ax = figure("In float32, the difference jumps only at a flip", "step",
                  "difference between one and two devices")
 looks = {  # the first is drawn below the others
-    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35, "label": "borrowed, a line for each seed"},
+    "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35,
+                 "label": "flips made impossible, a line for each seed"},
     "relu": {"color": ORANGE, "lw": 1.5, "label": "relu, a line for each seed"},
     "float64": {"color": GREY, "lw": 1.5, "ls": ":", "label": "relu in float64"},
 }
@@ -266,8 +267,8 @@ for wanted, look in looks.items():
 ax.set_ylim(1e-17, 1e1)
 ax.legend(fontsize=9, loc="center left", bbox_to_anchor=(0, 0.4), frameon=False)
 show(fig, alt="Difference against steps on a logarithmic axis, a line a seed: float32 with relu, "
-              "with a dot at the first flip; relu with the borrowed pattern; and one seed in "
-              "float64.")
+              "with a dot at the first flip; the same with the borrowed pattern, where no unit "
+              "can flip; and one seed in float64.")
 
 # %% tags=["fold"]
 # check: no jump before a flip, or without flips
@@ -292,7 +293,8 @@ if data.name == "mnist" and len(SEEDS) == 5:
 # changes is small, but more than rounding. So other units flip, and change the weights further. A
 # seed without a flip didn't jump.
 #
-# **Borrowed or smooth, no seed jumped: relu's kink is what makes float32 jump here.**
+# **Borrowed (the blue lines) or smooth, no seed jumped: relu's kink is what makes float32 jump
+# here.**
 #
 # ## Does it do harm?
 #
