@@ -227,10 +227,27 @@ assert serial == 0 and np.allclose(by_law / faster - 1, [-5 / 57, -5 / 57, 8 / 5
 #
 # - **How many are left?** 18 measurements less 6 constants leave 12, the *degrees of freedom*. With
 #   none left, a perfect fit means nothing.
-# - **Size.** Are residuals larger than the noise of a measurement (by bootstrap, chapter 11)? Each
-#   constant lets a fit come closer. So the sum of their squares is divided by 12, not by 18.
+# - **Size.** Are residuals larger than the noise of a measurement? Each constant lets a fit come
+#   closer. So the sum of their squares is divided by 12, not by 18.
 # - **Signs.** Is the law too fast for *all* six points with the same $k$, or too slow for all? Then
 #   probably something happens there that it doesn't know. (Of only three, all might by chance.)
+#
+# How large is the noise? We draw as many rounds at random *from those that we have*, some more than
+# once and others not at all. That stands for another measurement, and is called *bootstrap*:
+
+# %%
+rng = np.random.default_rng(0)
+some_times = 10 + 0.3 * rng.standard_normal(15)  # of 15 rounds, made up, in ms
+print(f"median {np.median(some_times):.2f} ms")
+for _ in range(3):
+    drawn = rng.integers(0, 15, size=15)
+    print("rounds", drawn)
+    print(f"    median {np.median(some_times[drawn]):.2f} ms")
+
+# %% [markdown]
+# In many redraws, the usual size of the changes (the root of the mean of their squares) is the
+# noise. All points get the same rounds, since what disturbs a round may disturb all of its times.
+# Chapter 11 takes the changes of residuals, with the law fitted anew each time.
 
 # %% tags=["fold"]
 # measure: by a bootstrap, how much each point's median changes, and what is fitted then
@@ -739,3 +756,5 @@ if two_cores and quiet:
 # - Judge a fit by how many measurements are left, and by its residuals' size and signs. Some faults
 #   pass; of noisy times, most did.
 # - The same all-reduce takes longer when something else, or nothing, ran before it.
+#
+# **Source.** B. Efron, *Bootstrap methods: another look at the jackknife* (1979).
