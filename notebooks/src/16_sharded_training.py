@@ -985,26 +985,26 @@ from torch.autograd.graph import saved_tensors_hooks
 shards = [torch.tensor([1.0, 2]), torch.tensor([3.0, 4])]
 
 
-def gather():
+def gather_shards():
     print("gathered")
     return torch.cat(shards)
 
 
-def save_note(tensor):  # the first function
+def note_instead(tensor):  # the first function
     if tensor.data_ptr() == weight.data_ptr():  # it has the weight's memory
         return "the weight"  # the note
     return tensor
 
 
-def gather_again(saved):  # the second
+def weight_again(saved):  # the second
     if isinstance(saved, str):  # a note
-        return gather()
+        return gather_shards()
     return saved
 
 # %%
 x = torch.ones(4, requires_grad=True)
-with saved_tensors_hooks(save_note, gather_again):
-    weight = gather()
+with saved_tensors_hooks(note_instead, weight_again):
+    weight = gather_shards()
     y = (x * weight).square()
 del weight  # the last variable that holds it
 y.sum().backward()
@@ -1017,10 +1017,10 @@ import io
 
 
 def still_held(hooks):
-    global weight  # save_note looks at it
+    global weight  # note_instead looks at it
     x = torch.ones(4, requires_grad=True)
     with contextlib.redirect_stdout(io.StringIO()), hooks:
-        weight = gather()
+        weight = gather_shards()
         y = (x * weight).square()
         memory = weakref.ref(weight.untyped_storage())
         del weight
@@ -1030,7 +1030,7 @@ def still_held(hooks):
     return found
 
 
-assert not still_held(saved_tensors_hooks(save_note, gather_again))
+assert not still_held(saved_tensors_hooks(note_instead, weight_again))
 assert still_held(contextlib.nullcontext())
 print("between the passes the whole weight is freed; without the note it is held")
 
