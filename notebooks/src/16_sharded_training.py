@@ -1784,9 +1784,8 @@ assert ranks(gather_a_layer_used_again) == [6, 6]
 
 # %% [markdown]
 # A bias isn't needed again, nor is the first weight, since images need no gradient. So in such a
-# step stage 3 sends **up to one and a
-# half times as much**; with several passes, or where a layer is used again, it sends more. What
-# that costs in time is in deeper: When sharding pays.
+# step stage 3 sends **up to one and a half times as much**; with several passes, or where a layer
+# is used again, it sends more. What that costs in time is in deeper: When sharding pays.
 #
 # ## Two traps
 #
