@@ -42,10 +42,10 @@ from torch.optim.optimizer import (
 # %% [markdown]
 # ## A process for each device
 #
-# Until now one Python process fed all devices and kept a list of replicas. From here on each device
-# has a process of its own, and all run the same code. Each has one replica of the network, and its
-# own shard of the batch. Its number is its *rank*. They call collectives (chapter 03), here those
-# of gloo, PyTorch's library for CPUs.
+# Until now one Python process fed all devices. From here on each device has a process of its own,
+# with one replica of the network and one shard of the batch. All run the same code. A process's
+# number is its *rank*. They call collectives (chapter 03), here those of gloo, PyTorch's library
+# for CPUs.
 #
 # A notebook is one process. So `ranks(function, world=3)` runs `function()` in three others, with
 # this notebook's variables, and lists what they returned. Without `world` it takes two.
@@ -161,10 +161,11 @@ print(hung)
 # ## What must come out
 #
 # All ranks must end with the gradients that one process finds from the whole batch. Our `SmallNet`
-# has three dense layers, `first`, `second` and `last`. `last` has 8 bytes a number, the others 4.
+# has three dense layers, `first`, `second` and `last`. A network may have several types of numbers,
+# so `last` has 8 bytes a number, the others 4.
 
 # %% tags=["fold"]
-# define: SmallNet, whose last layer is float64; `gradients`, a network's gradients by name
+# define: SmallNet, whose last layer is float64; own_replica; `gradients`, by parameters' names
 class SmallNet(nn.Module):
     def __init__(self):
         super().__init__()
@@ -176,6 +177,11 @@ class SmallNet(nn.Module):
         x = torch.tanh(self.first(x))
         x = torch.tanh(self.second(x))
         return self.last(x.double())
+
+
+def own_replica():
+    torch.manual_seed(dist.get_rank())
+    return SmallNet()
 
 
 def gradients(net):
@@ -200,12 +206,6 @@ print(whole["last.bias"])
 # weights of `net` above, rank 1 gets others. So rank 0 first sends its own to all. `p.detach()`
 # shares the numbers of `p`, without autograd.
 
-# %% tags=["fold"]
-# define: own_replica, a SmallNet from the rank's own seed
-def own_replica():
-    torch.manual_seed(dist.get_rank())
-    return SmallNet()
-
 # %%
 def begin_equal():
     net = own_replica()
@@ -220,7 +220,7 @@ for before, after in ranks(begin_equal):
 
 # %% [markdown]
 # `broadcast_module` does so, and sends *buffers* too, such as BatchNorm's running statistics. Later
-# each rank keeps its own. (By default PyTorch's DDP sends rank 0's before each forward pass.)
+# each rank keeps its own.
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: broadcast_module, which gives every rank the parameters and buffers of rank 0
@@ -234,7 +234,7 @@ def broadcast_module(module):
 # %% [markdown]
 # ## Four ways to send
 #
-# When should gradients be sent, and in how many messages? Here is a network of four layers:
+# When should gradients be sent, and in how many messages? For a network of four layers:
 #
 # ![Timelines of a backward pass of four layers. Naive: four messages after the pass. Flat: one
 # message after the pass. Overlapped: four messages, beginning during the pass. Buckets: two
@@ -244,10 +244,10 @@ def broadcast_module(module):
 # why four messages end later than one, even if they begin earlier.
 #
 # Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
-# rows of `x` and `y`.
+# shard, its rows of `x` and `y`.
 
 # %% tags=["fold"]
-# define: equal_replica, with rank 0's weights on all ranks; shard_loss; largest_difference
+# define: equal_replica; own_shard; shard_loss; half_loss, of half a shard; largest_difference
 from helpers.compare import largest_difference
 
 
@@ -257,45 +257,59 @@ def equal_replica():
     return net
 
 
-def shard_loss(net):
+def own_shard():
     k = dist.get_world_size()
     rank = dist.get_rank()
-    x_shard = x.tensor_split(k)[rank]
-    y_shard = y.tensor_split(k)[rank]
+    return x.tensor_split(k)[rank], y.tensor_split(k)[rank]
+
+
+def shard_loss(net):
+    x_shard, y_shard = own_shard()
     return F.cross_entropy(net(x_shard), y_shard)
+
+
+def half_loss(net, half):
+    x_shard, y_shard = own_shard()
+    return F.cross_entropy(net(x_shard.chunk(2)[half]), y_shard.chunk(2)[half])
 
 # %% [markdown]
 # ### Naive: a message for each gradient
+#
+# Each way is a function of a network and its loss, and runs the backward pass:
 
 # %%
-def naive(net):
+def naive(net, loss):
+    loss.backward()
     for p in net.parameters():
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
 
 # %% [markdown]
-# On two ranks (`largest_difference` compares all gradients):
+# We look at one gradient, and `largest_difference` compares all:
 
 # %%
-def gradients_after(average):
+def gradients_after(way):
     net = equal_replica()
-    shard_loss(net).backward()
-    average(net)
+    way(net, shard_loss(net))
     return gradients(net)
 
 
-for found in ranks(gradients_after, naive):
-    print(found["last.bias"])
-    assert largest_difference(found, whole) < 1e-5
+def on_two_ranks(way):
+    for found in ranks(gradients_after, way):
+        print(found["last.bias"])
+        assert largest_difference(found, whole) < 1e-5
+
+
+on_two_ranks(naive)
 
 # %% [markdown]
 # Both have what one process found: their shards are equally large, so the mean of their means is
-# the batch's mean. (DDP counts ranks alike, however many examples each has, PyTorch's too. On
-# unequal shards that is the wrong mean of chapter 12; exercise 3 mends it.) **Predict:** if we
-# forget to divide, do the ranks disagree?
+# the batch's mean. (Unequal shards give the wrong mean of chapter 12, with PyTorch's DDP too;
+# exercise 3 mends it.) **Predict:** if we forget to divide, do the ranks disagree?
 
 # %%
-def without_division(net):
+def without_division(net, loss):
+    loss.backward()
     for p in net.parameters():
         dist.all_reduce(p.grad)
 
@@ -303,7 +317,6 @@ def without_division(net):
 on_rank_0, on_rank_1 = ranks(gradients_after, without_division)
 print(on_rank_0["last.bias"])
 print(on_rank_1["last.bias"])
-assert largest_difference(on_rank_0, on_rank_1) == 0
 
 # %% [markdown]
 # They agree, on twice the right gradient. **Replicas can be equal and wrong.** So we compare with
@@ -311,17 +324,17 @@ assert largest_difference(on_rank_0, on_rank_1) == 0
 
 # %% tags=["fold"]
 # check: right on three ranks too; we notice other weights, a missing layer, a missing division
-def gradients_from_other_weights(average):
+def gradients_from_other_weights(way):
     net = own_replica()
-    shard_loss(net).backward()
-    average(net)
+    way(net, shard_loss(net))
     return gradients(net)
 
 
-def without_first_layer(net):
-    naive(nn.ModuleList([net.second, net.last]))
+def without_first_layer(net, loss):
+    naive(nn.ModuleList([net.second, net.last]), loss)
 
 
+assert largest_difference(on_rank_0, on_rank_1) == 0
 twice = {name: 2 * gradient for name, gradient in whole.items()}
 assert largest_difference(ranks(gradients_after, without_division), twice) < 1e-5
 assert largest_difference(ranks(gradients_after, naive, world=3), whole) < 1e-5
@@ -346,7 +359,8 @@ def unpack(packed, parameters):
         p.grad.copy_(piece.view_as(p))
 
 # %%
-def flat(net):
+def flat(net, loss):
+    loss.backward()
     parameters = list(net.parameters())
     packed = pack(parameters)
     dist.all_reduce(packed)
@@ -354,9 +368,7 @@ def flat(net):
     unpack(packed, parameters)
 
 
-for found in ranks(gradients_after, flat):
-    print(found["last.bias"])
-    assert largest_difference(found, whole) < 1e-5
+on_two_ranks(flat)
 
 # %% [markdown]
 # An array has one type. So `torch.cat` made 8-byte numbers of all, although most have 4.
@@ -367,23 +379,24 @@ for found in ranks(gradients_after, flat):
 # **Predict:** in which order?
 
 # %%
+net = SmallNet()
+name_of = {p: name for name, p in net.named_parameters()}
+
+
 def print_name(p):
     print(name_of[p])
 
 
-net = SmallNet()
-name_of = {p: name for name, p in net.named_parameters()}
 for p in net.parameters():
     p.register_post_accumulate_grad_hook(print_name)
 F.cross_entropy(net(x), y).backward()
 
 # %% [markdown]
-# From the last layer to the first, each bias before its weight. The last layer's are there long
-# before the pass ends (chapter 10). So now the hook sends. With `async_op=True` `all_reduce`
-# returns at once; what it returns can be waited for:
+# From the last layer to the first, each bias before its weight. So now the hook sends. With
+# `async_op=True` `all_reduce` returns at once; what it returns can be waited for:
 
 # %%
-def overlapped(net):
+def overlapped(net, loss):
     sent = []
 
     def send(p):
@@ -392,30 +405,17 @@ def overlapped(net):
 
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(send)
-    shard_loss(net).backward()  # calls send
+    loss.backward()  # calls send for each gradient
     for p, work in sent:
         work.wait()
         p.grad /= dist.get_world_size()
 
 
-def gradients_overlapped():
-    net = equal_replica()
-    overlapped(net)
-    return gradients(net)
-
-
-for found in ranks(gradients_overlapped):
-    print(found["last.bias"])
-    assert largest_difference(found, whole) < 1e-5
+on_two_ranks(overlapped)
 
 # %% tags=["fold"]
 # check: overlapped sends a gradient before the pass comes to the next layer, naive after all
 from unittest import mock
-
-
-def naive_after(net):
-    shard_loss(net).backward()
-    naive(net)
 
 
 def what_happens(way):
@@ -434,16 +434,16 @@ def what_happens(way):
         layer.register_full_backward_pre_hook(lambda *_, name=name: log.append(f"into {name}"))
 
     with mock.patch.object(dist, "all_reduce", noted):
-        way(net)
+        way(net, shard_loss(net))
     return log
 
 
 early = ranks(what_happens, overlapped)
-late = ranks(what_happens, naive_after)
+late = ranks(what_happens, naive)
 assert early[0] == early[1] and sorted(early[0]) == sorted(late[0])
 assert early[0].index("    last.weight sent") < early[0].index("into second")
 assert late[0][:3] == ["into last", "into second", "into first"]
-assert largest_difference(ranks(gradients_overlapped, world=3), whole) < 1e-5
+assert largest_difference(ranks(gradients_after, overlapped, world=3), whole) < 1e-5
 assert largest_difference(ranks(gradients_after, flat, world=3), whole) < 1e-5
 for line in early[0]:
     print(line)
@@ -461,8 +461,8 @@ for line in early[0]:
 # 2.](src/drawings/ddp_buckets.svg)
 #
 # `fill_buckets` takes parameters as their gradients come. A bucket has one type of numbers and at
-# most so many bytes. In each layer of `SmallNet` the bias has 16 bytes, the weight 64.
-# **Predict:** which share a bucket of 100 bytes?
+# most so many bytes. In `first` and `second` the bias has 16 bytes, the weight 64. **Predict:**
+# which parameters fit into one bucket of 100 bytes?
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: fill_buckets, lists of parameters of one type with at most so many bytes
@@ -489,155 +489,11 @@ for bucket in fill_buckets(backwards, 100):
 # `second` and `first.bias` have 16 + 64 + 16 bytes; `first.weight` would be too much. `last` is
 # apart for its type.
 #
-# ## A small DDP
-#
-# When does a bucket leave? Once all of its gradients have come, and all buckets before it have
-# left. We play a pass, and send nothing:
-
-# %%
-waiting = fill_buckets(backwards, 100)
-ready = set()
-for p in backwards:  # as their gradients come
-    print(name_of[p])
-    ready.add(p)
-    while waiting and ready.issuperset(waiting[0]):  # the next bucket is complete
-        bucket = waiting.pop(0)
-        print("    a bucket of", len(bucket), "leaves")
-
-# %% [markdown]
-# Why wait for those before it? *All ranks must send in the same order.* Here rank 1 sends its two
-# messages in another order than rank 0. Right would be 2 and 20. **Predict** what comes out.
-
-# %%
-def in_another_order():
-    ones = torch.ones(1)
-    tens = torch.full((1,), 10.0)
-    if dist.get_rank() == 0:
-        dist.all_reduce(ones)
-        dist.all_reduce(tens)
-    else:
-        dist.all_reduce(tens)
-        dist.all_reduce(ones)
-    return ones.item(), tens.item()
-
-
-on_two = ranks(in_another_order)
-print(on_two[0])
-assert on_two == [(11, 11), (11, 11)], "not 2 and 20"
-
-# %% [markdown]
-# First messages are added to first ones, and nobody complains. If they differed in length, the
-# ranks would hang, or one be aborted. (It can happen: where the ranks' data take other ways through
-# a network, gradients come in other orders.)
-#
-# Now the class, which wraps a network. Its hook is `mark_ready`:
-
-# %%
-class SmallDDP(nn.Module):
-    def __init__(self, module, most):
-        super().__init__()
-        broadcast_module(module)
-        self.module = module
-        parameters = list(module.parameters())
-        self.buckets = fill_buckets(reversed(parameters), most)
-        for p in parameters:
-            p.register_post_accumulate_grad_hook(self.mark_ready)
-        self.begin_step()
-
-    def begin_step(self):
-        self.ready = set()  # parameters whose gradients have come
-        self.waiting = list(self.buckets)  # those that haven't left
-        self.sent = []  # buckets that have left, each packed, and what to wait for
-
-    def forward(self, x):
-        return self.module(x)
-
-    def mark_ready(self, p):  # called when the gradient of p is complete
-        self.ready.add(p)
-        while self.waiting and self.ready.issuperset(self.waiting[0]):
-            bucket = self.waiting.pop(0)
-            self.send(bucket)
-
-    def send(self, bucket):
-        packed = pack(bucket) / dist.get_world_size()  # now: float16 could overflow in the sum
-        work = dist.all_reduce(packed, async_op=True)
-        self.sent.append((bucket, packed, work))
-
-    def finish_gradient_synchronization(self):
-        for bucket, packed, work in self.sent:
-            work.wait()
-            unpack(packed, bucket)
-        self.begin_step()
-
-# %%
-def with_small_ddp(most):
-    model = SmallDDP(own_replica(), most)
-    shard_loss(model).backward()
-    model.finish_gradient_synchronization()
-    return gradients(model.module)
-
-
-for found in ranks(with_small_ddp, 100):
-    print(found["last.bias"])
-    assert largest_difference(found, whole) < 1e-5
-
-# %% [markdown]
-# That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass
-# goes on.**
-#
-# *Somebody must wait at the end of the pass*, so you call `finish_gradient_synchronization`.
-# PyTorch's DDP lets the autograd engine do so (`queue_callback` in its `reducer.cpp`).
-
-# %% tags=["fold"]
-# check: buckets leave during the pass, in their order, and are right on 2 to 4 ranks
-def how_many_leave(most):
-    model = SmallDDP(own_replica(), most)
-    found = []
-    second = model.module.second
-    second.register_full_backward_pre_hook(lambda *_: found.append(len(model.sent)))
-    shard_loss(model).backward()
-    found.append(len(model.sent))
-    model.finish_gradient_synchronization()
-    return found
-
-
-class DefinedInAnotherOrder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.called_last = nn.Linear(4, 2)
-        self.called_first = nn.Linear(4, 4)  # defined last, so its buckets are the first
-
-    def forward(self, x):
-        return self.called_last(self.called_first(x))
-
-
-def too_early():
-    model = SmallDDP(DefinedInAnotherOrder(), 1)
-    found = []
-    called_first = model.module.called_first
-    called_first.register_full_backward_pre_hook(lambda *_: found.append(len(model.sent)))
-    model(x).sum().backward()
-    found.append(len(model.sent))
-    model.finish_gradient_synchronization()
-    return found
-
-
-assert ranks(too_early) == [[0, 4]] * 2, "called_last's are complete, but must wait"
-early, by_the_end = ranks(how_many_leave, 100)[0]
-print("when the pass goes into `second`,", early, "of 3 buckets has left; at its end", by_the_end)
-for world in (2, 3, 4):
-    for most, early, of_how_many in ((1, 2, 6), (100, 1, 3), (1000, 1, 2)):
-        assert ranks(how_many_leave, most, world=world) == [[early, of_how_many]] * world
-        assert largest_difference(ranks(with_small_ddp, most, world=world), whole) < 1e-5
-
-# %% [markdown]
 # ## Parameters that nobody used
 #
 # If a rank's forward pass leaves out a parameter, its gradient stays `None` and its hook isn't
-# called. The other ranks wait for that bucket. So the rank must send zeros.
-#
-# But what *no* rank used should keep `None`: then an optimizer leaves it alone. If its gradient
-# were zero, weight decay would shrink it.
+# called. The other ranks wait for that bucket, so the rank must send zeros. But what *no* rank used
+# should keep `None`: then an optimizer leaves it alone. (With zeros, weight decay would shrink it.)
 #
 # So a *flag* for each gradient travels with the message: 1 if it is there, 0 if not. **Where a
 # flag's mean is 0, nobody had that gradient. Where it is more, all ranks take the mean.**
@@ -675,7 +531,7 @@ def write_back(bucket, packed):
 # In a bucket of three, both ranks use the first, rank 0 the second, nobody the third:
 
 # %% tags=["fold"]
-# check: these three in a bucket with flags; SmallDDP, without flags, ends in an error
+# check: what both ranks pack, its mean, and what each of them then has
 def partly_used():
     by_both = nn.Parameter(torch.zeros(1))
     by_rank_0 = nn.Parameter(torch.zeros(1))
@@ -708,6 +564,111 @@ for rank, (packed, mean, grads) in enumerate(on_ranks):
     print_row(f"rank {rank} then has", grads)
 
 
+expected = [[3, 4, 0, 1, 1, 0], [3, 0, 0, 1, 0, 0]]
+for rank, (packed, mean, grads) in enumerate(on_ranks):
+    assert packed == expected[rank]
+    assert mean == [3, 2, 0, 1, 0.5, 0]
+    assert grads == [torch.tensor([3.0]), torch.tensor([2.0]), None]
+
+# %% [markdown]
+# ## A small DDP
+#
+# When does a bucket leave? Once all of its gradients have come, and all buckets before it have
+# left. We play a pass, and send nothing:
+
+# %%
+waiting = fill_buckets(backwards, 100)
+ready = set()
+for p in backwards:  # as their gradients come
+    print(name_of[p])
+    ready.add(p)
+    while waiting and ready.issuperset(waiting[0]):  # the next bucket is complete
+        bucket = waiting.pop(0)
+        print("    a bucket of", len(bucket), "leaves")
+
+# %% [markdown]
+# Why wait for those before it? *All ranks must send in the same order.* Here rank 1 sends its two
+# messages in another order than rank 0. Right would be 2 and 20. **Predict** what comes out.
+
+# %%
+def in_another_order():
+    ones = torch.ones(1)
+    tens = torch.full((1,), 10.0)
+    messages = [ones, tens]
+    if dist.get_rank() == 1:
+        messages.reverse()
+    for message in messages:
+        dist.all_reduce(message)
+    return ones.item(), tens.item()
+
+
+on_two = ranks(in_another_order)
+print(on_two[0])
+assert on_two == [(11, 11), (11, 11)], "not 2 and 20"
+
+# %% [markdown]
+# First messages are added to first ones, and nobody complains. (It can happen: where the ranks'
+# data take other ways through a network, gradients come in other orders.)
+#
+# Now the fourth way, a class, since its hook is set once, before the first pass. The hook is
+# `mark_ready`:
+
+# %%
+class SmallDDP(nn.Module):
+    def __init__(self, module, most):
+        super().__init__()
+        broadcast_module(module)
+        self.module = module
+        parameters = list(module.parameters())
+        self.buckets = fill_buckets(reversed(parameters), most)
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self.mark_ready)
+        self.begin_step()
+
+    def begin_step(self):
+        self.ready = set()  # parameters whose gradients have come
+        self.waiting = list(self.buckets)  # those that haven't left
+        self.sent = []  # buckets that have left, each packed, and what to wait for
+
+    def forward(self, x):
+        return self.module(x)
+
+    def mark_ready(self, p):  # called when the gradient of p is complete
+        self.ready.add(p)
+        while self.waiting and self.ready.issuperset(self.waiting[0]):
+            bucket = self.waiting.pop(0)
+            self.send(bucket)
+
+    def send(self, bucket):
+        packed = flatten(bucket) / dist.get_world_size()  # before the sum, which could overflow
+        work = dist.all_reduce(packed, async_op=True)
+        self.sent.append((bucket, packed, work))
+
+    def finish_gradient_synchronization(self):
+        for bucket in self.waiting:  # those with a gradient that didn't come
+            self.send(bucket)
+        for bucket, packed, work in self.sent:
+            work.wait()
+            write_back(bucket, packed)
+        self.begin_step()
+
+# %%
+def with_small_ddp(most):
+    model = SmallDDP(own_replica(), most)
+    shard_loss(model).backward()
+    model.finish_gradient_synchronization()
+    return gradients(model.module)
+
+
+for found in ranks(with_small_ddp, 100):
+    print(found["last.bias"])
+    assert largest_difference(found, whole) < 1e-5
+
+# %% [markdown]
+# And if rank 1 leaves out the layer `second`? `overlapped` ends in an error, `SmallDDP` doesn't:
+
+# %% tags=["fold"]
+# define: a SmallNet whose rank 1 leaves out `second`; its right gradients; `overlapped` fails
 class LeftOut(SmallNet):
     def forward(self, x):
         x = torch.tanh(self.first(x))
@@ -716,27 +677,89 @@ class LeftOut(SmallNet):
         return self.last(x.double())
 
 
-def with_a_layer_left_out(wrap):
+def with_second_left_out(wrap):
+    torch.manual_seed(dist.get_rank())
     model = wrap(LeftOut(), 100)
     shard_loss(model).backward()
     model.finish_gradient_synchronization()
+    return gradients(model.module)
 
 
-expected = [[3, 4, 0, 1, 1, 0], [3, 0, 0, 1, 0, 0]]
-for rank, (packed, mean, grads) in enumerate(on_ranks):
-    assert packed == expected[rank]
-    assert mean == [3, 2, 0, 1, 0.5, 0]
-    assert grads == [torch.tensor([3.0]), torch.tensor([2.0]), None]
-error = outcome(ranks, with_a_layer_left_out, SmallDDP, seconds=10)
+torch.manual_seed(0)
+net = SmallNet()
+outputs_of_rank_1 = net.last(torch.tanh(net.first(x[6:])).double())
+loss = F.cross_entropy(net(x[:6]), y[:6]) + F.cross_entropy(outputs_of_rank_1, y[6:])
+(loss / 2).backward()
+expected = gradients(net)
+
+
+def overlapped_with_second_left_out():
+    net = LeftOut()
+    overlapped(net, shard_loss(net))
+
+
+error = outcome(ranks, overlapped_with_second_left_out, seconds=10)
 assert isinstance(error, TimeoutError) or "gloo" in str(error), "rank 0 waits for rank 1"
+
+# %%
+for found in ranks(with_second_left_out, SmallDDP):
+    print(found["second.bias"])
+    assert largest_difference(found, expected) < 1e-5
+
+# %% [markdown]
+# Both ranks have half of rank 0's gradient. That is DDP: **each gradient becomes its mean over
+# ranks, in buckets that leave while the pass goes on.** *Somebody must wait at the end of the
+# pass*, so you call `finish_gradient_synchronization`. (PyTorch's DDP waits within `backward()`.)
+
+# %% tags=["fold"]
+# check: buckets leave during the pass, in their order, and are right on 2 to 4 ranks
+def how_many_leave(most):
+    model = SmallDDP(own_replica(), most)
+    found = []
+    second = model.module.second
+    second.register_full_backward_pre_hook(lambda *_: found.append(len(model.sent)))
+    shard_loss(model).backward()
+    found.append(len(model.sent))
+    model.finish_gradient_synchronization()
+    return found
+
+
+class DefinedInAnotherOrder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.called_last = nn.Linear(4, 2)
+        self.called_first = nn.Linear(4, 4)  # defined last, so its buckets are the first
+
+    def forward(self, x):
+        return self.called_last(self.called_first(x))
+
+
+def too_early():
+    warnings.simplefilter("ignore")  # the first layer's input needs no gradient
+    model = SmallDDP(DefinedInAnotherOrder(), 1)
+    found = []
+    called_first = model.module.called_first
+    called_first.register_full_backward_pre_hook(lambda *_: found.append(len(model.sent)))
+    model(x).sum().backward()
+    found.append(len(model.sent))
+    model.finish_gradient_synchronization()
+    return found
+
+
+assert ranks(too_early) == [[0, 4]] * 2, "called_last's are complete, but must wait"
+early, by_the_end = ranks(how_many_leave, 100)[0]
+print("when the pass goes into `second`,", early, "of 3 buckets has left; at its end", by_the_end)
+for world in (2, 3, 4):
+    for most, early, of_how_many in ((1, 2, 6), (100, 1, 3), (1000, 1, 2)):
+        assert ranks(how_many_leave, most, world=world) == [[early, of_how_many]] * world
+        assert largest_difference(ranks(with_small_ddp, most, world=world), whole) < 1e-5
 
 # %% [markdown]
 # ## DDP, whole
 #
-# The program's class is folded. It is `SmallDDP` with flags, and at the end sends the buckets that
-# were never complete. Frozen parameters, those with `requires_grad=False`, stay out. A guard
-# refuses most of what would go wrong in silence, such as an update before the means are there (what
-# it can't notice is in deeper: DDP's cases).
+# The program's class is folded. It is `SmallDDP`, with frozen parameters (`requires_grad=False`)
+# left out, with `no_sync` (below), and with a guard, which refuses most of what would go wrong in
+# silence. (What it can't notice is in deeper: DDP's cases.)
 
 # %% tags=["fold", "file:ddp_train.py"]
 # define: what DDP refuses, each with its reason and the way out
@@ -900,10 +923,11 @@ class DDP(nn.Module):
 
 # %% [markdown]
 # Does it equal PyTorch's, for two types, a weight used twice, a frozen layer, an unused one, and
-# BatchNorm? (PyTorch's with `find_unused_parameters=True` and `forward_sync_buffers=False`.)
+# BatchNorm? (PyTorch's gets `find_unused_parameters=True`, and `forward_sync_buffers=False`, by
+# which buffers stay the rank's own.)
 
 # %% tags=["fold", "trains"]
-# check: 20 steps on 2 and 3 ranks, with three sizes of buckets, end with PyTorch's own weights
+# check: 20 steps end with PyTorch's own weights; gradients are one process's, on 2 to 4 ranks
 from functools import partial
 
 from torch.nn.parallel import DistributedDataParallel
@@ -970,8 +994,7 @@ for world in (2, 3):
 print("2 and 3 ranks, three sizes of buckets: ours equals PyTorch's,")
 print("to 1e-12 in float64, and to 1e-5 with a layer in float32")
 
-# %% tags=["fold"]
-# check: DDP finds the same gradients in buckets of each size; a layer left out doesn't stop it
+
 def with_ddp(most):
     model = DDP(own_replica(), most / 2**20)
     shard_loss(model).backward()
@@ -985,10 +1008,10 @@ for world in (2, 3, 4):
         for sent_early, found in ranks(with_ddp, most, world=world):
             assert largest_difference(found, whole) < 1e-5
             assert sent_early == of_how_many, "each bucket leaves when it is complete"
-assert ranks(with_a_layer_left_out, DDP) == [None, None], "no error"
+assert largest_difference(ranks(with_second_left_out, DDP), expected) < 1e-5
 
 # %% [markdown]
-# Three mistakes, refused (more are in `tests/fixtures/ddp_behaviours.py`):
+# The guard refuses three mistakes:
 
 # %% tags=["fold", "trains"]
 # check: two backward passes, a step before the end and clipping before the end are all refused
@@ -1045,12 +1068,12 @@ def deep():
     return nn.Sequential(*layers, nn.Linear(512, 10))
 
 
-class SentAfter:
-    """A network whose gradients `average` sends after the backward pass."""
+class Way:
+    """A network whose backward pass and messages are those of one of the ways."""
 
-    def __init__(self, average):
+    def __init__(self, way):
         self.net = deep()
-        self.average = average
+        self.way = way
 
     def __call__(self, x):
         return self.net(x)
@@ -1058,12 +1081,12 @@ class SentAfter:
     def parameters(self):
         return self.net.parameters()
 
-    def finish_gradient_synchronization(self):
-        self.average(self.net)
+    def backward(self, loss):
+        self.way(self.net, loss)
 
 
-class Overlapped(SentAfter):
-    """A network whose hooks send each gradient when it comes."""
+class Overlapped(Way):
+    """As the way of this name, its hooks made once."""
 
     def __init__(self):
         super().__init__(None)
@@ -1074,24 +1097,33 @@ class Overlapped(SentAfter):
     def send(self, p):
         self.sent.append((p, dist.all_reduce(p.grad, async_op=True)))
 
-    def finish_gradient_synchronization(self):
+    def backward(self, loss):
+        loss.backward()
         for p, work in self.sent:
             work.wait()
             p.grad /= dist.get_world_size()
         self.sent.clear()
 
 
+def send_nothing(net, loss):
+    loss.backward()
+
+
 def a_step(model, optimizer, n):
     optimizer.zero_grad()
-    F.cross_entropy(model(torch.ones(n, 512)), torch.arange(n) % 10).backward()
-    if hasattr(model, "finish_gradient_synchronization"):
+    loss = F.cross_entropy(model(torch.ones(n, 512)), torch.arange(n) % 10)
+    if isinstance(model, Way):
+        model.backward(loss)
+    else:
+        loss.backward()
+    if isinstance(model, DDP):
         model.finish_gradient_synchronization()
     optimizer.step()
 
 
 def ms_a_step():
-    models = {"alone": SentAfter(lambda net: None), "local": SentAfter(lambda net: None),
-              "naive": SentAfter(naive), "flat": SentAfter(flat), "overlapped": Overlapped(),
+    models = {"alone": Way(send_nothing), "local": Way(send_nothing), "naive": Way(naive),
+              "flat": Way(flat), "overlapped": Overlapped(),
               "DDP": DDP(deep(), 5),
               "PyTorch's": DistributedDataParallel(deep(), bucket_cap_mb=5)}
     optimizers = {name: torch.optim.SGD(each.parameters(), 0.01) for name, each in models.items()}
@@ -1185,19 +1217,33 @@ show(fig, alt=f"{title}. Milliseconds a step: points are rounds, lines medians. 
 # **A second process pays if it gains more than its messages cost.** Its gain needs a core that is
 # free, and grows with the compute; the messages' cost grows with the bytes. (Chapter 04's two
 # devices send half a megabyte for 256 images, these 22 for 64.) Without a link of their own,
-# buckets needn't win. Run the cell twice, and trust what both runs show. A link that isn't the CPU
-# is in deeper: Overlap on a link that matters.
+# buckets needn't win. A link that isn't the CPU is in deeper: Overlap on a link that matters.
 #
 # ## Gradient accumulation
 #
-# A batch that doesn't fit into memory is computed in parts: each part's loss is divided by their
-# number, the backward passes add up in `.grad`, then comes one update. Only the last pass must
-# send. So the others run in a block `with model.no_sync():`, which switches sending off. (For
-# PyTorch's DDP the forward pass must be in it too.)
+# A batch that doesn't fit into memory is computed in parts. Their gradients add up in `.grad`, then
+# comes one update. Only the last pass must send, so the others run in `model.no_sync()`. With two
+# parts each loss is divided by 2 (`half_loss(net, 0)` is that of the shard's first half):
+
+# %%
+def accumulated():
+    model = DDP(own_replica())
+    with model.no_sync():  # PyTorch's DDP needs the forward pass in it, too
+        loss = half_loss(model, 0) / 2
+        loss.backward()  # sends nothing
+    loss = half_loss(model, 1) / 2
+    loss.backward()  # sends both parts' sum
+    model.finish_gradient_synchronization()
+    return gradients(model.module)
+
+
+for found in ranks(accumulated):
+    print(found["last.bias"])
+    assert largest_difference(found, whole) < 1e-5
 
 # %% tags=["fold"]
-# check: two parts of a shard give the whole batch's gradient; only the second pass sends
-def accumulated(x_parts, y_parts):
+# check: only the second of two passes sends; the same part twice gives the same, too
+def of_two_parts(x_parts, y_parts):
     model = DDP(own_replica())
     with model.no_sync():
         (F.cross_entropy(model(x_parts[0]), y_parts[0]) / 2).backward()
@@ -1209,29 +1255,24 @@ def accumulated(x_parts, y_parts):
 
 
 def same_shard_twice():
-    k = dist.get_world_size()
-    x_shard = x.tensor_split(k)[dist.get_rank()]
-    y_shard = y.tensor_split(k)[dist.get_rank()]
-    return accumulated([x_shard, x_shard], [y_shard, y_shard])
+    x_shard, y_shard = own_shard()
+    return of_two_parts([x_shard, x_shard], [y_shard, y_shard])
 
 
 def each_half():
-    k = dist.get_world_size()
-    x_shard = x.tensor_split(k)[dist.get_rank()]
-    y_shard = y.tensor_split(k)[dist.get_rank()]
-    return accumulated(x_shard.chunk(2), y_shard.chunk(2))
+    x_shard, y_shard = own_shard()
+    return of_two_parts(x_shard.chunk(2), y_shard.chunk(2))
 
 
-for of_parts in (same_shard_twice, each_half):
-    found = ranks(of_parts)
-    assert largest_difference(found, whole) < 1e-5
-print(found[1]["last.bias"])
+for parts in (same_shard_twice, each_half):
+    assert largest_difference(ranks(parts), whole) < 1e-5
 
 # %% [markdown]
 # ## The program
 #
-# [ddp_train.py](ddp_train.py) trains LeNet, with `--data FOLDER` on MNIST, else on ten patterns
-# under noise. `torchrun` starts a process for each device:
+# [ddp_train.py](ddp_train.py) trains LeNet, with `--data FOLDER` on MNIST, else on ten easy
+# patterns under noise. `torchrun` starts a process for each device, `--standalone` all on this
+# machine:
 #
 # ```
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
@@ -1241,10 +1282,10 @@ print(found[1]["last.bias"])
 # list, and all get equally many, if need be by taking a few images twice.
 #
 # After each epoch the program writes a snapshot. If the run is killed later, the same command with
-# `--resume` goes on, and ends with the same weights, bit for bit. (Chapter 15 saves within an
-# epoch, which takes more.)
+# `--resume` goes on, and ends with the same weights, bit for bit.
 #
-# Its training loop is the usual one, with two lines for our DDP:
+# Its training loop is the usual one, with two lines for our DDP. With PyTorch's,
+# `nn.parallel.DistributedDataParallel(net)`, it needs neither:
 
 # %% tags=["file:ddp_train.py", "trains"]
 def train_epoch(model, optimizer, loader, device):
@@ -1257,8 +1298,8 @@ def train_epoch(model, optimizer, loader, device):
         optimizer.step()
 
 # %% [markdown]
-# For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** If
-# 80 of 100 images are recognised:
+# For the accuracy each rank counts hits among its own images. **Add up counts, then divide.** Of
+# 100 images 80 are recognised:
 
 # %% tags=["fold"]
 # check: one rank's hits divided by everybody's images, and the sum of hits
@@ -1430,8 +1471,11 @@ def read_arguments():
 if __name__ == "__main__" and "__file__" in globals():  # a notebook is __main__, and no file
     main(**vars(read_arguments()))
 
-# %% tags=["fold"]
-# check: the program's test_accuracy adds up the counts of 1 to 3 ranks
+# %% tags=["fold", "measured"]
+# check: the program's test_accuracy adds up counts; then its two epochs on two processes
+from helpers.cluster import torchrun
+
+
 def accuracy_of_80_in_100():
     labels = torch.arange(100) % 10
     scores = F.one_hot(labels, 10)
@@ -1441,10 +1485,6 @@ def accuracy_of_80_in_100():
 
 for world in (1, 2, 3):
     assert ranks(accuracy_of_80_in_100, world=world) == [0.8] * world, world
-
-# %% tags=["fold", "measured"]
-# measure: the program, two epochs on two processes; its ten patterns are easy
-from helpers.cluster import torchrun
 
 printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=None)
 print(printed[0])  # by rank 0

@@ -2,9 +2,10 @@
 # # 16 · Sharded training
 #
 # Data parallelism divides the batch and copies everything else: weights, gradients and the
-# optimizer's *state*. When that no longer fits, it is divided, too: *sharded*. ZeRO (*Zero
-# Redundancy Optimizer*, S. Rajbhandari et al., 2020, arXiv:1910.02054) does it in three stages.
-# PyTorch calls the third FSDP, *Fully Sharded Data Parallel*.
+# optimizer's *state*. When that no longer fits, it is divided, too: *sharded*. (So here a shard is
+# a part of a weight, a gradient or the state, no longer of a batch.) ZeRO (*Zero Redundancy
+# Optimizer*, S. Rajbhandari et al., 2020, arXiv:1910.02054) does it in three
+# stages. PyTorch calls the third FSDP, *Fully Sharded Data Parallel*.
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
@@ -135,8 +136,8 @@ def mean_shard(gradient):  # this rank's shard of the mean gradient
 # gradient and two means. So each rank can update *its shard*, and the shards are gathered. First
 # one process trains a small network to compare with: 55,050 parameters, in float64.
 
-# %% tags=["fold", "measured"]
-# define: the data, ten batches of 24 images, and the network, from a seed
+# %% tags=["fold", "measured", "trains"]
+# define: ten batches of 24 images, the network, `train`, and one process's weights in the end
 from helpers import load_data
 
 data = load_data("mnist", limit=2560)
@@ -151,8 +152,7 @@ def make_net():
     return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
                          nn.Linear(64, 10)).double()
 
-# %% tags=["fold", "trains"]
-# define: `train`, and `one_process`, the weights that one process has in the end
+
 def train(model, optimizer, batches):
     for x, y in batches:
         model.zero_grad()
@@ -192,7 +192,12 @@ class FirstZeRO:
             p.shard = my_part(flat)  # a view of p, kept in an attribute of ours
         self.adam = torch.optim.Adam([p.shard for p in self.params], lr=lr)
 
-    def reduce(self, p):  # stage 2 will call it earlier
+    def step(self):
+        for p in self.params:
+            self.reduce(p)
+        self.update_and_gather()
+
+    def reduce(self, p):
         p.shard.grad = mean_shard(p.grad)
 
     def update_and_gather(self):
@@ -200,11 +205,6 @@ class FirstZeRO:
         for p in self.params:
             whole = gather_whole(p.shard)
             p.data.copy_(whole.view(p.shape))
-
-    def step(self):
-        for p in self.params:
-            self.reduce(p)
-        self.update_and_gather()
 
 # %% [markdown]
 # `compare` trains on two ranks, counts the numbers that each keeps, and compares with one process.
@@ -241,14 +241,13 @@ def compare(kind, whole_gradients):
 compare(FirstZeRO, whole_gradients=55_050)
 
 # %% [markdown]
-# Half of the state is on each rank, and the result is the same. (This one keeps the shards'
-# gradients beside the whole ones. The program's class, below, frees them.)
+# Half of the state is on each rank, and the result is the same. (The whole gradients are still
+# there. The program's class frees the shards'.)
 #
 # ## Stage 2: gradients
 #
 # Why keep a whole gradient once it is reduced? When it is complete (chapter 14's hook tells us), we
-# reduce it and free it. (So our class allows one backward pass a step: a second one would overwrite
-# the gradients of the first.)
+# reduce it and free it. (A second backward pass in a step would overwrite the first one's.)
 
 # %% tags=["trains"]
 class SecondZeRO(FirstZeRO):
@@ -268,31 +267,7 @@ class SecondZeRO(FirstZeRO):
 compare(SecondZeRO, whole_gradients=0)
 
 # %% [markdown]
-# No whole gradient is left, only the shards' half of the numbers. Does stage 2 send more?
-
-# %% tags=["fold"]
-# check: how many numbers a step reduces and gathers in both stages
-from unittest.mock import patch
-
-
-def count_numbers(kind):
-    net = make_net()
-    optimizer = kind(net.parameters(), lr=0.01)
-    with patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as reduces:
-        with patch.object(dist, "all_gather_single", wraps=dist.all_gather_single) as gathers:
-            train(net, optimizer, my_batches()[:1])
-    reduced = sum(len(call.args[1]) for call in reduces.call_args_list)
-    gathered = sum(len(call.args[0]) for call in gathers.call_args_list)
-    return reduced, gathered
-
-
-for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
-    reduced, gathered = ranks(count_numbers, kind)[0]
-    print(f"{name}: {reduced:,} numbers reduce-scattered, {gathered:,} all-gathered")
-    assert (reduced, gathered) == (55_050, 55_050)
-
-# %% [markdown]
-# No: with one backward pass a step both send an all-reduce's two halves, as data parallelism does.
+# No whole gradient is left, only the shards' halves.
 
 # %% tags=["fold"]
 # check: mistakes are noticed: not gathered, gradients too large, in wrong order, not freed
@@ -329,15 +304,9 @@ for _, _, whole, _ in ranks(train_with, NotFreed):
 # %% [markdown]
 # ## Any size, any network
 #
-# The program has both stages for other networks, under other names. Its classes needn't be read:
-#
-# | here, for one simple network | in the program, for any |
-# | --- | --- |
-# | `FirstZeRO`, `SecondZeRO` | `ShardedOptimizer`, `ShardedGradients` |
-# | `my_part` | `Cut` |
-# | `gather_whole`, `mean_shard` | `Collectives` |
-#
-# Where a size isn't divisible by the number of ranks, shards are padded with zeros:
+# The program has both stages for any network, `ShardedOptimizer` and `ShardedGradients`. Its
+# classes needn't be read. `Collectives` has our `reduce_scatter` and `gather_whole`, `Cut` our
+# `my_part`, which pads shards with zeros where a size isn't divisible by the number of ranks:
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Collectives`, both halves, which return at once, with a function that waits
@@ -353,20 +322,6 @@ class Collectives:
         whole = shard.new_empty(len(shard) * dist.get_world_size())
         sending = dist.all_gather_single(whole, shard, async_op=True)
         return whole, sending.wait
-
-# %% tags=["fold"]
-# check: after waiting they give what our two functions give
-def as_our_functions():
-    whole = torch.arange(8.0) * (dist.get_rank() + 1)
-    shard, wait = Collectives().reduce_scatter(whole)
-    wait()
-    gathered, wait_for_all = Collectives().all_gather(shard)
-    wait_for_all()
-    return torch.equal(shard, reduce_scatter(whole)) and torch.equal(gathered, gather_whole(shard))
-
-
-for world in [1, 2, 4]:
-    assert all(ranks(as_our_functions, world=world)), world
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: `Cut`, a tensor as one row of numbers, padded and cut
@@ -806,10 +761,23 @@ for stage in [stage1, stage2]:
 assert not largest_difference(ranks(train_untidy, not_copied), untidy) < 1e-3, "frozen, buffers"
 print("stages 1 and 2 equal one process to 1e-12")
 
+
+def as_our_functions():
+    whole = torch.arange(8.0) * (dist.get_rank() + 1)
+    shard, wait = Collectives().reduce_scatter(whole)
+    wait()
+    gathered, wait_for_all = Collectives().all_gather(shard)
+    wait_for_all()
+    return torch.equal(shard, reduce_scatter(whole)) and torch.equal(gathered, gather_whole(shard))
+
+
+for world in [1, 2, 4]:
+    assert all(ranks(as_our_functions, world=world)), world
+
 # %% [markdown]
 # ## Stage 3: weights
 #
-# When is a whole weight needed? Only while its layer computes. Of a network's last two layers:
+# When is a whole weight needed? Only while its layer computes. The last two of three layers:
 #
 # ![The last two layers of a network, from left to right in time. A thin bar is the rank's
 # shard, always there. In the forward pass layer 2 is gathered, used and freed, then layer 3. In the
@@ -821,8 +789,8 @@ print("stages 1 and 2 equal one process to 1e-12")
 # A layer can gather its weight, use it and drop it. But autograd keeps what the backward pass
 # needs, and for `x @ weight.T` that is the whole weight: the gradient of `x` is computed with it.
 # So we write a linear layer's two passes ourselves, as a `torch.autograd.Function`. `forward` saves
-# in `ctx` what `backward` will need: the weight's *shard*. PyTorch calls `backward` with the
-# output's gradient, and expects one gradient for each argument of `forward`:
+# in `ctx` what `backward` will need: the weight's *shard*. `backward` gets the output's gradient,
+# and returns one for each argument of `forward`:
 
 # %%
 class LinearFromShards(torch.autograd.Function):
@@ -845,10 +813,12 @@ class LinearFromShards(torch.autograd.Function):
         return for_x, for_weight, for_bias
 
 # %% [markdown]
-# The function is called by `apply`. Each rank has a row of the weight, and one of two biases. The
-# input is ones on rank 0, twos on rank 1.
+# On two ranks, each with a row of the weight, `0 1 2 3` or `4 5 6 7`: the input is ones on rank 0,
+# twos on rank 1, and so is each row's gradient of the outputs' sum. **Predict** the outputs, and
+# the shards' gradients.
 
-# %%
+# %% tags=["fold"]
+# check: outputs and gradients of this layer; of another they are those of PyTorch's own layer
 def one_layer():
     weight = torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]])
     weight_shard = my_part(weight.reshape(-1)).requires_grad_()
@@ -861,13 +831,6 @@ def one_layer():
 
 for rank, (y, gradient) in enumerate(ranks(one_layer)):
     print(f"rank {rank}: output {y}, gradient of its shard {gradient}")
-
-# %% [markdown]
-# Rank 0's output has the sums of both rows, so it had the whole weight. The gradient of `y.sum()`
-# for each row is the input, so each shard gets the mean of 1 and 2.
-
-# %% tags=["fold"]
-# check: outputs and gradients as the text says; in another case as of PyTorch's own layer
 assert ranks(one_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 
 
@@ -893,11 +856,14 @@ def as_pytorch():
 assert max(ranks(as_pytorch)) < 1e-4
 
 # %% [markdown]
+# Both ranks computed with the whole weight, and each shard gets the mean of 1 and 2.
+#
 # Is the whole weight still in memory between the forward and the backward pass?
 
 # %% tags=["fold"]
 # check: autograd holds a gathered weight in an ordinary linear layer, and not in our function
 import time
+from unittest.mock import patch
 
 
 class Gathered(torch.autograd.Function):
@@ -979,8 +945,7 @@ def first_fsdp(net):
     return net
 
 # %% [markdown]
-# An ordinary Adam updates the shards. The next forward pass gathers them, layer by layer. On two
-# ranks:
+# An ordinary Adam updates the shards, and the next forward pass gathers them. On two ranks:
 
 # %% tags=["fold"]
 # define: `join_and_compare` trains, joins both ranks' shards, and compares with one process
@@ -1004,23 +969,76 @@ def join_and_compare(kind):
 join_and_compare(first_fsdp)
 
 # %% [markdown]
-# Half of each parameter is on a rank, with its gradient and Adam's means.
+# Half of each parameter is on a rank, with its gradient and Adam's means. (The numbers count ReLUs,
+# too: the drawing's layer 3 is `4`.)
 #
+# ### A note in place of the weight
+#
+# We can't write the formulas of all layers. PyTorch has them, but saves the whole weight. So we
+# have it save a *note*. `saved_tensors_hooks` takes two functions. The first gets each tensor that
+# is to be saved, and returns what is saved in its place. The second gets that in the backward pass.
+# In one process, with two shards in a list:
+
+# %%
+from torch.autograd.graph import saved_tensors_hooks
+
+shards = [torch.tensor([1.0, 2]), torch.tensor([3.0, 4])]
+
+
+def gather_shards():
+    print("gathered")
+    return torch.cat(shards)
+
+
+def note_instead(tensor):  # the first function
+    if tensor.data_ptr() == weight.data_ptr():  # it has the weight's memory
+        return "the weight"  # the note
+    return tensor
+
+
+def weight_again(saved):  # the second
+    if isinstance(saved, str):  # a note
+        return gather_shards()
+    return saved
+
+# %%
+x = torch.ones(4, requires_grad=True)
+with saved_tensors_hooks(note_instead, weight_again):
+    weight = gather_shards()
+    y = (x * weight).square()
+del weight  # the last variable that holds it
+y.sum().backward()
+print("gradient of x:", x.grad)
+
+# %% tags=["fold"]
+# check: with the note the whole weight is freed after the forward pass, without it is held
+import contextlib
+import io
+
+
+def still_held(hooks):
+    global weight  # note_instead looks at it
+    x = torch.ones(4, requires_grad=True)
+    with contextlib.redirect_stdout(io.StringIO()), hooks:
+        weight = gather_shards()
+        y = (x * weight).square()
+        memory = weakref.ref(weight.untyped_storage())
+        del weight
+        found = memory() is not None
+        y.sum().backward()
+    assert x.grad.tolist() == [2, 8, 18, 32], "2 times the square of each weight"
+    return found
+
+
+assert not still_held(saved_tensors_hooks(note_instead, weight_again))
+assert still_held(contextlib.nullcontext())
+print("between the passes the whole weight is freed; without the note it is held")
+
+# %% [markdown]
 # ### FSDP for any network
 #
-# The program's `FSDP` takes nearly any module (an LSTM it refuses, and says so), and doesn't know
-# its layers' formulas. When a layer reads its weight, a function of `FSDP` runs and gathers it. In
-# its place autograd saves a *note*: whose weight it was. How that is done is in deeper: FSDP for
-# any network.
-#
-# While a gradient is sent, the backward pass goes on. A new line in the loop waits for what is
-# still under way at the end:
-#
-# ```python
-# loss_function(model(x), y).backward()
-# model.finish_gradient_synchronization()  # NEW
-# optimizer.step()
-# ```
+# The program's `FSDP` does so for nearly any module (not an LSTM). When a layer reads its weight, a
+# *property* of its class runs instead, and gathers it: deeper: FSDP for any network.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
@@ -1467,6 +1485,16 @@ class FSDP(Sharded):
         self.receive()
         self.end_of_backward()
 
+# %% [markdown]
+# While a gradient is sent, the backward pass goes on. (At most two are under way, since they take
+# memory.) A new line in the loop waits for the rest:
+#
+# ```python
+# F.cross_entropy(model(x), y).backward()
+# model.finish_gradient_synchronization()  # NEW
+# optimizer.step()
+# ```
+
 # %% tags=["fold", "trains"]
 # check: `FSDP` equals one process, on 1 to 3 ranks, and with wrong gradients it doesn't
 def train_fsdp(kind):
@@ -1501,65 +1529,9 @@ assert not largest_difference(found, one_process) < 1e-5
 print("stage 3 equals one process to 1e-12")
 
 # %% [markdown]
-# A gradient under way takes memory. So `FSDP` allows two, here a layer's weight and bias: before it
-# sends a third, it waits for the oldest.
-
-# %% tags=["fold"]
-# check: gradients under way; other counts where each is waited for at once, or at the end
-class Noting(FSDP):
-    def __init__(self, module):
-        super().__init__(module)
-        self.names = [name for name, p in module.named_parameters()]
-        self.gathered = []
-        self.at_gather = []  # how many gradients are under way then
-        self.most = 0
-
-    def fetch(self, p):
-        self.gathered.append(self.names[p.cut.number])
-        self.at_gather.append(len(self.sent))
-        return super().fetch(p)
-
-    def send(self, p, gradient):
-        super().send(p, gradient)
-        self.most = max(self.most, len(self.sent))
-
-
-class WaitsAtOnce(Noting):
-    def send(self, p, gradient):
-        super().send(p, gradient)
-        self.receive(most=0)
-
-
-class NeverWaits(Noting):
-    def receive(self, most=0):
-        super().receive(most if most == 0 else 1000)
-
-
-def watch(kind):
-    model = kind(make_net())
-    loss = F.cross_entropy(model(batches[0][0]), batches[0][1])
-    forward = list(model.gathered)
-    model.gathered.clear()
-    loss.backward()
-    model.finish_gradient_synchronization()
-    return forward, model.gathered, model.at_gather[-1], model.most
-
-
-expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2),
-            "waits at the end": (NeverWaits, 2, 6)}
-for name, (kind, at_gather, most) in expected.items():
-    for result in ranks(watch, kind):
-        assert result[2:] == (at_gather, most), (name, result[2:])
-    if kind is Noting:
-        print(f"gradients under way: {at_gather} when layer 2 gathers its weight again, "
-              f"at most {most}")
-
-# %% [markdown]
-# **While two gradients are under way, the next layer may compute.**
-#
-# PyTorch's own FSDP is `fully_shard`. Each call makes one group that is gathered together: here
-# each layer, at last what is left of the network. Its backward pass itself waits at the end, so the
-# loop needs no new line:
+# PyTorch's own FSDP is `fully_shard`. Each call makes a group that is gathered together: here each
+# layer, and finally what is left of the network. It waits within `backward()`, so the loop needs no
+# new line:
 #
 # ```python
 # from torch.distributed.fsdp import fully_shard
@@ -1590,10 +1562,12 @@ for weights in ranks(train_pytorchs):
 # ## What it saves, and what it costs
 #
 # We count tensors' memory on four ranks, in *times the weights*: a parameter's 16 bytes are 4 times
-# the 4 bytes of its weight. A batch is one image, so what layers keep hardly counts.
+# the 4 bytes of its weight. A batch is one image, so what layers keep hardly counts. **Predict:**
+# how much do weights and Adam's means take between steps, in stage 1 and in stage 3?
 
-# %% tags=["fold"]
-# check: `Bytes` counts the memory of tensors, and is right for three that we count by hand
+# %% tags=["fold", "trains"]
+# measure: between steps, gradients, peak; first `Bytes`, which counts, is held to three tensors
+import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -1627,13 +1601,6 @@ with Bytes() as memory:
     assert memory.now == 8000, "y keeps x's storage"
     del y
     assert (memory.now, memory.peak) == (4000, 8000)
-
-# %% [markdown]
-# **Predict:** how much do weights and Adam's means take between steps, in stage 1 and in stage 3?
-
-# %% tags=["fold", "trains"]
-# measure: between steps, gradients, peak, in times the weights, for the figure below
-import numpy as np
 
 
 def data_parallel(net, groups, kind=torch.optim.Adam):
@@ -1709,7 +1676,7 @@ for name, (rest, gradients, peak) in memory.items():
     print(f"{name:14} between steps {rest:.2f}, gradients {gradients:.2f}, peak {peak:.2f}")
 
 # %% tags=["fold"]
-# check: bars of 3, 1.5, 1.5 and 3/4 between steps, gradients of 1 or 1/4, and the highest peak
+# check: bars of 3, 1.5, 1.5 and 3/4 between steps, gradients of 1 or 1/4, data parallelism's peak
 k = 4
 by_the_table = {"data parallel": (3, 1), "stage 1": (1 + 2 / k, 1), "stage 2": (1 + 2 / k, 1 / k),
                 "stage 3": (3 / k, 1 / k)}
@@ -1717,22 +1684,87 @@ for name, expected in by_the_table.items():
     assert np.allclose(memory[name][:2], expected, atol=0.02), (name, memory[name])
 largest = 784 * 256 / sum(p.numel() for p in wide_net().parameters())  # of the weights
 assert np.isclose(memory["data parallel"][2], 4 + 2 * largest, atol=0.02), "Adam's arrays"
-print(f"the largest weight has {largest:.2f} of all numbers")
+print(f"the largest weight has {largest:.2f} of all numbers, and 4 + 2 x {largest:.2f} is "
+      f"{4 + 2 * largest:.2f}")
 assert memory["stage 3"][2] < 0.45 * memory["data parallel"][2], "its peak, too"
 
 # %% [markdown]
-# Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stage
-# 1 divides the means by 4: 1.5. Stage 3 divides everything: 0.75. A step's peak is higher. In data
-# parallelism it holds gradients, too, and on the CPU two arrays that Adam makes for the largest
-# weight; in the stages whole gradients or weights are there for a moment.
+# Between steps data parallelism holds the weights and Adam's two means: 3 times the weights. Stages
+# 1 and 2 divide the means by 4: 1.5. Stage 2 divides the gradients, too. Stage 3 divides
+# everything: 0.75. A step's peak is higher. In data parallelism it has all 4, and on the CPU two
+# arrays that Adam makes, each as large as the largest weight. In the stages whole gradients or
+# weights are there for a moment.
 #
-# What does stage 3 send in a step of one forward and one backward pass, where each weight is used
-# once? An all-reduce is two halves: gather and reduce. Stage 3 reduces each weight's gradient once
-# and gathers the weight at most twice, so up to three halves. **Predict:** which weights does it
-# gather twice?
+# What is sent in a step of one forward and one backward pass, where each weight is used once? In
+# stages 1 and 2 an all-reduce's two halves, as in data parallelism. Stage 3 reduces each weight's
+# gradient once and gathers the weight at most twice, so up to three halves. **Predict:** which
+# weights does it gather twice?
 
 # %% tags=["fold"]
-# check: what each pass gathers; the weight of a layer used three times is gathered six times
+# check: what stages 1 and 2 send; what stage 3 gathers, with at most two gradients under way
+def count_numbers(kind):
+    net = make_net()
+    optimizer = kind(net.parameters(), lr=0.01)
+    with patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as reduces:
+        with patch.object(dist, "all_gather_single", wraps=dist.all_gather_single) as gathers:
+            train(net, optimizer, my_batches()[:1])
+    reduced = sum(len(call.args[1]) for call in reduces.call_args_list)
+    gathered = sum(len(call.args[0]) for call in gathers.call_args_list)
+    return reduced, gathered
+
+
+for name, kind in [("stage 1", FirstZeRO), ("stage 2", SecondZeRO)]:
+    reduced, gathered = ranks(count_numbers, kind)[0]
+    print(f"{name}: {reduced:,} numbers reduce-scattered, {gathered:,} all-gathered")
+    assert (reduced, gathered) == (55_050, 55_050)
+
+
+class Noting(FSDP):
+    def __init__(self, module):
+        super().__init__(module)
+        self.names = [name for name, p in module.named_parameters()]
+        self.gathered = []
+        self.at_gather = []  # how many gradients are under way then
+        self.most = 0
+
+    def fetch(self, p):
+        self.gathered.append(self.names[p.cut.number])
+        self.at_gather.append(len(self.sent))
+        return super().fetch(p)
+
+    def send(self, p, gradient):
+        super().send(p, gradient)
+        self.most = max(self.most, len(self.sent))
+
+
+class WaitsAtOnce(Noting):
+    def send(self, p, gradient):
+        super().send(p, gradient)
+        self.receive(most=0)
+
+
+class NeverWaits(Noting):
+    def receive(self, most=0):
+        super().receive(most if most == 0 else 1000)
+
+
+def watch(kind):
+    model = kind(make_net())
+    loss = F.cross_entropy(model(batches[0][0]), batches[0][1])
+    forward = list(model.gathered)
+    model.gathered.clear()
+    loss.backward()
+    model.finish_gradient_synchronization()
+    return forward, model.gathered, model.at_gather[-1], model.most
+
+
+expected = {"waits at once": (WaitsAtOnce, 0, 1), "two under way": (Noting, 2, 2),
+            "waits at the end": (NeverWaits, 2, 6)}
+for name, (kind, at_gather, most) in expected.items():
+    for result in ranks(watch, kind):
+        assert result[2:] == (at_gather, most), (name, result[2:])
+
+
 forward, again, _, _ = ranks(watch, Noting)[0]
 print("gathered in the forward pass:", ", ".join(forward))
 print("gathered again in the backward pass:", ", ".join(again))
@@ -1751,10 +1783,9 @@ def gather_a_layer_used_again():
 assert ranks(gather_a_layer_used_again) == [6, 6]
 
 # %% [markdown]
-# A bias isn't needed again, nor is the first weight, since images need no gradient.
-# (`LinearFromShards` gathers it all the same.) So in such a step stage 3 sends **up to one and a
-# half times as much**; with several passes, or where a layer is used again, it sends more. What
-# that costs in time is in deeper: When sharding pays.
+# A bias isn't needed again, nor is the first weight, since images need no gradient. So in such a
+# step stage 3 sends **up to one and a half times as much**; with several passes, or where a layer
+# is used again, it sends more. What that costs in time is in deeper: When sharding pays.
 #
 # ## Two traps
 #
@@ -1762,11 +1793,10 @@ assert ranks(gather_a_layer_used_again) == [6, 6]
 #
 # *Clipping* scales gradients down where their norm, the root of the sum of squares, is too large.
 # With our FSDP, PyTorch's `clip_grad_norm_` finds the norm of one rank's shards, so each rank would
-# scale by a factor of its own, without an error. Use `model.clip_grad_norm`. (With `fully_shard`
-# PyTorch's is right.)
+# scale by a factor of its own. Use `model.clip_grad_norm`. (With `fully_shard` PyTorch's is right.)
 
 # %% tags=["fold", "trains", "measured"]
-# measure: the norm of each rank's shards, and what FSDP's method finds
+# check: the norm of each rank's shards, and of all by FSDP's method; with `fully_shard` it is right
 def norms():
     model = FSDP(make_net())
     backward(model, my_part(batches[0][0]), my_part(batches[0][1]))
@@ -1782,8 +1812,7 @@ for rank, (of_shards, ours) in enumerate(both):
     print(f"rank {rank}: its shards' norm is {of_shards / right:.2f} of one process's, "
           f"model.clip_grad_norm's is {ours / right:.2f} of it")
 
-# %% tags=["fold"]
-# check: the squares of the ranks' norms add up to the right one's; with `fully_shard` it is right
+
 def norm_with_fully_shard():
     from torch.distributed.fsdp import fully_shard
 
@@ -1802,34 +1831,39 @@ assert both[0][0] < 0.99 * right and np.isclose(both[1][1], right, rtol=1e-12)
 # %% [markdown]
 # ### 2. Different layers
 #
-# Rank 0 uses layer `a`, rank 1 layer `b` of the same shape. A message doesn't say whose weight it
-# is, so the ranks' first all-gathers meet: both ranks compute with half of `a` and half of `b`, and
-# gradients of different weights are averaged. Our FSDP notices it after a backward pass, but an
-# evaluation has none:
+# Rank 0 uses layer `a`, whose weights are all 1, rank 1 layer `b`, all 10. Four ones come in, so
+# right are 4 on rank 0 and 40 on rank 1. **Predict** what comes out.
 
-# %% tags=["fold", "trains"]
-# check: after a backward pass it raises on both ranks, in an evaluation it doesn't
+# %% tags=["fold"]
+# define: `Either`: rank 0 uses its layer `a`, all ones, rank 1 its layer `b`, all tens
 class Either(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
+        self.a = nn.Linear(4, 4, bias=False)
+        self.b = nn.Linear(4, 4, bias=False)
+        nn.init.constant_(self.a.weight, 1)
+        nn.init.constant_(self.b.weight, 10)
 
     def forward(self, x):
         if dist.get_rank() == 0:
             return self.a(x)
-        else:
-            return self.b(x)
+        return self.b(x)
 
-
+# %%
 def evaluate_either():
     model = FSDP(Either())
-    model.load_full_params({"a.weight": torch.ones(4, 4), "a.bias": torch.zeros(4),
-                            "b.weight": torch.full((4, 4), 10.0), "b.bias": torch.zeros(4)})
     with torch.no_grad():
         return model(torch.ones(1, 4)).tolist()
 
 
+print(ranks(evaluate_either))
+
+# %% [markdown]
+# A message doesn't say whose weight it is. So the ranks' all-gathers met, and both computed with
+# half of `a` and half of `b`. After a backward pass our FSDP notices it:
+
+# %% tags=["fold", "trains"]
+# check: after a backward pass it raises on both ranks, in an evaluation it doesn't
 def use_either():
     model = FSDP(Either())
     model(torch.ones(1, 4)).sum().backward()
@@ -1839,9 +1873,9 @@ def use_either():
         return str(error)
 
 
-print("training:", ranks(use_either)[0])
-print("evaluation, a all ones, b all tens, on rank 0:", ranks(evaluate_either)[0][0])
-assert "in another order" in ranks(use_either)[1]
+print(ranks(use_either)[0])
+for error in ranks(use_either):
+    assert "in another order" in error
 assert ranks(evaluate_either) == [[[4, 4, 40, 40]]] * 2, "half of a and half of b, no error"
 
 # %% [markdown]
@@ -1928,15 +1962,14 @@ print(printed.splitlines()[-1])
 # | stage 2 | $4 + 12/k$ |
 # | stage 3 | $16/k$ |
 #
-# - With one forward and one backward pass a step, each weight used once, data parallelism and
-#   stages 1 and 2 send both halves of an all-reduce, stage 3 at most three halves.
+# - In a step with one forward and one backward pass, each weight used once, stage 3 sends at most
+#   three halves of an all-reduce, the others two.
 # - Stage 3 gathers a weight when its layer computes, and frees it.
 # - With equal shares and an elementwise optimizer, such as Adam, all stages compute what one
 #   process does. In stage 3 all ranks must use the same layers in the same order.
 # - Take the first stage that fits.
 #
-# More: deeper: FSDP for any network, deeper: State dicts that reshard and deeper: When sharding
-# pays. Next: [the map](map.md).
+# More: deeper: State dicts that reshard. Next: [the map](map.md).
 #
 # **Further reading.** Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 # Parallel* (2023), arXiv:2304.11277.

@@ -59,7 +59,7 @@ def own_gradients(net):
     return [p.grad for p in net.parameters()]
 
 
-def naive(net):  # as in chapter 14, without DDP
+def average_gradients(net):  # as in chapter 14's `naive`
     for p in net.parameters():
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
@@ -184,9 +184,9 @@ def clipped(order):
     F.cross_entropy(net(own_part(x)), own_part(y)).backward()
     if order == "clip, then average":
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        naive(net)
+        average_gradients(net)
     else:
-        naive(net)
+        average_gradients(net)
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     return own_gradients(net)
 
@@ -439,7 +439,7 @@ def gaps(broadcast):
     for _ in range(5):
         optimizer.zero_grad()
         F.cross_entropy(net(own_part(x)), own_part(y)).backward()
-        naive(net)
+        average_gradients(net)
         optimizer.step()
     return weight_before, net.weight[0, 0].item()
 
