@@ -4,7 +4,6 @@ import mxnet as mx
 from helpers.networks import lenet
 from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
-from mxnet.gluon.utils import split_and_load
 
 k = 2  # how many devices
 data = helpers.load_data("mnist", limit=12_800)
@@ -22,8 +21,8 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 for epoch in [1, 2]:
     metric = mx.metric.Accuracy()
     for x, y in loader:
-        x_shards = split_and_load(x, devices, even_split=False)
-        y_shards = split_and_load(y, devices, even_split=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = []
         losses = []
         with autograd.record():
@@ -39,8 +38,8 @@ for epoch in [1, 2]:
 
     metric = mx.metric.Accuracy()  # NEW: test images
     for x, y in test_loader:
-        x_shards = split_and_load(x, devices, even_split=False)
-        y_shards = split_and_load(y, devices, even_split=False)
+        x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
+        y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = [net(x_shard) for x_shard in x_shards]
         metric.update(y_shards, outputs)
     name, share_right = metric.get()
