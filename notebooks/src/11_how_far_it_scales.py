@@ -246,7 +246,7 @@ for n, seconds in zip(BATCHES, amdahl(typical, k=4)):
 
 # %% [markdown]
 # Two and four devices have the same $p$, so the law gives four the time of two. With small batches
-# that is too little.
+# that is far too little.
 #
 # ## The step law
 #
