@@ -178,8 +178,8 @@ for loss, replica in zip(losses, replicas):
     print(loss.context, f"loss {loss.asscalar():.1f}, gradient", bias.grad.asnumpy().round(2))
 
 # %% [markdown]
-# It differs, since each device saw other images. (An image's gradient is here its ten
-# probabilities, less 1 at its label.)
+# It differs, since each device saw other images. (Each image adds its ten probabilities, less 1 at
+# its label.)
 #
 # **Third, the sum.** An all-reduce replaces both gradients by their sum. `helpers` has chapter 03's
 # star, the simplest.
@@ -304,7 +304,7 @@ def accuracy(replicas, devices, dataset):
     return right / len(labels)
 
 # %% [markdown]
-# `train` (folded) calls `train_batch` for each batch. An epoch of MNIST takes **ten to forty
+# `train` (folded) calls `train_batch` for each batch. An epoch of MNIST takes **about ten to forty
 # seconds**.
 
 # %% tags=["measured", "trains"]
@@ -560,9 +560,10 @@ for mistake in wrong:
 assert right.max() - right.min() > 2, "seeds differ by less"
 
 # %% [markdown]
-# Weights show each mistake, and one step is enough: biases start at 0, so after half a step a bias
-# is half of what it should be. Three mistakes leave replicas equal. Accuracy alone shows none: all
-# ranges overlap with the right one's, whose seeds alone differ by more than 2 points.
+# Weights show each mistake, and one step is enough: biases start at 0, so after half a step
+# (*mean*) a bias is half of what it should be. Three mistakes leave replicas equal. Accuracy alone
+# shows none: all ranges overlap with the right one's, whose seeds alone differ by more than 2
+# points.
 #
 # Keep this: compare *weights* with one device's.
 
@@ -585,10 +586,10 @@ for limit in [1e-4, 1e-12]:
 assert 1e-12 < difference < 1e-4
 
 # %% [markdown]
-# To $10^{-4}$: float32 rounds earlier. **Predict:** after sixty steps, is the difference sixty
+# To $10^{-4}$: float32 keeps fewer digits. **Predict:** after sixty steps, is the difference sixty
 # times as large, less, or more?
 #
-# First, a relu. These two inputs differ only by rounding:
+# First, a relu. Rounding can turn the first of these inputs into the second:
 
 # %%
 for value in [1e-7, -1e-7]:
@@ -609,9 +610,9 @@ for value in [1e-7, -1e-7]:
 # there it jumps, and goes on to grow. One seed has no flip and stays small. Where flips are
 # impossible, and in float64, all stay small.](src/figures/float32.png)
 #
-# Until the first flip (the dot) the difference hardly grows. There it jumps, and some ten steps
-# later it is thousands of times as large. Four of the five seeds flip. Where flips are made
-# impossible (deeper: Why float32 jumps), nothing jumps.
+# First less: until the first flip (the dot) the difference hardly grows. Then far more: it jumps,
+# and some ten steps later it is thousands of times as large. Four of the five seeds flip. Where
+# flips are made impossible (deeper: Why float32 jumps), nothing jumps.
 #
 # Keep this: in float32, claim *equality* with one device for one step only. For more steps test in
 # float64.
@@ -626,12 +627,12 @@ for value in [1e-7, -1e-7]:
 # - *two devices*: `train_batch`.
 # - *never communicate*: two trainings in one program, each on half of the batch. What does the
 #   all-reduce cost?
-# - *two processes*: the same as two programs. Does it cost time to serve both from one?
+# - *two processes*: the same as two programs. Does it cost time to run both in one program?
 # - *stock MXNet*: one device without what `helpers` sets for threads and memory (deeper: How the
 #   speed-up was measured). Is our *one device* slow, so that two look fast?
 #
 # The table has the median of how many times as fast as *one device* they are, and the middle half
-# of the rounds in brackets. **Predict** the next three.
+# of the rounds in brackets. **Predict** the three after *one device*.
 
 # %% tags=["fold", "file:lenet_contestant.py"]
 # measure: lenet_contestant.py, the program that each contestant runs
@@ -788,10 +789,10 @@ show(fig, alt="Images per second of each round for one device, two devices, two 
               "one device.")
 
 # %% [markdown]
-# The speed-up is that of *two devices*. *Never communicate* doesn't reach 2 either, and has no
-# all-reduce. So the gap between it and 2 has another cause, which we haven't tested. Only a gap
-# between *two devices* and *never communicate* can be the all-reduce. The lines below the table say
-# whether one is seen, and answer the other two doubts.
+# The speed-up is that of *two devices*. What *never communicate* lacks to 2 can't be the
+# all-reduce: it has none. (We haven't tested what it is.) Only a gap between *two devices* and
+# *never communicate* can be the all-reduce. The lines below the table say whether one is seen, and
+# answer the other two doubts.
 #
 # Keep this: two unrelated trainings are the measure of a speed-up, not 2.
 #

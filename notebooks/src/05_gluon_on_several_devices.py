@@ -111,7 +111,7 @@ print_replicas(net.weight)
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors call it "weight"
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # so that errors call it "weight"
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -519,9 +519,9 @@ print_replicas(net.weight)
 # 2 is overwritten by 20. The first replica has the gradient 0.](src/drawings/named_twice.svg)
 #
 # `step(2)` would raise the error, since the first replica never had a gradient. The tutorial's
-# `step` has `ignore_stale_grad=True`, as the error's own text proposes. That turns the error off;
-# but the store doesn't skip such a parameter, as the text says it would. **Predict** the weight.
-# (Right would be 89.)
+# `step` has `ignore_stale_grad=True`, as the error's own text proposes. That turns the error off.
+# The text says that such parameters are then skipped; the store doesn't skip them. **Predict** the
+# weight. (Right would be 89.)
 
 # %% tags=["trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})

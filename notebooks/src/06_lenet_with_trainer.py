@@ -211,7 +211,7 @@ for k in [1, 2, 3, 4]:
     assert largest_difference(replicas, by_device(plain)[0]) < 1e-6, "not plain descent"
     assert largest_difference(replicas, by_device(on_one)[0]) < 1e-12, "not one device's weights"
 print("weights on 1, 2, 3 and 4 devices agree to 1e-12")
-print("weights of our loop and of the plain one agree to 1e-6 (Trainer divides in float32)")
+print("weights of our loop and of the plain one agree to 1e-6 (Trainer keeps 1/130 in float32)")
 
 # %% [markdown]
 # ## Three traps that raise no error
@@ -424,7 +424,7 @@ history = fit(net, trainer, batches, devices, epochs=1, test=test_batches)
 print(f"training {history.train_accuracy[0]:.3f}, test {history.test_accuracy[0]:.3f}")
 
 # %% tags=["fold", "trains"]
-# check: fit gives our loop's losses, weights and accuracies, small last batch included
+# check: fit gives our loop's losses, weights and accuracies, a last batch of 120 included
 # (and a device may lack images)
 def prepared(devices):
     net = start_in_float64(devices)
@@ -659,7 +659,7 @@ assert np.array_equal(after_64[64:], whole_mask[64:]), "and none of the second"
 # | question | compare | in float64 here |
 # | --- | --- | --- |
 # | is the loop right? | two devices and one, with `Dropout(0)` | equal to $10^{-12}$ |
-# | is it right with masks, too? | their gradients, with the same masks | equal to $10^{-12}$ |
+# | is the loop right with masks? | their gradients, with the same masks | equal to $10^{-12}$ |
 # | does a run repeat itself? | two runs, same seed, same k | equal to the bit |
 #
 # For the second row, multiply by masks drawn before, in place of the Dropout layer: two devices get
@@ -739,8 +739,9 @@ assert np.array_equal(draw_mask(64, pair[0]), seven), "seeding cpu(1) seeds cpu(
 # %% [markdown]
 # ## Summary
 #
-# - The loss has a number for each image; `step` divides by what you tell it, in our loop and `fit`
-#   the actual size. A much smaller last batch gets the nominal size, or is dropped (chapter 08).
+# - The loss has a number for each image; `step` divides by what you tell it. Our loop and `fit`
+#   tell it the actual size. Where the last batch is much smaller, tell it the nominal size, or drop
+#   that batch (chapter 08).
 # - That devices agree doesn't show that a loop is right. Compare with something independent.
 # - Make or reset metrics and iterators in each epoch, and don't count padding.
 # - With Dropout, k devices are not one. Compare without it, or with the same masks.

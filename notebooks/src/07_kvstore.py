@@ -534,7 +534,8 @@ for k in [4, 8]:
 assert sizes["embedding"] > sum(sizes.values()) - sizes["embedding"]
 
 # %% [markdown]
-# Nothing else. With $k$ buffers for each parameter, on its owner (and without activations):
+# Nothing else. How much does each device hold, with $k$ buffers of each parameter on its owner? (We
+# leave activations out.)
 
 # %%
 k = 4
@@ -557,7 +558,7 @@ from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 replica = 2 * weights_mb
 ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
 title = f"The embedding's owner holds {ratio:.1f} times as much as cpu(3)"
-fig, ax = figure(title, "device", "MB on each device (computed)")
+fig, ax = figure(title, "device", "MB (computed, without activations)")
 ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
 ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
        label="buffers of the store")

@@ -20,8 +20,8 @@
 # > **What you need:** chapter 06, no GPU, and 4 GB of free memory. Reading takes {reading time},
 # > running about a minute on two idle cores.
 #
-# d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy. So names change from
-# here on, as the comments say. `npx.set_np()` makes Gluon use such arrays.
+# d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy. So in this chapter and
+# the next some names change, as the comments say. `npx.set_np()` makes Gluon use such arrays.
 
 # %%
 import json
@@ -110,7 +110,7 @@ by_hand = npx.activation(projected + change, act_type="relu")
 # %% [markdown]
 # A `HybridBlock` puts the same steps into a class. `hybrid_forward` also gets `F`, the module from
 # which it takes operators: `npx.activation` becomes `F.npx.activation`. Here `F` is `mx.nd`, whose
-# operators compute. Section *One graph* needs another.
+# operators compute. In *One graph* it will be another.
 
 # %%
 class HybridResidual(nn.HybridBlock):
@@ -318,8 +318,8 @@ by_layer, as_graph = forward_ms["thin network, 1 image"]
 assert as_graph < 0.9 * by_layer, "one graph should save time where there is little to compute"
 
 # %% [markdown]
-# The thin network gains: to hand over its short operators is a good part of the time. The whole
-# network computes far longer, and gains little, if anything.
+# The thin network gains: handing over its short operators takes a good part of its time. The whole
+# network spends far longer computing, and gains little, if anything.
 #
 # For one graph every block must be a `HybridBlock`. d2l's are plain `Block`s. Its network can be
 # hybridised too, and nothing complains. **Predict:** how many operators are recorded then?
@@ -580,12 +580,14 @@ for device, replica, other in zip(pair, everything, of_d2l):
 # %% [markdown]
 # ## What does the second device bring?
 #
-# **First, with the same batch:** each device gets half of it. As just checked, that is one device's
-# training, but for BatchNorm; only the time should change. Here is a step of the whole network with
-# 32 images. **Predict:** how many times as fast are two devices?
+# **First, with the same batch:** each device gets half of it. By the check above that is one
+# device's training, except that each BatchNorm sees half of the batch. So what should change is the
+# time. Here is a step of the whole network with 32 images. **Predict:** how many times as fast are
+# two devices?
 
 # %% tags=["fold", "measured", "trains", "few:ROUNDS = 5=>ROUNDS = 1"]
 # measure: a step of the whole network with the same 32 images, on one device and on two
+from helpers.device import cores
 from helpers.timing import Others, in_turns, spread
 
 ROUNDS = 5
@@ -613,11 +615,11 @@ same_batch = spread(times["one device"] / times["two devices"])
 if same_batch.low > 1.1:
     verdict = "the second device saves time with the same batch"
 else:
-    verdict = "no time is saved in this run"
+    verdict = "this run doesn't show that time is saved"
 print(f"{same_batch.median:.2f} times as fast (middle half {same_batch.low:.2f} to "
       f"{same_batch.high:.2f}): {verdict}")
-if ROUNDS > 1 and others.share <= 0.05:
-    assert same_batch.median > 1, "two devices should be faster with the same batch"
+if two[0].device_type == "cpu" and cores() >= 2 and ROUNDS > 1 and others.share <= 0.05:
+    assert same_batch.low > 1.1, "two devices should be faster with the same batch"
 
 # %% [markdown]
 # Devices are CPU cores here; **on GPUs** numbers will differ. (Why not 2? See deeper: What the
@@ -653,8 +655,8 @@ assert round(ratio, 1) == 1.8
 
 # %% [markdown]
 # Two devices get through the images 1.8 times as fast. Both runs were tested after the same numbers
-# of images. **Predict:** which has fewer wrong answers after as many images? And after as many
-# minutes?
+# of images. **Predict:** which has fewer wrong answers after the same number of images? And after
+# the same number of minutes?
 
 # %% tags=["fold"]
 # draw: wrong answers on 1,000 test images, against minutes and against images
@@ -733,8 +735,8 @@ assert len(set(ahead[times_two > 11])) == 2, "the curves don't cross after minut
 # A point is a test. By images, batch 256 was ahead at every point but the first. By minutes, it was
 # ahead until minute 11; then the curves cross, and one run each names no winner. Batch 512 lost its
 # time at the start: for 18,000 images its loss stayed near that of guessing (same deeper notebook).
-# **A second device speeds up the same training. A larger batch and rate make another training,
-# which may need more images.**
+# **With the same batch a second device does the same training sooner, where it has a core of its
+# own. A larger batch and rate make another training, which may need more images.**
 #
 # ## Two traps
 #
@@ -804,8 +806,8 @@ if mx.context.num_gpus() == 0:
 # %% [markdown]
 # ### A last batch that doesn't divide
 #
-# 10,000 images in batches of 64 leave a last one of 16. By which *n* should `step(n)` divide, as in
-# chapter 06's second trap?
+# 10,000 images in batches of 64 leave a last one of 16. By which *n* should `step(n)` divide? (It
+# is chapter 06's second trap.)
 #
 # - **actual**, 16: the mean of 16 gradients, a step of full length. So do chapter 06's loop and
 #   `fit`, and d2l's `train_batch_ch13`.
@@ -862,9 +864,9 @@ assert final["dropped"][0] < final["nominal"][-1] and final["nominal"][0] < fina
 #
 # - A residual block adds a change to its input. Three quarters of the parameters are in stage 4.
 # - One graph needs `HybridBlock`s from top to bottom, and saves time where operators are short.
-# - With the same batch, two devices do the same training (but for BatchNorm) in less time. With
-#   twice the batch and rate it is another: in one run each, 1.8 times the images a second, and 10,
-#   5 and 2 % wrong reached later.
+# - With the same batch, two devices do the same training (but for BatchNorm), here in less time.
+#   With twice the batch and rate it is another: in one run each, 1.8 times the images a second, and
+#   10, 5 and 2 % wrong reached later.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU: check that devices differ.
 # - Where the last batch is much smaller, tell `step` the nominal size, or drop that batch.
 #

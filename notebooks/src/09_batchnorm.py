@@ -49,8 +49,8 @@ for name, values in parts.items():
 
 # %% [markdown]
 # A shard's mean isn't the whole batch's, nor is its variance. Each shard's variance, 1, is the
-# variance *within* shards. The shards' means, 2 and 6, are 2 away from 4: the variance *between*
-# shards is $2^2 = 4$. The whole batch has both: $1 + 4 = 5$.
+# variance *within* shards. The shards' means, 2 and 6, are each 2 away from the batch's, 4: the
+# variance *between* shards is $2^2 = 4$. The whole batch has both: $1 + 4 = 5$.
 #
 # **Predict:** which outputs does a device compute for its two images?
 
@@ -103,7 +103,7 @@ def thin_resnet(devices, norm_class=nn.BatchNorm):
     mx.random.seed(8)  # the same weights each time
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=norm_class)
     net.initialize(init.Xavier(), ctx=devices)
-    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # in float32: MXNet can't draw in float64
+    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # in float32: here initializers raise for float64
     net.cast("float64")
     return net
 
@@ -215,7 +215,7 @@ assert from_halves < 1e-12, "the halves should be the whole cause"
 # images on each of 256 GPUs (Goyal et al., 2017, section 2.3). With 2 images a GPU, though,
 # BatchNorm's error on ImageNet was 10.6 points above group norm's (Wu and He, 2018).
 #
-# We stored runs of the ResNet-18 that chapter 08 trains, on MNIST: batch 64, five seeds. Only the
+# We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, five seeds. Only the
 # number of simulated devices changes, and so the images that each has. **Predict:** do small shards
 # fall behind, after one epoch and after two?
 
@@ -264,7 +264,7 @@ for ax, accuracies, when in zip(axes, [after_one, after_two], ["1 epoch", "2 epo
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_ylabel("% of test images right")
 axes[0].set_ylim(86, 100)
-fig.suptitle("Small shards may begin behind; after two epochs accuracies overlap")
+fig.suptitle("After one epoch a run with 4 images is far behind; after two none is")
 show(fig, alt="Test accuracies of five seeds each, with 64, 32, 4 and 2 images on a device, and "
               "medians as lines. After one epoch one run with 4 images is far below the others; "
               "after two epochs all ranges overlap.")
@@ -377,8 +377,8 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 # %% [markdown]
 # So accuracy would depend on which device gets which image. A remedy, for shards of equal size:
 # give every device the average of the running statistics. We write it into their arrays. (Chapter
-# 07 warned of that for *weights*, which the store replaces. Running statistics aren't trained, so
-# it leaves them alone.)
+# 07 warned of that for *weights*, which the store replaces. After the first step it leaves running
+# statistics alone, since they aren't trained.)
 
 # %% tags=["measured"]
 def share_statistics(net):
@@ -396,8 +396,8 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 
 # %% [markdown]
 # Now they agree. **Call `share_statistics` before you evaluate.** Then you measure the network that
-# you save: `save_parameters` writes the same averages. (Gluon's `set_data` would not do: the steps
-# after it would lose their momentum.)
+# you save: `save_parameters` writes the same averages. The average variance still lacks the part
+# between the shards. (Don't share by Gluon's `set_data`: a training with momentum would lose it.)
 
 # %% tags=["fold", "trains"]
 # check: sharing makes scores agree, changes no training, and gives what save_parameters writes
@@ -662,7 +662,7 @@ def forward_together(net, x_shards):
 
 # %% [markdown]
 # A small network with two norms takes three steps. Does it get the weights that one device gets
-# with Gluon's BatchNorm? We try Gluon's on two devices, and ours on 1, 2 and 4:
+# with Gluon's BatchNorm? We try that on two devices, and ours on 1, 2 and 4:
 
 # %% tags=["fold", "trains"]
 # measure: whether three steps give the weights of one device with Gluon's BatchNorm

@@ -171,7 +171,7 @@ assert w.grad.asscalar() == 12, "MXNet adds too, if told so"
 # $\eta = 0.125$ in all of them? And if it is halved for the last?
 
 # %% tags=["fold", "trains"]
-# check: a table of three steps by these rules; both libraries follow them, and round nothing
+# check: a table of three steps by these rules; both libraries follow them exactly
 def mxnet_rule(rates, decay=0.0):
     w = 1.0
     v = 0.0
@@ -285,9 +285,9 @@ if not torch.accelerator.is_available():
         raise AssertionError("synchronize should raise where there is no accelerator")
 
 # %% [markdown]
-# On a CPU, PyTorch computes before the call returns. **On GPUs** it queues, too: on an H200
-# (PyTorch 2.11) the call took 1 % of the time of a product of 8,000 × 8,000 numbers.
-# `torch.accelerator.synchronize()` waits for one GPU (PyTorch's documentation).
+# On a CPU, PyTorch computes before the call returns. **On GPUs** it queues, too: to multiply two
+# matrices of 8,000 × 8,000 float32 numbers on an H200 (PyTorch 2.11), the call took 1 % of the
+# time. `torch.accelerator.synchronize()` waits for one GPU (PyTorch's documentation).
 #
 # ### All in one picture
 #
@@ -372,7 +372,7 @@ def lenet():
 theirs = lenet().double()  # float64
 
 # %% [markdown]
-# The other is chapter 06's LeNet, in float64, on two devices:
+# Gluon's, `ours`, is chapter 06's LeNet, in float64, on two devices:
 
 # %%
 def start_gluon(devices):
@@ -520,7 +520,7 @@ for rate in [0.1, in_float32]:
     torch_step(theirs, optimizer, x, y)
     distances[rate] = largest_difference(weights_on(ours, pair[0]), list(theirs.parameters()))
 print("0.1 in MXNet's update:", in_float32)
-assert distances[in_float32] < 1e-13 and distances[0.1] > 1e-11
+assert distances[in_float32] < 1e-13 and distances[0.1] > 1e-10
 ours, theirs, trainer, optimizer = fresh_twins(0.125, 0.125)
 trainer = gluon.Trainer(ours.collect_params(), "sgd", {"learning_rate": 0.125}, kvstore=None)
 for x, y in batches[:5]:
@@ -592,9 +592,9 @@ print(len(replicas), "replicas of", len(replicas[0]), "arrays")
 
 # %% [markdown]
 # PyTorch's first replica shares the network's memory: it is on the same device (docstring of
-# `nn.DataParallel`; with one GPU named twice we saw it). Ours are all copies, which is simpler.
-# (LeNet has no *buffers*, as PyTorch calls running statistics: with BatchNorm each of our replicas
-# would write into the network's own.)
+# `nn.DataParallel`; so it was on an H200 that we named twice). Ours are all copies, which is
+# simpler. (LeNet has no *buffers*, as PyTorch calls running statistics: with BatchNorm each of our
+# replicas would write into the network's own.)
 #
 # ### Apply, and gather
 #
@@ -652,7 +652,8 @@ print("the same gradients:", largest_difference(gradients, whole_gradients) < 1e
 
 # %% [markdown]
 # Is that what PyTorch does? Its own pieces need GPUs, but its `nn.DataParallel.forward` doesn't. We
-# give that our pieces, in threads. It calls them in our order, and the numbers are the same.
+# give that our pieces, in threads. It calls them in our order, and the numbers are the same. (That
+# its own pieces do what ours do, we have read, not run.)
 
 # %% tags=["fold"]
 # check: nn.DataParallel's own forward, with our pieces, equals the network to 1e-12

@@ -127,7 +127,7 @@ def hello():
 print(ranks(hello, world=3))
 
 # %% tags=["fold"]
-# check: on 2 and 4 ranks all get the sum; if one waits for ever, all are ended by the error below
+# check: on 2 and 4 ranks all get the sum; if one waits for ever, a TimeoutError ends all
 import os
 import signal
 
@@ -243,7 +243,8 @@ def broadcast_module(module):
 # A short message is mostly latency (chapter 03), so `all` takes little longer than `g1`. That is
 # why four messages end later than one, even if they begin earlier.
 #
-# Below, `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
+# The fourth way will be a class, `SmallDDP`, after two sections on what it needs. In all,
+# `equal_replica()` has rank 0's weights, and `shard_loss(net)` is the loss on the rank's
 # shard, its rows of `x` and `y`.
 
 # %% tags=["fold"]
@@ -345,7 +346,8 @@ for wrong in (without_first_layer, without_division):
 # %% [markdown]
 # ### Flat: one message
 #
-# Naive sends six messages, two a layer, and each costs a latency. One array can hold all gradients:
+# Naive sends six messages, two a layer, and each costs a latency. One array can hold all gradients.
+# To unpack it, we cut it into pieces of the parameters' sizes, and copy each into its gradient:
 
 # %%
 def pack(parameters):
@@ -665,10 +667,11 @@ for found in ranks(with_small_ddp, 100):
     assert largest_difference(found, whole) < 1e-5
 
 # %% [markdown]
-# And if rank 1 leaves out the layer `second`? `overlapped` ends in an error, `SmallDDP` doesn't:
+# And if rank 1 leaves out the layer `second`? With `overlapped` rank 0 waits for it in vain, until
+# an error ends both. `SmallDDP` gets `expected`, the right gradients:
 
 # %% tags=["fold"]
-# define: a SmallNet whose rank 1 leaves out `second`; its right gradients; `overlapped` fails
+# define: `with_second_left_out`, on rank 1; `expected`, its right gradients; `overlapped` fails
 class LeftOut(SmallNet):
     def forward(self, x):
         x = torch.tanh(self.first(x))
@@ -707,9 +710,10 @@ for found in ranks(with_second_left_out, SmallDDP):
     assert largest_difference(found, expected) < 1e-5
 
 # %% [markdown]
-# Both ranks have half of rank 0's gradient. That is DDP: **each gradient becomes its mean over
-# ranks, in buckets that leave while the pass goes on.** *Somebody must wait at the end of the
-# pass*, so you call `finish_gradient_synchronization`. (PyTorch's DDP waits within `backward()`.)
+# Both ranks have the mean of rank 0's gradient of `second` and rank 1's zeros: half of rank 0's.
+# That is DDP: **each gradient becomes its mean over ranks, in buckets that leave while the pass
+# goes on.** *Somebody must wait at the end of the pass*, so you call
+# `finish_gradient_synchronization`. (PyTorch's DDP waits within `backward()`.)
 
 # %% tags=["fold"]
 # check: buckets leave during the pass, in their order, and are right on 2 to 4 ranks
@@ -1011,7 +1015,7 @@ for world in (2, 3, 4):
 assert largest_difference(ranks(with_second_left_out, DDP), expected) < 1e-5
 
 # %% [markdown]
-# The guard refuses three mistakes:
+# Three of the mistakes that the guard refuses:
 
 # %% tags=["fold", "trains"]
 # check: two backward passes, a step before the end and clipping before the end are all refused
@@ -1282,7 +1286,8 @@ for parts in (same_shard_twice, each_half):
 # list, and all get equally many, if need be by taking a few images twice.
 #
 # After each epoch the program writes a snapshot. If the run is killed later, the same command with
-# `--resume` goes on, and ends with the same weights, bit for bit. (On GPUs: chapter 15.)
+# `--resume` goes on. With two processes on CPU cores it ends with the same weights, bit for bit.
+# (On GPUs that takes more: chapter 15.)
 #
 # Its training loop is the usual one, with two lines for our DDP. With PyTorch's,
 # `nn.parallel.DistributedDataParallel(net)`, it needs neither:
@@ -1386,7 +1391,7 @@ def test_accuracy(model, images, labels, device):
     return right.item() / len(images)
 
 
-# --- A snapshot after each epoch, from which a run goes on, on CPU cores bit for bit
+# --- A snapshot after each epoch, from which a run goes on
 def save_snapshot(path, snapshot):
     """Rank 0 writes it beside `path` and then renames it: whoever kills us, `path` is whole."""
     if dist.get_rank() == 0:
@@ -1490,9 +1495,10 @@ printed = torchrun("ddp_train.py", nproc=2, arguments=["--epochs", "2"], log=Non
 print(printed[0])  # by rank 0
 
 # %% [markdown]
-# **On GPUs:** each process takes one, if there are enough. We had one (an H200, PyTorch 2.11).
-# There the program trained; and two processes that shared it, sending by gloo, got one process's
-# weights, to $10^{-16}$ in float64.
+# **On GPUs:** each process takes one, if there are enough, and sends by NCCL; else all take CPU
+# cores. We had only one GPU (an H200, PyTorch 2.11), so between GPUs this is untried. On it the
+# program trained, as one process. In a test two processes shared it, and `DDP` sent by gloo: after
+# ten steps in float64, weights differed from one process's by $10^{-16}$ at most.
 #
 # ## Summary
 #

@@ -536,7 +536,7 @@ assert not same(of_whole["random"][0], of_whole["random"][1]), "each rank has it
 # DDP may change that (`should_rebuild_buckets` in c10d's `reducer.hpp`). A sum of two doesn't.
 
 # %% tags=["torch", "trains", "fold"]
-# check: without a kill, too: three steps and then one equal four, in all digits
+# check: without a kill, too, three steps and then one more give what four give, in all digits
 def go_on(folder, steps):
     images, labels = torch.load(folder / "data.pt")
     model, optimizer = new_training()
@@ -563,10 +563,11 @@ assert same(torch.load(folder / "small.pt"), after_four)
 # **Test a checkpoint by a kill, and compare bit for bit.** Test it on two ranks: on three or more,
 # the order of a sum may change last digits without a mistake.
 #
-# **On GPUs** even two unbroken runs may differ. On an H200 (PyTorch 2.11) chapter 14's program, run
-# twice for three epochs of MNIST, ended with weights up to 0.2 apart. With
-# `torch.use_deterministic_algorithms(True)`, and the variable `CUBLAS_WORKSPACE_CONFIG` that it
-# asks for (PyTorch's *Reproducibility*), two runs and a resumed one ended equal, bit for bit.
+# **On GPUs** even two unbroken runs may differ. On an H200 (PyTorch 2.11) one process with chapter
+# 14's program, run twice for three epochs of MNIST, ended with weights up to 0.2 apart. With
+# `torch.use_deterministic_algorithms(True)`, and the environment variable `CUBLAS_WORKSPACE_CONFIG`
+# that it asks for (see PyTorch's *Reproducibility*), two runs and a resumed one ended equal, bit
+# for bit.
 #
 # ### Killed while it writes
 #
@@ -651,7 +652,7 @@ print("by `save`:        the old checkpoint, of step", torch.load(folder / "save
 # %% tags=["torch"]
 mistakes = {  # `{**left, "step": 16}` is a copy of `left` with another step
     "no momentum": {**left, "optimizer": new["optimizer"]},  # that of a new optimizer
-    "no step": {**left, "step": 16},  # only the epoch is saved: step 20's began at 16
+    "no step": {**left, "step": 16},  # only the epoch is saved: that of step 20 began at 16
     "no random states": {**left, "random": new["random"]},  # those of new processes
     "no rank 1": {**left, "random": [left["random"][0], left["random"][0]]},  # rank 0's for both
 }
@@ -667,10 +668,10 @@ for name, weights in runs.items():
     print(f"{name}: no error; as if unbroken: {equal}")
 
 # %% [markdown]
-# Here the unbroken run tells. In your own training there is none. Would the loss tell? Correct runs
+# Here the unbroken run tells. A long training isn't done twice. Would the loss tell? Correct runs
 # differ, too: with another seed's dropout masks a run ends with other weights, and is just as good.
-# So we resume `left` with the masks of 8 seeds, and see how far the losses of *correct runs* lie
-# apart.
+# So we resume `left` with the masks of 8 seeds, which are other ones, but none comes twice, and see
+# how far the losses of *correct runs* lie apart.
 #
 # **Predict:** whose loss lies outside theirs soon after the resumption, and whose at the end?
 

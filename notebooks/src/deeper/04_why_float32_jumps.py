@@ -244,7 +244,7 @@ for kind in ["borrowed", "smooth"]:
 # draw: the difference between one device and two, step by step; a dot at the first flip
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
-fig, ax = figure("In float32, the difference jumps only at a flip", "step",
+fig, ax = figure("No jump before the first flip, nor where flips are impossible", "step",
                  "difference between one and two devices")
 looks = {  # the first is drawn below the others
     "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35,
