@@ -27,6 +27,7 @@ KNOWN = {
 # Names that these chapters give to the same code, on purpose: they tell the same story twice. A
 # chapter and its own deeper notebooks may always do so.
 REPEATED = {
+    "usual_size": ("11", "12"),
     "weights_on": ("12", "13"),
 }
 

@@ -51,9 +51,9 @@ def split_by_sizes(batch, sizes):
 def with_handicap(x, y, handicap):
     x_repeated = x.repeat(handicap, axis=0)
     y_repeated = y.repeat(handicap, axis=0)
-    counts = nd.zeros((len(x), handicap), ctx=x.context)  # a row for each image
-    counts[:, 0] = 1  # only its first time counts
-    return x_repeated, y_repeated, counts.reshape(-1)  # one row after the other
+    counts = nd.zeros(len(x_repeated), ctx=x.context)
+    counts[::handicap] = 1  # the first time of each image
+    return x_repeated, y_repeated, counts
 
 
 def passes_of(x, y, sizes, handicaps):
