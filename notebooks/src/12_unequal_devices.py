@@ -629,8 +629,10 @@ if quiet:
     assert saved[3][1] > saved[31][1], "a slower helper saves less"
 
 # %% [markdown]
-# The law gives all four helpers the same $c$. So if $c$ was measured too small, all four points lie
-# below the line: four points on one side say little more than one.
+# It is close: quiet runs of ours said both. Points below the line mean a law that is too fast. All
+# four share one $c$, so if that was measured too small, all four lie below: they say little more
+# than one. Or $c$ grows with the images of each device. It was measured with 128, and beside a slow
+# helper the fast device has up to 248. (We haven't tested which.)
 #
 # **Near the law's limit a helper isn't worth its trouble.** And the limit is only as good as its
 # $c$, a small difference of two large times. In the trainings, which had a new batch in each step,
