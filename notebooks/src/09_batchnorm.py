@@ -215,12 +215,12 @@ assert from_halves < 1e-12, "the halves should be the whole cause"
 # images on each of 256 GPUs (Goyal et al., 2017, section 2.3). With 2 images a GPU, though,
 # BatchNorm's error on ImageNet was 10.6 points above group norm's (Wu and He, 2018).
 #
-# We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, five seeds. Only the
-# number of simulated devices changes, and so the images that each has. **Predict:** do small shards
-# fall behind, after one epoch and after two?
+# We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, five seeds. Only the number of
+# simulated devices changes, 1, 2, 16 or 32, and so the images that each has. **Predict:** do small
+# shards fall behind, after one epoch and after two?
 
 # %% tags=["fold"]
-# measure: % of 10,000 test images right, and training loss: median of five seeds, and their range
+# measure: from the stored runs, % of 10,000 test images right, and training loss
 import json
 from pathlib import Path
 
@@ -240,6 +240,7 @@ def median_and_range(values, digits):
             f"{values.max():.{digits}f})")
 
 
+print("median of five seeds (and their range)")
 print("                % after 1 epoch      % after 2 epochs     training loss in epoch 2")
 after_one, after_two, train_loss = {}, {}, {}
 for name, label in labels.items():
@@ -318,7 +319,7 @@ for device in pair:
 # 0.1 \cdot 5 = 1.4$: no device sees the variance *between* the shards.
 
 # %% tags=["fold"]
-# check: running statistics change in the backward pass only, by a tenth of the shard's
+# check: running statistics change in the backward pass only, by a tenth; in ResNet-18, too
 for used, means, variances in [(pair, [0.2, 0.6], [1.0, 1.0]), (one, [0.4], [1.4])]:
     norm = nn.BatchNorm(in_channels=1)
     norm.initialize(ctx=used)
@@ -365,9 +366,9 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # ### Do both devices give the same scores?
 #
 # Outside `record` and `train_mode` a network uses its device's running statistics. We train the
-# thin ResNet-18 for two steps, since one wouldn't show it: in the first `step`, Trainer sets up its
-# store (chapter 07), and gives every device what device 0 has, running statistics too. Both
-# replicas have equal weights. Their scores:
+# thin ResNet-18 for two steps, and give the same images to both replicas, whose weights are equal.
+# (One step wouldn't show it: before its first update Trainer copies all that device 0 has to the
+# others, running statistics too, chapter 07.)
 
 # %% tags=["measured", "trains"]
 trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
@@ -395,12 +396,13 @@ share_statistics(trained)
 print(f"scores differ by {score_difference(trained, x):.1g} of the largest score")
 
 # %% [markdown]
-# Now they agree. **Call `share_statistics` before you evaluate.** Then you measure the network that
-# you save: `save_parameters` writes the same averages. The average variance still lacks the part
-# between the shards. (Don't share by Gluon's `set_data`: a training with momentum would lose it.)
+# Now they agree. And `save_parameters` writes the same averages. So **call `share_statistics`
+# before you evaluate: then you measure the network that you save.** The average variance still
+# lacks the part between the shards. (Don't share by Gluon's `set_data`: a training with momentum
+# would lose it.)
 
 # %% tags=["fold", "trains"]
-# check: sharing makes scores agree, changes no training, and gives what save_parameters writes
+# check: sharing makes scores agree, changes no training (set_data does), gives what is saved
 import os
 import tempfile
 
@@ -489,17 +491,17 @@ for network, devices in [(net, pair), (loaded[4], four)]:
         assert onp.abs(network(x.as_in_ctx(device)).asnumpy() - wanted).max() < 1e-12, "all alike"
 
 # %% tags=["fold"]
-# measure: stored runs, device 0's own running statistics against the average: accuracies differ
+# measure: from the stored runs, accuracy with device 0's own statistics against the average's
 for epoch in [0, 1]:
     points = []
     for name in labels:
         change = of_seeds(name, epoch, "accuracy") - of_seeds(name, epoch, "own_accuracy")
         points.append(100 * onp.abs(change).max())
-    print(f"after epoch {epoch + 1}: by at most {max(points):.2f} points")
+    print(f"after epoch {epoch + 1}: at most {max(points):.2f} points apart")
     assert max(points) < 0.215
 
 # %% [markdown]
-# In the stored runs, evaluated with the average, it hardly mattered: 0.21 points at most.
+# In the stored runs accuracy hardly depended on it, by 0.21 points at most.
 #
 # ## Statistics of the whole batch, from scratch
 #
@@ -521,31 +523,28 @@ def all_sum(arrays):
 # %% [markdown]
 # In the batch of four the shards' sums are $1 + 3 = 4$ and $5 + 7 = 12$, their sums of squares $1 +
 # 9 = 10$ and $25 + 49 = 74$. Images have four axes, and a sum over all but the channels leaves a
-# number for each channel:
+# number for each channel. Devices exchange numbers in `all_sum` only:
 
 # %%
 def sum_by_channel(x):  # [images, channels, rows, columns] -> [1, channels, 1, 1]
     return x.sum(axis=(0, 2, 3), keepdims=True)
 
 
-def statistics_of_all(x_shards):
-    n = 0  # values of one channel, on all devices
-    shard_sums = []
-    shard_squares = []
-    for x in x_shards:
-        channels = x.shape[1]
-        n += x.size // channels
-        shard_sums.append(sum_by_channel(x))
-        shard_squares.append(sum_by_channel(x * x))
+def count_by_channel(x):  # how many values each channel has
+    images, channels, rows, columns = x.shape
+    return images * rows * columns
 
-    sums = all_sum(shard_sums)  # here the devices exchange numbers
-    squares = all_sum(shard_squares)
+
+def statistics_of_all(x_shards):
+    n = sum(count_by_channel(x) for x in x_shards)
+    sums = all_sum([sum_by_channel(x) for x in x_shards])
+    squares = all_sum([sum_by_channel(x * x) for x in x_shards])
     means = []  # one on each device, all equal
     variances = []
-    for rank in range(len(x_shards)):
-        mean = sums[rank] / n
+    for total, total_of_squares in zip(sums, squares):
+        mean = total / n
         means.append(mean)
-        variances.append(squares[rank] / n - mean * mean)
+        variances.append(total_of_squares / n - mean * mean)
     return means, variances
 
 # %% [markdown]
@@ -581,9 +580,16 @@ for output in norm_together(x_shards, gammas, betas):
     print(output.ctx, output.asnumpy().ravel().round(2))
 
 # %% [markdown]
-# These are one device's outputs from above. And the gradients? Each device has the total, $4 + 12$.
-# Let the total on device 0 get the gradient 1, and the one on device 1 the gradient 10.
-# **Predict:** which gradient goes back to the 4 on device 0?
+# These are one device's outputs from above. And the gradients? Device 0's sum is 4, device 1's is
+# 12, and both devices get the total, 16. So the 4 goes two ways:
+#
+# ```
+# 4 on device 0 ──┬──> total on device 0, whose gradient is  1
+#                 └──> total on device 1, whose gradient is 10
+# ```
+#
+# The gradients 1 and 10 are made up: we take the losses 1 · total and 10 · total. **Predict:**
+# which gradient comes back to the 4?
 
 # %%
 shard_sums = [np.array([4.0], ctx=pair[0]), np.array([12.0], ctx=pair[1])]
@@ -591,14 +597,15 @@ for shard_sum in shard_sums:
     shard_sum.attach_grad()
 with autograd.record():
     total_on_0, total_on_1 = all_sum(shard_sums)
-    losses = [1 * total_on_0, 10 * total_on_1]  # so the totals' gradients are 1 and 10
+    losses = [1 * total_on_0, 10 * total_on_1]
 autograd.backward(losses)
 for shard_sum in shard_sums:
     print(f"{shard_sum.ctx}: gradient {shard_sum.grad.item()}")
 
 # %% [markdown]
-# $1 + 10$, since the 4 is in both totals. So the backward pass of an all-reduce is an all-reduce
-# again, and `autograd` does it. Through the whole norm, with uneven shards:
+# $1 + 10$, since the 4 is in both totals; and so is the 12. So the backward pass of an all-reduce
+# is an all-reduce again, and `autograd` does it. Is all of `norm_together` right, on shards of six
+# images and four?
 
 # %% tags=["fold"]
 # measure: whether outputs and gradients are those of BatchNorm on one device, in float64
@@ -741,7 +748,7 @@ print(f"in {2 * len(norms)} all-reduces, if a norm's two sums travel together")
 
 # %% [markdown]
 # The numbers are few. But at each all-reduce every device waits for all others: a norm can't go on
-# without its sums.
+# without its sums. (How long, we haven't measured.)
 #
 # Gluon has one, `mxnet.gluon.contrib.nn.SyncBatchNorm`, for `mx.nd` arrays only, so not for chapter
 # 08's network. It needs shards of equal size, and can hang (deeper: The law of the difference). In
