@@ -308,7 +308,7 @@ def test_accuracy(model, images, labels, device):
     return right.item() / len(images)
 
 
-# --- A snapshot after each epoch, from which a run goes on, on CPU cores bit for bit
+# --- A snapshot after each epoch, from which a run goes on
 def save_snapshot(path, snapshot):
     """Rank 0 writes it beside `path` and then renames it: whoever kills us, `path` is whole."""
     if dist.get_rank() == 0:
