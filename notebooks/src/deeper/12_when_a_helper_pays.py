@@ -271,7 +271,6 @@ print(f"other programs took {others.share:.0%} of the machine")
 if ROUNDS == 16 and others.share <= 0.05:  # enough rounds on a quiet machine
     assert sum(beyond.values()) > 0, "no helper lies beyond the limit"
     assert beyond["paid"] == 0, "a helper beyond the limit paid"
-    assert within["did harm"] == 0, "a helper within the limit did harm"
     assert gains[64, 31].high < 1 < gains[256, 3].low, "what a large batch bears harms a small one"
 
 # %% tags=["fold"]
@@ -307,9 +306,9 @@ show(fig, alt="Gain by a helper for five handicaps and three batch sizes, measur
 
 # %% [markdown]
 # Beyond the limit no helper paid in our quiet runs. Within it, helpers paid whose gain is clearly
-# more than a tenth by the law. Of the others some paid, in some runs; the rest was too close to
-# call, and there only the clock decides. **The larger the batch, the slower a helper may be.** The
-# law isn't exact ("farthest", above). It has one $c$ for all batches, and each batch by itself says
+# more than a tenth by the law. Of the others some paid, some did harm, and some were too close to
+# call: there only the clock decides. **The larger the batch, the slower a helper may be.** The law
+# isn't exact ("farthest", above). It has one $c$ for all batches, and each batch by itself says
 # another.
 #
 # ($c$ differs between runs, too. We haven't measured how much of that is noise,
