@@ -21,7 +21,8 @@
 # > running about a minute on two idle cores.
 #
 # d2l works with MXNet's second kind of array, `mx.np`, which follows NumPy. So in this chapter and
-# the next some names change, as the comments say. `npx.set_np()` makes Gluon use such arrays.
+# the next some names change, as the comments say; `.context`, `as_in_context` and `.asscalar()`
+# become `.ctx`, `as_in_ctx` and `.item()`. `npx.set_np()` makes Gluon use such arrays.
 
 # %%
 import json
@@ -155,7 +156,8 @@ for norm in [norm1, norm2]:  # as they were, so that this cell can be run again
 # ## The network
 #
 # The first block of stages 2, 3 and 4 has stride 2 and projects its input. The name's 18 are one
-# convolution, sixteen in blocks, and one dense layer. (`norm` is a parameter for exercise 2.)
+# convolution, sixteen in blocks, and one dense layer; the three projections aren't counted. (`norm`
+# is a parameter for exercise 2 and chapter 09.)
 
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):

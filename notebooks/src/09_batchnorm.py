@@ -368,7 +368,7 @@ assert onp.abs(variances.mean(axis=0) + new * between - whole_variance).max() < 
 # Outside `record` and `train_mode` a network uses its device's running statistics. We train the
 # thin ResNet-18 for two steps, and give the same images to both replicas, whose weights are equal.
 # (One step wouldn't show it: before its first update Trainer copies all that device 0 has to the
-# others, running statistics too, chapter 07.)
+# others, running statistics too.)
 
 # %% tags=["measured", "trains"]
 trained = trained_on(pair, [batch_of(8), batch_of(8, begin=8)])
@@ -398,8 +398,8 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 # %% [markdown]
 # Now they agree. And `save_parameters` writes the same averages. So **call `share_statistics`
 # before you evaluate: then you measure the network that you save.** The average variance still
-# lacks the part between the shards. (Don't share by Gluon's `set_data`: a training with momentum
-# would lose it.)
+# lacks the part between the shards. (Don't share by Gluon's `set_data`: it makes Trainer set up a
+# new store, so a training with momentum would lose it.)
 
 # %% tags=["fold", "trains"]
 # check: sharing makes scores agree, changes no training (set_data does), gives what is saved

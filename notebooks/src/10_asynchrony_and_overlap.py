@@ -379,11 +379,9 @@ for name in backward_events(recording_apart):
 for each, expected in [(recording, 1), (recording_joined, 1), (recording_apart, 10)]:
     check_lanes(each)
     for lane in each.lanes.values():
-        backward = [event for event in lane
-                    if "_backward" in event.name or event.name == "ImperativeBulk"]
+        names = [event.name for event in lane]
+        backward = [name for name in names if "_backward" in name or name == "ImperativeBulk"]
         assert len(backward) == expected
-        took = sum(event.duration for event in backward)
-        assert took > 0.5 * sum(event.duration for event in lane), "the longer of the two passes"
 for size in [15, 0]:
     assert_same(train_eight(no_wait, forward_bulk_size=0, backward_bulk_size=size), never)
 
@@ -610,11 +608,11 @@ if ROUNDS == 9 and others.share < 0.05:
     assert typical_times["at once"] < spread(times["joined"]).low, "a bulk holds them back"
 
 # %% [markdown]
-# *Held* and *at once* differ in when a message may leave, so what is saved is overlap's. More
-# than the backward pass takes, the longer of the two, can't be saved: in the forward pass there is
-# nothing to send. In *joined* a device's gradients leave when its pass has ended, so they overlap
-# only with the other device's pass. (All three take longer than you may have expected from the
-# passes and the messages alone, probably since Python and `send` need the two cores as well.)
+# *Held* and *at once* differ in when a message may leave, so what is saved is overlap's. More than
+# the backward pass takes can't be saved: in the forward pass there is nothing to send. In *joined*
+# a device's gradients leave when its pass has ended, so they overlap only with the other device's
+# pass. (All three take longer than you may have expected from the passes and the messages alone,
+# probably since Python and `send` need the two cores as well.)
 #
 # Should you do without bulks, then? If your links are slow, try
 # `net.hybridize(backward_bulk_size=0)`, and keep it if your step gets shorter. (A network of many

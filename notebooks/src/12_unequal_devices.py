@@ -690,9 +690,10 @@ own_exact["helper", 31] += 4
 assert np.allclose(own_costs(own_exact)[:-1], 2 * EXCHANGE) and np.isclose(growth(own_exact), 4)
 
 # %% [markdown]
-# Where the cost grows, a $c$ from short passes promises too much. (That two devices disturb each
-# other longer in longer passes is a guess.) **Measure $c$ with the cut that you would use**, and
-# leave out a helper near the limit, where it saves next to nothing (deeper: When a helper pays).
+# Where it grows by more than that, a $c$ from short passes promises too much. (That two devices
+# disturb each other longer in longer passes is a guess.) In any case, **measure $c$ with the cut
+# that you would use**, and leave out a helper near the limit, where it saves next to nothing
+# (deeper: When a helper pays).
 #
 # **On GPUs** we have run none of this. Counted by speeds, a CPU beside a GPU that is 30 times
 # as fast brings at most $\frac{1}{30}$ more, 3 %. A second GPU that is half as fast brings up to

@@ -668,7 +668,7 @@ for found in ranks(with_small_ddp, 100):
 
 # %% [markdown]
 # And if rank 1 leaves out the layer `second`? With `overlapped` rank 0 waits for it in vain, until
-# an error ends both. `SmallDDP` gets `expected`, the right gradients:
+# an error ends both. With `SmallDDP` both get the right gradients, `expected`:
 
 # %% tags=["fold"]
 # define: `with_second_left_out`, on rank 1; `expected`, its right gradients; `overlapped` fails

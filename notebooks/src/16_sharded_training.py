@@ -1044,7 +1044,8 @@ print("between the passes the whole weight is freed; without the note it is held
 # ### FSDP for any network
 #
 # The program's `FSDP` does so for nearly any module (not an LSTM). When a layer reads its weight, a
-# *property* of its class runs instead, and gathers it: deeper: FSDP for any network.
+# *property* of its class runs instead, and gathers it; the whole weight's gradient goes to the
+# shard by a reduce-scatter, as in `LinearFromShards`. More in deeper: FSDP for any network.
 
 # %% tags=["fold", "file:sharded_train.py"]
 # define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
