@@ -601,8 +601,10 @@ else:
 
 # %% tags=["fold"]
 # check: overlap saves time; in a quiet run over a quarter of the passes' time, and less if joined
+from helpers.device import cores
+
 assert saved > 0, "overlap saves time"
-if ROUNDS == 9 and others.share < 0.05:
+if cores() >= 2 and ROUNDS == 9 and others.share < 0.05:
     assert spread(times["at once"]).high < spread(times["held"]).low, "clearly shorter"
     assert saved > 0.25 * passes_time, "a good part of the passes' time"
     assert typical_times["at once"] < spread(times["joined"]).low, "a bulk holds them back"
