@@ -3,44 +3,30 @@
 
 BIN := .venv/bin
 
-# What is typed after `make` is handed on as it is: Make would read a $ in a path as its own.
-$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),\
-    $(eval override export $(name) := $$(value $(name)))))
-override ARGS := $(value ARGS)
-
 # Tools start others by name: nbgrader its database migrations.
-export PATH := $(CURDIR)/$(BIN):$(value PATH)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 # A kernel of the same name in the reader's home must not stand in for this environment's.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-# A notebook runs in notebooks/, where a path relative to here would point elsewhere.
-given := $(value COURSE_DATA)
-ifneq ($(given),)
-override export COURSE_DATA := $(if $(filter /% ~%,$(firstword $(given))),,$(CURDIR)/)$(given)
+# A notebook runs in notebooks/, where a path relative to here would point elsewhere. (`override`:
+# also where it is typed as `make run COURSE_DATA=data`.)
+ifneq ($(COURSE_DATA),)
+override export COURSE_DATA := $(if $(filter /% ~%,$(firstword $(COURSE_DATA))),,$(CURDIR)/)$(COURSE_DATA)
 endif
 
-# What tools keep in the home, where that can't be written to. What a reader has set stays.
+# Tools keep caches and settings in the home; where that can't be written to, in build/home.
 ifneq ($(shell [ -w "$$HOME" ] || echo no),)
-$(shell echo "The home, HOME=$$HOME, can't be written to: caches and settings go to build/home" >&2)
-export UV_CACHE_DIR ?= $(CURDIR)/build/home/uv
-export UV_PYTHON_INSTALL_DIR ?= $(CURDIR)/build/home/pythons
-export PIP_CACHE_DIR ?= $(CURDIR)/build/home/pip
-export JUPYTER_CONFIG_DIR ?= $(CURDIR)/build/home/jupyter-config
-export JUPYTER_DATA_DIR ?= $(CURDIR)/build/home/jupyter
-export IPYTHONDIR ?= $(CURDIR)/build/home/ipython
-export MPLCONFIGDIR ?= $(CURDIR)/build/home/matplotlib
+$(shell echo "The home, $$HOME, can't be written to: caches and settings go to build/home" >&2)
+export HOME := $(CURDIR)/build/home
 endif
 
 assignments grade: export PYTHONPATH := $(CURDIR)/notebooks/assignments
 
-# Few rounds where a cell measures or demonstrates: COURSE_ROUNDS=all takes all of them.
-test: export COURSE_ROUNDS ?= few
-
 # Only a learner's own JupyterLab fetches data; COURSE_OFFLINE=0 lets these do it too.
-test run notebooks: export COURSE_OFFLINE ?= 1
+run notebooks: export COURSE_OFFLINE ?= 1
 
-.PHONY: help setup lab test run notebooks assignments grade test-grading test-gpu-stack \
-    book test-browser bench reproduce doctor lint lock clean
+.PHONY: help setup lab test test-deeper test-tools test-grading test-browser test-gpu-stack test-all \
+    run notebooks assignments grade book bench reproduce doctor lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
@@ -55,10 +41,27 @@ lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/notebooks/src/lab$(if $(value \
 lab: setup  ## open the course in JupyterLab, on this machine only
 	$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-# Two files at a time, by pytest-xdist. A chapter measures beside another file then, which is why no
-# test asserts a time; cells of one chapter stay together, in one kernel (loadfile).
-test: setup  ## run all tests, every chapter among them (settings: pyproject.toml)
-	$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),tests notebooks -n 2 --dist loadfile)
+# Two files at a time (pyproject.toml), offline and with few rounds (set_up_tests in build.py).
+test: setup  ## run the chapters and what they rest on as tests; it is what a bare pytest runs
+	$(BIN)/python -m pytest $(ARGS)
+
+# What a test belongs to is told by its folder: after a change, run that one.
+test-deeper: setup  ## test the optional notebooks
+	$(BIN)/python -m pytest notebooks/deeper $(ARGS)
+
+test-tools: setup  ## test set-up, doctor, bench, GitHub's files, and programs in hard cases
+	$(BIN)/python -m pytest tests/tools $(ARGS)
+
+test-grading: setup  ## test the marking: right, wrong and hostile solutions
+	$(BIN)/python -m pytest tests/marking $(ARGS)
+
+test-browser: setup  ## test JupyterLab and the book in a browser, Debian's Chromium
+	$(BIN)/python -m pytest tests/browser -n 0 $(ARGS)
+
+test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3 GB); needs no GPU
+	$(BIN)/python -m pytest tests/gpu_stack -n 0 $(ARGS)
+
+test-all: test test-deeper test-tools test-grading test-browser test-gpu-stack  ## run all of them
 
 run: setup  ## run the chapters, CH="01 deeper/03" or all, and show how long each takes
 	set -f; $(BIN)/python notebooks/src/run.py $$CH
@@ -73,12 +76,6 @@ grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback 
 	@: $(if $(value SUBMISSIONS),,$(error name the folder: make grade SUBMISSIONS=folder))
 	@$(BIN)/python -m marking grade "$$SUBMISSIONS" $${OUT:+"$$OUT"}
 
-test-grading: setup  ## test the marking: right, wrong and hostile solutions
-	$(BIN)/python -m pytest tests/grading $(ARGS)
-
-test-gpu-stack: setup  ## test the build for GPUs, in build/gpu-stack (fetches 3 GB); needs no GPU
-	$(BIN)/python -m pytest tests/gpu_stack $(ARGS)
-
 book: setup  ## make the course a web site, build/book/index.html
 	rm -rf build/book build/book-source
 	mkdir -p build/book-source/src build/book
@@ -88,21 +85,17 @@ book: setup  ## make the course a web site, build/book/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \
 	    -d build/book-source/.doctrees build/book-source build/book
 	cp LICENSE build/book/LICENSE.txt
-
-test-browser: setup  ## test JupyterLab and the book in a browser, Debian's Chromium
-	$(BIN)/python -m pytest tests/browser $(ARGS)
+	@git ls-files --modified 'notebooks/[0-9]*.ipynb' notebooks/deeper 2>/dev/null | \
+	    sed "s|.*|build/book shows your own version of & (for the course's: git restore &)|" >&2
 
 bench: setup  ## measure speed beside PyTorch and the machine's limits; ARGS=--quick to try it
-	PYTHONPATH="$$PWD" $(BIN)/python tests/bench/bench.py $(ARGS)
+	PYTHONPATH="$$PWD" $(BIN)/python notebooks/src/bench/bench.py $(ARGS)
 
 reproduce: setup  ## train the published experiments at full size; ARGS=--quick for a few batches
-	PYTHONPATH="$$PWD" $(BIN)/python tests/bench/reproduce.py $(ARGS)
+	PYTHONPATH="$$PWD" $(BIN)/python notebooks/src/bench/reproduce.py $(ARGS)
 
 doctor:  ## say what this machine can do, and what to do about what it can't; works before set-up
-	@python=$$(sh requirements/setup.sh --find-any) || { \
-	    echo "The doctor needs a Python from 3.8 on, and there is none here. Set-up needs Python" \
-	        "3.11, or uv, which fetches it." >&2; exit 1; }; \
-	"$$python" requirements/doctor.py
+	@python=$$(sh requirements/setup.sh --find-any) && "$$python" requirements/doctor.py
 
 lint: setup  ## look for mistakes in the code without running it
 	$(BIN)/python -m ruff check $(ARGS)
@@ -114,7 +107,9 @@ lock:  ## resolve requirements/cpu.in and gpu.in into .txt; ARGS=--upgrade for n
 	        requirements/$$build.in -o requirements/$$build.txt || exit; \
 	done
 
-clean:  ## remove build/ and caches; .venv and the notebooks stay
-	rm -rf build .pytest_cache .hypothesis .ruff_cache
+clean:  ## remove caches, and build/ but for build/reproduce and build/assignments; .venv stays
+	rm -rf .pytest_cache .ruff_cache
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name reproduce ! -name assignments \
+	    -exec rm -rf {} +
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) \
 	    -prune -exec rm -rf {} +

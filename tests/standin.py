@@ -1,4 +1,4 @@
-"""A driver that stands in for NVIDIA's: fixtures/libcuda.c, compiled."""
+"""A driver that stands in for NVIDIA's: libcuda.c, compiled."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent / "fixtures/libcuda.c"
+SOURCE = Path(__file__).parent / "libcuda.c"
 
 
 def driver(folder):

@@ -1,7 +1,7 @@
 """`make test-gpu-stack`: the build for GPUs, set up as on a machine with one, on one without.
 
 A copy of the repository in build/gpu-stack sets itself up with GPU=1: several GB are fetched the
-first time. A library built from fixtures/libcuda.c stands in for the driver, and reports no card.
+first time. A library built from libcuda.c stands in for the driver, and reports no card.
 """
 
 import json

@@ -1,0 +1,46 @@
+"""The drawings of chapter 20: a mesh of four ranks, and what each holds of batch and parameters."""
+
+import numpy as np
+from svg import classes, read, texts, with_class
+
+MESH = np.arange(4).reshape(2, 2)  # as init_device_mesh numbers its ranks: data, tensor
+
+
+def frame(element):
+    return [float(element.get(key)) for key in ("x", "y", "width", "height")]
+
+
+def test_a_row_is_a_tensor_group_and_a_column_a_data_group():
+    drawing = read("mesh_groups")
+    place = {int(rank.text): (float(rank.get("x")), float(rank.get("y")))
+             for rank in with_class(drawing, "rank")}
+    for name, expected in [("tensor-group", MESH.tolist()), ("data-group", MESH.T.tolist())]:
+        found = []
+        for x, y, width, height in map(frame, with_class(drawing, name)):
+            found.append([rank for rank in sorted(place) if x < place[rank][0] < x + width
+                          and y < place[rank][1] < y + height])
+        assert found == expected
+    said = texts(drawing)
+    for examples in np.split(np.arange(12), 2):
+        assert f"examples {examples[0]}–{examples[-1]}" in said
+
+
+def test_each_rank_holds_its_parts():
+    whole = {"batch": (12, 4), "norm": (2, 4), "up.weight": (8, 4), "up.bias": (8, 1),
+             "down.weight": (4, 8), "down.bias": (4, 1)}
+    cut = {"batch": (0, 0), "up.weight": (1, 0), "up.bias": (1, 0), "down.weight": (1, 1)}
+    panels = [panel for panel in read("held_on_the_mesh").iter() if panel.get("data-rank")]
+    for panel, rank in zip(panels, MESH.flat, strict=True):
+        assert panel.get("data-rank") == str(rank)
+        for holding in with_class(panel, "holding"):
+            kind = holding.get("data-kind")
+            rows, columns = whole[kind]
+            held = np.array(["held" in classes(square) for square in holding])
+            expected = np.ones((rows, columns), bool)
+            if kind in cut:
+                direction, axis = cut[kind]
+                mine = np.argwhere(MESH == rank)[0][direction]
+                part = np.split(np.arange(rows if axis == 0 else columns), 2)[mine]
+                expected[:] = False
+                expected[(part, slice(None)) if axis == 0 else (slice(None), part)] = True
+            assert (held == expected.flatten()).all(), (rank, kind)

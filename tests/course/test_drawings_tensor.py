@@ -1,0 +1,40 @@
+"""The drawings of chapter 18: the numbers of its two matrices, computed by NumPy."""
+
+import numpy as np
+from svg import read, texts, with_class
+
+X = np.array([1, 2])
+A = np.array([[1, 2, 0, -1], [1, -2, 2, 1]])
+B = np.array([[1, 2], [3, 1], [0, 1], [2, 0]])
+HALVES = [slice(0, 2), slice(2, 4)]
+
+
+def numbers(drawing, name):
+    """Of each element of that class, in their order: of rank 0, of rank 1."""
+    return [[int(text.replace("\u2212", "-")) for text in texts(element)]
+            for element in with_class(drawing, name)]
+
+
+def test_two_matrices_forward():
+    drawing = read("two_matrices")
+    middle = np.maximum(X @ A, 0)
+    assert numbers(drawing, "A") == [list(A[:, half].ravel()) for half in HALVES]
+    assert numbers(drawing, "B") == [list(B[half].ravel()) for half in HALVES]
+    assert numbers(drawing, "before") == [list((X @ A)[half]) for half in HALVES]
+    assert numbers(drawing, "middle") == [list(middle[half]) for half in HALVES]
+    assert numbers(drawing, "part") == [list(middle[half] @ B[half]) for half in HALVES]
+    assert numbers(drawing, "sum") == [list(middle @ B)] * 2
+
+
+def test_two_matrices_backward():
+    drawing = read("two_matrices_backward")
+    of_middle = np.ones(2, int) @ B.T * (X @ A > 0)
+    assert numbers(drawing, "of-y") == [[1, 1]] * 2
+    assert numbers(drawing, "of-middle") == [list(of_middle[half]) for half in HALVES]
+    assert numbers(drawing, "of-x") == [list(of_middle[half] @ A.T[half]) for half in HALVES]
+    assert numbers(drawing, "sum") == [list(of_middle @ A.T)] * 2
+
+
+def test_a_block_exchanges_twice_forward_and_twice_backward():
+    ways = [bar.get("data-way") for bar in with_class(read("block_on_ranks"), "exchange")]
+    assert ways == ["backward", "forward"] * 2
