@@ -3,10 +3,10 @@
 `import helpers` makes the settings that MXNet reads when it loads (see `helpers.engine`), and
 nothing more: MXNet itself is imported when one of the names below is first used, so that a
 machine on which MXNet is missing or broken can still be looked at. A kernel that isn't the course's
-gets a warning, and a newer NumPy what MXNet misses in it (see `helpers.newer_numpy`).
+gets a warning.
 
 Nothing that a chapter teaches is hidden here: `helpers.parallel`, `schedules`, `by_hand`,
-`networks` and `torch_networks` hold the very code that a chapter builds and others import.
+`networks` and `torch_networks` hold what a notebook builds in the open and others import.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ _HOME = {
     "split_and_load": "parallel",
     "allreduce": "parallel",
     "assert_replicas_equal": "parallel",
+    "your_turn": "exercise",
 }
 __all__ = list(_HOME)
 

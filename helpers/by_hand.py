@@ -1,7 +1,8 @@
 """LeNet and its training step without Gluon: what chapter 04 builds and others train again.
 
-Each function here is the one that its chapter teaches; a test holds the two equal. A network's
-parameters are a list of eight arrays, a weight and a bias for each of `layers`.
+Chapter 04 takes `init_params` from here; it builds the other functions in the open, and runs both
+on the same input. A network's parameters are a list of eight arrays, a weight and a bias for each
+of `layers`.
 """
 
 import numpy as np
@@ -9,7 +10,8 @@ from mxnet import autograd, nd
 
 from helpers.parallel import allreduce, split_and_load
 
-# Of each layer: the shape of its weight, the number of biases, the size of the random numbers.
+# Of each layer: the shape of its weight, the number of biases, the size of the random numbers. It
+# is a gain times sqrt(2 / inputs); gain 1 is that of K. He et al., arXiv:1502.01852.
 layers = [
     ((20, 1, 3, 3), 20, 1.0 * np.sqrt(2 / 9)),  # convolution: 1 x 3 x 3 inputs
     ((50, 20, 5, 5), 50, 1.5 * np.sqrt(2 / 500)),  # convolution: 20 x 5 x 5 inputs
@@ -42,7 +44,7 @@ def loss_sum(x, y, replica):
 
 
 def init_params(seed=0):
-    """A start: random weights and biases of 0, as NumPy arrays. Taught in chapter 04."""
+    """A start: random weights and biases of 0, as NumPy arrays."""
     rng = np.random.default_rng(seed)
     params = []
     for shape, biases, size in layers:

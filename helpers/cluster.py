@@ -98,6 +98,7 @@ class _Processes:
         self._commands, self._timeout, self._log = commands, timeout, log
         self.processes = {}  # name -> process id
         self.printed, self._last = {}, {}  # name -> lines, of standard output and of both
+        self._halves = {}  # (kind, worker of torchrun) -> a line that it hasn't ended
         self._failed = None  # a worker of torchrun, and its status
         self._running, self._events = list(commands), deque()
 
@@ -194,18 +195,39 @@ class _Processes:
         for (name, kind), lines in self._output.items():
             if (name, kind) != (KEEPER, "out"):
                 whole = status is not None or name in names
-                self._events.extend((kind, name, line) for line in lines.new(whole))
+                for line in lines.new(whole):
+                    self._events.extend(self._whose(kind, name, line))
+                if whole and name == "torchrun":
+                    self._events.extend((*key, text) for key, text in self._halves.items())
+                    self._halves.clear()
         self._events.extend(ended)
         if status is not None:
             self._events.append(("ended", KEEPER, status or 1))
+
+    def _whose(self, kind, name, line):
+        """Events, each a process's own line, that a line of output has come to.
+
+        torchrun writes a worker's name before each piece that it reads, and the pieces of several
+        workers may share a line: those of each are joined until its line ends.
+        """
+        if name != "torchrun":
+            return [(kind, name, line)]
+        own, *pieces = re.split(r"\[default(\d+)\]:", line)
+        found = [(kind, name, own)] if own else []
+        for worker, piece in zip(pieces[::2], pieces[1::2]):
+            who = f"worker {worker}"
+            text = self._halves.pop((kind, who), "") + piece
+            if text.endswith("\n"):
+                found.append((kind, who, text))
+            else:
+                self._halves[kind, who] = text
+        return found
 
     def _take(self, kind, name, value):
         """Note an event; returns the line where it is one."""
         if kind == "ended":
             self._running = [other for other in self._running if other != name]
         else:
-            if name == "torchrun" and (worker := re.match(r"\[default(\d+)\]:", value)):
-                name, value = f"worker {worker[1]}", value[worker.end():]
             # torchrun ends with 1, whatever has happened; which worker, and how, it only prints.
             failed = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", value)
             if name == "torchrun" and failed:

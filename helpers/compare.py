@@ -1,43 +1,20 @@
 """How far results are from an oracle: one statistic for all chapters."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """A distance that compares and formats like its `value`, and says where it was found."""
+class Difference(float):
+    """A distance: a number that also prints where it was found, the name of an array."""
 
-    value: float
-    where: str
-
-    def __float__(self):
-        return self.value
-
-    def __eq__(self, other):
-        return self.value == float(other)
-
-    def __lt__(self, other):
-        return self.value < float(other)
-
-    def __le__(self, other):
-        return self.value <= float(other)
-
-    def __gt__(self, other):
-        return self.value > float(other)
-
-    def __ge__(self, other):
-        return self.value >= float(other)
-
-    def __hash__(self):
-        return hash(self.value)
-
-    def __format__(self, form):
-        return format(self.value, form) if form else str(self)
+    where = ""
 
     def __str__(self):
-        return f"{self.value:.1e} (in {self.where})"
+        return f"{self:.1e} (in {self.where})"
+
+    __repr__ = __str__
+
+    def __format__(self, form):
+        return super().__format__(form) if form else str(self)
 
 
 def largest_difference(found, expected):
@@ -64,7 +41,8 @@ def largest_difference(found, expected):
                              f"expected {', '.join(expected)}")
         for name, array in expected.items():
             where = name if len(replicas) == 1 else f"{name} of replica {number}"
-            difference = Difference(_share(replica[name], array, where), where)
+            difference = Difference(_share(replica[name], array, where))
+            difference.where = where
             if worst is None or difference > worst:
                 worst = difference
     if worst is None:

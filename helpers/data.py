@@ -22,6 +22,7 @@ import time
 import urllib.request
 import warnings
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ SUMS = ["ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"]
 
+# Variables that say how to reach the network: behind a proxy, or with a certificate of its own.
+NETWORK = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY",
+           "SSL_CERT_FILE", "SSL_CERT_DIR")
 LONGEST = 2**26  # bytes; every file of MNIST is shorter, packed or not: no more is ever read
 
 
@@ -71,7 +75,8 @@ def load_data(name="mnist", limit=None, fallback=True):
     With a `limit`, the first `limit` training images and at most `limit` test images.
     Where MNIST can't be had: prints a sentence and returns "digits", or with `fallback=False`
     raises DataUnavailable. `.name` and `.source` say what it was in the end. A download that failed
-    is tried again after an hour, or once the file `download-failed` in the cache is deleted.
+    is tried again after an hour, once a variable of NETWORK has changed, or once the file
+    `download-failed` in the cache is deleted.
 
     Raises ValueError for another name, a limit below 1, or a COURSE_OFFLINE that is neither 1 nor
     0, TypeError for a limit that is not a whole number. Warns where the cache holds a damaged file
@@ -86,7 +91,13 @@ def load_data(name="mnist", limit=None, fallback=True):
     if name == "digits":
         return _dataset(_digits(), 16, limit, name, "scikit-learn")
     is_on("COURSE_OFFLINE")  # here: a place's ValueError would only make us try the next one
-    arrays, place, reasons = _search(_PLACES)
+    troubles = []  # told here, where each warning can point at the line that called us
+    arrays, place, reasons = _search({
+        "COURSE_DATA": _from_course_data,
+        "the cache": partial(_from_cache, tell=troubles.append),
+        "a download": partial(_from_download, tell=troubles.append)})
+    for trouble in dict.fromkeys(troubles):  # a cache that can't be written is one for all files
+        warnings.warn(trouble, stacklevel=2)
     if arrays:
         if reasons and os.getenv("COURSE_DATA"):  # whoever set it expects it to be used
             print(f"{reasons[0]}; mnist is from {place}")
@@ -147,7 +158,7 @@ def _digits():
 
 # The three places. Each returns the values of one file. Where it doesn't have the file it raises
 # OSError; where it has another than the published one, ValueError. The message says which place it
-# is and, in its first line, why.
+# is and, in its first line, why. `tell` takes a text that the caller is to be warned with.
 
 
 def _from_course_data(file):
@@ -177,27 +188,27 @@ def _look_in_cache(file):
         raise ValueError(f"the cache, {path}: {error}") from error
 
 
-def _from_cache(file):
+def _from_cache(file, tell):
     """A damaged file is set aside, not deleted: someone may want to know what went wrong."""
     try:
         return _look_in_cache(file)
     except ValueError as error:
         path = _cache() / f"{file}.gz"
-        # stacklevel 5 points at the line that called load_data.
-        warnings.warn(f"damaged, moving to {path.name}.corrupt: {error}", stacklevel=5)
+        tell(f"damaged, moving to {path.name}.corrupt: {error}")
         os.replace(path, f"{path}.corrupt")
         raise
 
 
-def _from_download(file):
+def _from_download(file, tell):
     if is_on("COURSE_OFFLINE"):
         raise ConnectionError("COURSE_OFFLINE=1 allows no download")
     # An earlier attempt, or another process, may have left this one in the cache already.
     with contextlib.suppress(OSError, ValueError):
-        return _from_cache(file)
+        return _from_cache(file, tell)
     note = _cache() / "download-failed"
     if reason := _remembered(note):
-        raise ConnectionError("the download failed less than an hour ago\n"
+        first = reason.partition("\n")[0]
+        raise ConnectionError(f"the download failed less than an hour ago: {first}\n"
                               f"    to try again now, delete {note}\n    {reason}")
     reasons = []
     for mirror in MIRRORS:
@@ -208,14 +219,11 @@ def _from_download(file):
             reasons.append(f"{mirror}: {_why(error)}")
             continue
         if trouble := _write(_cache() / f"{file}.gz", packed):
-            warnings.warn(f"mnist is not kept: no writing to the cache ({trouble})", stacklevel=5)
+            tell(f"mnist is not kept: no writing to the cache ({trouble})")
         return values
     reason = "\n    ".join(reasons)
-    _write(note, reason.encode())
-    raise ConnectionError(f"the download failed\n    {reason}")
-
-
-_PLACES = {"COURSE_DATA": _from_course_data, "the cache": _from_cache, "a download": _from_download}
+    _write(note, f"{_network()}\n{reason}".encode())
+    raise ConnectionError(f"the download failed: {reason}")
 
 
 def _get(url, silence=10):
@@ -235,10 +243,17 @@ def _cache():
 
 
 def _remembered(note):
-    """Why the last download failed, if that was less than an hour ago."""
+    """Why the last download failed, if that was less than an hour ago and over this network."""
     with contextlib.suppress(OSError, ValueError):  # no note, or one that isn't text
-        if 0 <= time.time() - note.stat().st_mtime < 3600:
-            return note.read_text("utf-8")
+        network, _, reason = note.read_text("utf-8").partition("\n")
+        if network == _network() and 0 <= time.time() - note.stat().st_mtime < 3600:
+            return reason
+
+
+def _network():
+    """What NETWORK's variables say, as a sum: a proxy's address may hold a password."""
+    said = [os.getenv(name, "") for name in NETWORK]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 def _write(path, content):

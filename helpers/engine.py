@@ -13,7 +13,7 @@ import sys
 import warnings
 from importlib import util
 
-from helpers import gpu, newer_numpy
+from helpers import gpu
 
 # One simulated device is one CPU core, so no operator may spread over several. And an operator
 # that needs scratch space takes it from a pool shared by all CPU devices: with MXNet's default
@@ -38,8 +38,7 @@ def prepare():
     """Make the settings, and load the CUDA libraries for a build of MXNet that needs them.
 
     Warns where MXNet was loaded first, with nothing changed, where there is no GPU driver for a
-    build that can't be imported without, and in a kernel that isn't the course's: without MXNet,
-    or with a NumPy that MXNet doesn't know (`newer_numpy`).
+    build that can't be imported without, and in a kernel that isn't the course's, without MXNet.
     """
     if "mxnet" in sys.modules:
         if any(name not in os.environ for name in SETTINGS):
@@ -67,7 +66,6 @@ def prepare():
             stacklevel=3,
         )
         return
-    newer_numpy.prepare()
     if gpu.is_cuda_build():
         try:
             gpu.preload()

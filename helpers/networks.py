@@ -1,6 +1,7 @@
 """The networks that several chapters train, in Gluon. In PyTorch: `helpers.torch_networks`.
 
-Each is the one that its chapter teaches; a test holds the two equal. None is initialised.
+Each is the one that its chapter teaches; the chapter runs both on the same input. None is
+initialised.
 """
 
 from mxnet.gluon import nn
@@ -16,10 +17,11 @@ def lenet():
 
 
 class HybridResidual(nn.HybridBlock):
-    """Two convolutions and a way past them, in MXNet's NumPy mode. Taught in chapter 08.
+    """Two convolutions and a way past them. Taught in chapter 08.
 
     strides: of the first convolution; project: whether the way past is a 1 x 1 convolution, which
-    it must be where strides or channels change; norm: makes a normalisation.
+    it must be where strides or channels change; norm: makes a normalisation. It takes `mx.nd`
+    arrays and, after `npx.set_np()`, `mx.np` ones: so ReLU is a layer, which knows both.
     """
 
     def __init__(self, channels, strides=1, project=False, norm=nn.BatchNorm):
@@ -31,20 +33,20 @@ class HybridResidual(nn.HybridBlock):
             self.projection = nn.Conv2D(channels, kernel_size=1, strides=strides)
         self.norm1 = norm()
         self.norm2 = norm()
+        self.relu = nn.Activation("relu")
 
     def hybrid_forward(self, F, x):
-        change = self.norm1(self.conv1(x))
-        change = F.npx.activation(change, act_type="relu")
+        change = self.relu(self.norm1(self.conv1(x)))
         change = self.norm2(self.conv2(change))
         if self.projection is not None:
             x = self.projection(x)
-        return F.npx.activation(x + change, act_type="relu")
+        return self.relu(x + change)
 
 
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
     """d2l's ResNet-18 for small images, which can be hybridised. Taught in chapter 08.
 
-    Takes `[n, c, h, w]` in MXNet's NumPy mode (`npx.set_np()`) and returns `num_classes` scores.
+    Takes `[n, c, h, w]` and returns `num_classes` scores.
     """
     net = nn.HybridSequential()
     net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1))

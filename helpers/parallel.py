@@ -1,7 +1,7 @@
 """What chapters 02 and 03 build and chapters after them import.
 
 Each function here is the one that its chapter teaches, with a docstring and a line that checks
-its arguments; a test holds the two equal. All of them work on `mx.nd` arrays.
+its arguments; the chapter runs both on the same input. All of them work on `mx.nd` arrays.
 """
 
 import mxnet as mx

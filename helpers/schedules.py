@@ -1,7 +1,7 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
 Chapter 03 builds the judge, and one of its deeper notebooks the judge's arrays and calls; another
-builds the schedules. A test holds each function here equal to the one that is taught. A *schedule*
+builds the schedules. Each function here is the one that is taught. A *schedule*
 is a list of rounds, a round a list of messages that can be sent at the same time.
 """
 
@@ -26,10 +26,14 @@ class Message(NamedTuple):
 
 
 def window(array, chunk, num_chunks):
-    """The entries of one of `num_chunks` nearly equal chunks, in the array's own memory."""
+    """The entries of one of `num_chunks` chunks, in the array's own memory, cut as a batch is."""
     flat = array.reshape(-1)
-    begin = (flat.size * chunk) // num_chunks
-    end = (flat.size * (chunk + 1)) // num_chunks
+    size = flat.size // num_chunks
+    longer = flat.size % num_chunks
+    begin = chunk * size + min(chunk, longer)
+    end = begin + size
+    if chunk < longer:
+        end += 1
     return flat[begin:end]
 
 

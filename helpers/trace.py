@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 COMMUNICATION = {"CopyCPU2CPU", "ElementwiseSum", "KVStoreReduce", "add_n"}
 REPEATED = {"operator", "Custom Operator"}  # domains in which MXNet notes its operators once more
+# What the engine does for itself, and how Python waits: that stands in the queue of `cpu(0)`,
+# whichever device it waits for.
+HOUSEKEEPING = {"DeleteVariable", "WaitForVar"}
 _tracks = {}  # number of a device or domain: its name
 _folder = tempfile.TemporaryDirectory(prefix="trace-")  # removed when the process ends
 
@@ -118,9 +121,9 @@ def read(text, begin):
 
     It repairs two things (`Profiler::DumpProfile` in src/profiler/profiler.cc): each file but a
     process's first begins with a stray comma, and only the first names the devices, so names are
-    remembered. Left out are `DeleteVariable`, the engine's housekeeping, and what a `CustomOp`
-    called `send` does within, such as `send::CopyCPU2CPU`, in whatever thread. Raises ValueError
-    for an end without a begin, a begin without an end, or a number that has no name.
+    remembered. Left out are the engine's `HOUSEKEEPING`, and what a `CustomOp` called `send` does
+    within, such as `send::CopyCPU2CPU`, in whatever thread. Raises ValueError for an end without a
+    begin, a begin without an end, or a number that has no name.
     """
     raw = json.loads(text.replace("[\n,", "[", 1))["traceEvents"]
     for entry in raw:
@@ -150,7 +153,7 @@ def _spans(raw):
     for entry in raw:
         if entry["ph"] not in "BEbe":
             continue
-        if entry["name"] == "DeleteVariable" or "::" in entry["name"]:
+        if entry["name"] in HOUSEKEEPING or "::" in entry["name"]:
             continue
         if entry["pid"] not in _tracks:
             raise ValueError(f"read: no name for the track of {entry}; was another trace written "

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -20,7 +19,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from tqdm import tqdm
 
-from helpers.parallel import assert_replicas_equal, check_devices, split_and_load
+from helpers.parallel import assert_replicas_equal, split_and_load
 
 # The loop reads losses of some steps ago. The newest would make the devices wait for Python; none
 # at all would let thousands of steps pile up in the engine's queues. It reads in bursts: when MOST
@@ -101,17 +100,28 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     net: initialised on just these devices; trainer: a `gluon.Trainer` of its parameters, made
     after that; batches: an iterable that gives an epoch of `(x, y)` each time, such as `Batches`
     or a `gluon.data.DataLoader`; test: one more, for the accuracy after each epoch; loss: gives a
-    number for each example, `[n]` or `[n, 1]`, softmax cross-entropy by default.
+    number for each example, `[n]` or `[n, 1]`, softmax cross-entropy by default. That number must
+    not depend on the other examples of the shard, or several devices train otherwise than one, and
+    nothing says so: with labels to ignore, give those a loss of 0, and divide by the whole batch's
+    valid labels, not by the shard's.
 
-    Each step uses the whole batch, also a last one that is smaller or doesn't divide: a device for
-    which nothing is left takes part with gradients of zero, or its old ones would count once more.
+    A trainer whose optimizer states were loaded goes on as it would have where they were saved,
+    also on other devices. To clip gradients or do else something between the sum and the update,
+    hand over a `gluon.Trainer(..., update_on_kvstore=False)` of a class of your own, whose
+    `step(n)` calls `allreduce_grads()`, then your code, then `update(n)`.
+
+    Each step uses the whole batch and divides by its own number of examples, on all devices
+    together, `trainer.step(len(x))`, also a last one that is smaller or doesn't divide. (To leave
+    that one out is the loader's part: `DataLoader(..., last_batch="discard")`.) A device for which
+    nothing is left takes part with gradients of zero, or its old ones would count once more.
     Where devices wait for each other in the forward pass, as in `SyncBatchNorm`, all must come, and
     with equal shards: there a batch that doesn't divide is refused. (On CPU devices many such
     layers can also hang for want of scratch space: MXNET_CPU_TEMP_COPY, deeper: The law of the
     difference.)
 
-    Raises TypeError or ValueError where net, trainer, batches and devices don't fit, before
-    anything is computed; where a batch or a loss doesn't fit, before that step changes a weight.
+    Raises ValueError where devices aren't those of net and trainer, MXNetError where something
+    computed before has failed, both before anything is computed; TypeError or ValueError where a
+    batch or a loss doesn't fit, before that step changes a weight.
     FloatingPointError with the step's number (from 0) at a loss that is not finite, or at an
     epoch's end at a weight that isn't; AssertionError where replicas are no longer equal then; what
     an operator raises, after which weights may hold anything: load or initialise them anew, with a
@@ -120,16 +130,13 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
     An interrupt (Ctrl-C) takes effect when the step that Python is in has ended; then the replicas
     are equal, which is asserted, and training can go on from there.
     """
-    with _whole():
-        _check(net, devices, "fit")
-        _check_trainer(trainer, net, devices)
-        equal = _check_meetings(net, devices)
-        _check_passes("batches", batches, epochs)
-        if test is not None:
-            _check_passes("test", test, epochs)
-        _check_queue()
+    _check_places("fit", net, devices)
+    _check_trainer(trainer, net, devices)
+    _carry_counts(trainer, devices)
+    equal = _check_meetings(net, devices)
+    _check_queue()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
-    history, context = History(), mx.context.current_context()
+    history = History()
     try:
         for epoch in range(epochs):
             name = title if title and epochs == 1 else f"{title} epoch {epoch + 1}/{epochs}".strip()
@@ -146,8 +153,6 @@ def fit(net, trainer, batches, devices, epochs=1, test=None, loss=None, progress
             if test is not None:
                 history.test_accuracy.append(accuracy(net, test, devices))
     except KeyboardInterrupt:
-        # One that hits MXNet's own `with context:` as it ends would leave that context current.
-        mx.Context._default_ctx.value = context
         mx.nd.waitall()
         with suppress(gluon.parameter.DeferredInitializationError):  # not one step yet
             assert_same_parameters(net)
@@ -233,16 +238,16 @@ def accuracy(net, batches, devices):
     batches and devices don't fit, ValueError where `batches` gives nothing, and what an operator
     raises; nothing stays queued that the next call would raise again.
     """
-    _check(net, devices, "accuracy")
-    _check_passes("batches", batches, 1, "accuracy")
+    _check_places("accuracy", net, devices)
     pending, right, seen = [], 0, 0
     for batch in batches:
-        x, y = _pair("accuracy", batch)
-        shards = zip(*(split_and_load(a, devices[: len(x)], even=False) for a in (x, y)))
-        pending.append([(net(x), y) for x, y in shards])
-        seen += len(x)
-        if len(pending) > AHEAD:
-            right += _hits(pending.pop(0))
+        with _whole():
+            x, y = _pair("accuracy", batch)
+            shards = zip(*(split_and_load(a, devices[: len(x)], even=False) for a in (x, y)))
+            pending.append([(net(x), y) for x, y in shards])
+            seen += len(x)
+            if len(pending) > AHEAD:
+                right += _hits(pending.pop(0))
     if not seen:
         raise ValueError("accuracy(batches): gave no batch; one that was used up needs a reset")
     return (right + sum(_hits(answers) for answers in pending)) / seen
@@ -311,45 +316,44 @@ def _nd(array):
 # ---------------------------------------------------------------------- what can't be trained
 
 
-def _check(net, devices, call):
-    if not isinstance(net, gluon.Block):
-        raise TypeError(f"{call}(net): needs a gluon Block, not {type(net).__name__}")
-    check_devices(call, devices)
-    for name, parameter in net.collect_params().items():
-        try:
-            parameter.list_ctx()
-        except RuntimeError as error:
-            raise ValueError(f"{call}(net): {name} is not initialised; "
-                             "net.initialize(ctx=devices) does it") from error
-        _check_places(call, name, parameter.list_ctx(), devices)
+def _check_places(call, net, devices):
+    for parameter in net.collect_params().values():
+        _check_place(call, parameter.name, parameter.list_ctx(), devices)
 
 
-def _check_places(call, name, where, devices):
+def _check_place(call, name, where, devices):
     names, where = [str(d) for d in devices], [str(d) for d in where]
-    if set(where) != set(names):
+    if sorted(where) != sorted(names):
         raise ValueError(f"{call}(devices={names}): but {name} is on {where}; pass just the "
-                         "devices on which the network was initialised: one left out falls behind")
+                         "devices on which the network was initialised, each once: one left out "
+                         "falls behind")
 
 
 def _check_trainer(trainer, net, devices):
-    """It must change something, on these devices, by gradients that are of this step alone."""
-    if not hasattr(trainer, "step"):
-        raise TypeError(f"fit(trainer): needs a gluon.Trainer, not {type(trainer).__name__}; "
-                        "gluon.Trainer(net.collect_params(), 'sgd') makes one")
+    """It must change weights on these devices, by gradients that are of this step alone."""
     if isinstance(trainer, gluon.Trainer):
-        _check_places("fit", "the trainer", trainer._contexts, devices)
+        _check_place("fit", "the trainer", trainer._contexts, devices)
     for parameter in _parameters(trainer, net):
-        _check_places("fit", parameter.name, parameter.list_ctx(), devices)
+        _check_place("fit", parameter.name, parameter.list_ctx(), devices)
         if parameter.grad_req == "add":
             raise ValueError(f"fit(trainer): {parameter.name} has grad_req='add', so each step "
                              "would use the gradients of all steps before once more; "
                              "parameter.grad_req = 'write' makes them anew")
-        if parameter._stype != "default":
-            raise ValueError(f"fit(trainer): {parameter.name} has stype='{parameter._stype}', so "
-                             "no device has it whole; needs stype='default'")
-    if not _changing(trainer, net):
-        raise ValueError("fit(trainer): has no parameter to change: each has grad_req='null', "
-                         "which freezes it; needs at least one with grad_req='write'")
+
+
+def _carry_counts(trainer, devices):
+    """Let each device go on at the latest step: MXNet counts them by device number.
+
+    States that were saved on other devices have no count for these. A schedule of rates would stand
+    still, and Adam's correction begin anew. 0 is the number under which a store counts.
+    """
+    if isinstance(trainer, gluon.Trainer):
+        counts, latest = trainer._optimizer._all_index_update_counts, {}
+        for made in counts.values():
+            latest = {index: max(made.get(index, 0), latest.get(index, 0))
+                      for index in made | latest}
+        for number in {0, *(device.device_id for device in devices)}:
+            counts[number] = dict(latest)
 
 
 def _meetings(block):
@@ -389,18 +393,6 @@ def _check_meetings(net, devices):
     return bool(met)
 
 
-def _check_passes(name, batches, epochs, call="fit"):
-    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
-        raise TypeError(f"{call}({name}): needs an iterable of (x, y), not "
-                        f"{type(batches).__name__}")
-    # Python's own iterators (generators, zip, iter(...)) end for good.
-    once = isinstance(batches, Iterator) and type(batches).__module__ in ("builtins", "itertools")
-    if once and epochs > 1:
-        raise ValueError(f"{call}({name}): a {type(batches).__name__} is used up after one pass, "
-                         f"and epochs={epochs}; pass what can begin anew, such as a list, "
-                         "`Batches` or a DataLoader")
-
-
 def _check_queue():
     try:
         mx.nd.waitall()
@@ -414,18 +406,14 @@ def _pair(call, batch):
     """A batch's `x` and `y`."""
     several = isinstance(batch, tuple | list)
     kinds = [type(a).__name__ for a in batch] if several else type(batch).__name__
-    if not several or len(batch) != 2 or not all(_has_rows(a) for a in batch):
-        raise TypeError(f"{call}(batches): gave {kinds}; needs (x, y), two NDArrays with a first "
-                        "axis, as Batches(images, labels, size) and a DataLoader of pairs give")
+    if not several or len(batch) != 2 or not all(isinstance(a, mx.nd.NDArray) for a in batch):
+        raise TypeError(f"{call}(batches): gave {kinds}; needs (x, y), two NDArrays, as "
+                        "Batches(images, labels, size) and a DataLoader of pairs give")
     x, y = batch
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{call}(batches): gave x {x.shape} and y {y.shape}; needs at least one "
                          "example, and a label for each")
     return x, y
-
-
-def _has_rows(array):
-    return isinstance(array, mx.nd.NDArray) and array.ndim > 0
 
 
 def _check_shards(x, devices):
@@ -439,9 +427,6 @@ def _check_shards(x, devices):
 
 def _check_loss(value, n):
     """Its sum over all devices is differentiated, and the step divides that by the batch."""
-    if not isinstance(value, mx.nd.NDArray):
-        raise TypeError(f"fit(loss): gave {type(value).__name__}; needs an NDArray, "
-                        "a number for each example")
     if value.size != n or value.shape[:1] != (n,):
         raise ValueError(f"fit(loss): gave shape {value.shape} for {n} examples; needs one number "
                          "for each, (n,), not their mean or sum: fit itself divides by the batch's "
