@@ -2,9 +2,9 @@
 
 Cells that need PyTorch are passed over where it isn't installed, and that is said.
 
-COURSE_ROUNDS=few runs each cell that has a tag `few:OLD=>NEW` with the text NEW in place of OLD:
-fewer rounds of a measurement, fewer steps of a demonstration. `make test` does so. All is the
-default: what is stored, and what learners run.
+COURSE_ROUNDS=few, the default here, runs each cell that has a tag `few:OLD=>NEW` with the text NEW
+in place of OLD: fewer rounds of a measurement, fewer steps of a demonstration. COURSE_ROUNDS=all
+runs what is stored, and what learners run.
 
 COURSE_TWICE=training runs each cell with the tag `trains` twice in a row, as learners do;
 COURSE_TWICE=all does it with every cell but those that only measure, which take most of a
@@ -16,10 +16,11 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from build import needs_torch, with_few
+from build import needs_torch, set_up_tests, with_few
 
-ROUNDS = os.environ.get("COURSE_ROUNDS", "")
-if ROUNDS not in ("", "few", "all"):
+set_up_tests()
+ROUNDS = os.environ["COURSE_ROUNDS"]
+if ROUNDS not in ("few", "all"):
     raise pytest.UsageError(f"COURSE_ROUNDS={ROUNDS}: must be few or all, or not be set")
 TWICE = os.environ.get("COURSE_TWICE", "")
 if TWICE not in ("", "training", "all"):

@@ -1,5 +1,9 @@
-# define: the program's imports; start it by torchrun --standalone --nproc-per-node=2 ddp_train.py
-"""Trains LeNet, a process for each device. --help lists the options."""
+"""Trains LeNet by data parallelism, a process for each device. --help lists the options.
+
+    torchrun --standalone --nproc-per-node=2 ddp_train.py
+
+`DDP`, which averages the gradients, can be used by itself: `from ddp_train import DDP`.
+"""
 
 import argparse
 import contextlib
@@ -16,8 +20,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+# --- What DDP sends ------------------------------------------------------------------------------
 
-# define: broadcast_module, which gives every rank the parameters and buffers of rank 0
+
 def broadcast_module(module):
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -26,7 +31,6 @@ def broadcast_module(module):
         tensor.detach().copy_(values)
 
 
-# define: fill_buckets, lists of parameters of one type with at most so many bytes
 def fill_buckets(parameters, most):
     """Lists of parameters of one type: at most `most` bytes, or a single larger parameter."""
     buckets = []
@@ -41,7 +45,6 @@ def fill_buckets(parameters, most):
     return buckets
 
 
-# define: flatten and write_back, which are pack and unpack with a flag for each gradient
 def flatten(bucket):
     """The gradients of a bucket in one array; then, for each, 1 if it is there and 0 if not."""
     pieces = []
@@ -58,7 +61,10 @@ def flatten(bucket):
 
 
 def write_back(bucket, packed):
-    """Copy the means in `packed` into the gradients of a bucket."""
+    """Copy the means in `packed`, made by `flatten`, into the gradients of a bucket.
+
+    A gradient that no rank had stays None: its flag's mean is 0.
+    """
     sizes = [p.numel() for p in bucket]
     sizes.append(len(bucket))
     pieces = packed.split(sizes)
@@ -70,7 +76,107 @@ def write_back(bucket, packed):
             p.grad.copy_(mean.view_as(p))
 
 
-# define: what DDP refuses, each with its reason and the way out
+# --- DDP -----------------------------------------------------------------------------------------
+
+
+class DDP(nn.Module):
+    """Averages gradients over all ranks, in buckets, during the backward pass.
+
+    A step: forward, backward, finish_gradient_synchronization(); then unscale, clip, step. Of
+    several backward passes in a step, run all but the last in no_sync().
+
+    module: on every rank it gets rank 0's parameters and buffers; buffers are sent this once.
+    bucket_size_mb: at most so many MB of 2**20 bytes in an all-reduce, or one larger gradient.
+
+    A rank without a gradient counts as zeros, and what no rank has stays None, as in PyTorch's with
+    find_unused_parameters=True. Ranks count alike, however many examples each has. Unlike PyTorch's
+    it averages after model.module(x), too. It has no communication hooks and no join. What
+    torch.autograd.grad() returns stays the rank's own.
+
+    Refused, by an error that says what to do:
+    - a step, a forward or second backward pass, or changed gradients, before the synchronization
+    - parameters unfrozen, added or replaced after DDP was made; lazy or meta ones
+    - modules or bucket sizes that differ between the ranks
+    - sparse gradients; backward(create_graph=True); a reentrant checkpoint of a layer used twice
+    - a DDP in a DDP or two of one module; copying or saving a DDP
+
+    It doesn't notice if one rank alone loads or changes weights or takes a step more, nor if
+    anything else is sent between the backward pass and its finish.
+    """
+
+    def __init__(self, module, bucket_size_mb=25):
+        super().__init__()
+        check_module(module, bucket_size_mb)
+        broadcast_module(module)
+        self.module = module
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
+        self.ready = set()  # parameters whose gradients have come
+        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
+        self.synchronizing = True  # False in no_sync()
+        self.guard = Guard(self.trained)
+        set_hooks(self.trained, self.mark_ready)
+
+    def forward(self, *inputs, **options):
+        self.guard.before_forward(self.module, self.ready)
+        return self.module(*inputs, **options)
+
+    def mark_ready(self, p):
+        """Called when the gradient of `p` is complete: send each bucket that is, in their order."""
+        if p in self.ready:
+            raise RuntimeError(UNFINISHED)
+        self.guard.note(p)
+        if not self.synchronizing:
+            return
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets):
+            next_bucket = self.buckets[len(self.sent)]  # the first that hasn't left
+            if not self.ready.issuperset(next_bucket):
+                break  # a gradient of it is missing
+            self.send(next_bucket)
+
+    def send(self, bucket):
+        """Begin the all-reduce of a bucket; what is appended to `sent` can be waited for."""
+        packed = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
+        work = dist.all_reduce(packed, async_op=True)
+        self.sent.append((packed, work))
+
+    def finish_gradient_synchronization(self):
+        """Send what is left, wait, and put the means into the gradients."""
+        self.guard.before_averaging(self.ready)
+        while len(self.sent) < len(self.buckets):
+            next_bucket = self.buckets[len(self.sent)]
+            self.send(next_bucket)
+        for bucket, (packed, work) in zip(self.buckets, self.sent):
+            work.wait()
+            write_back(bucket, packed)
+        self.sent.clear()
+        self.ready.clear()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backward passes in this block only add to the rank's own gradients."""
+        before = self.synchronizing
+        self.synchronizing = False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
+    def __getstate__(self):
+        raise TypeError(COPIED)
+
+
+def set_hooks(parameters, method):
+    """Have `method(p)` called when the gradient of p is complete, as long as its object lives."""
+    weak = weakref.WeakMethod(method)  # the method itself would keep its object alive for ever
+    for p in parameters:
+        hook = p.register_post_accumulate_grad_hook(lambda p: weak()(p))
+        weakref.finalize(method.__self__, hook.remove)
+
+
+# --- What DDP refuses, each with its reason and the way out --------------------------------------
+
 UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass; to "
               "add up several, run all but the last in no_sync(). (Two DDPs of one module, or a "
               "reentrant checkpoint of a layer used twice, end here too.)")
@@ -103,26 +209,24 @@ def check_module(module, bucket_size_mb):
                          "in bucket_size_mb")
 
 
-def set_hooks(parameters, method):
-    """Have `method(p)` called when the gradient of p is complete, as long as its object lives."""
-    weak = weakref.WeakMethod(method)  # the method itself would keep its object alive for ever
-    for p in parameters:
-        hook = p.register_post_accumulate_grad_hook(lambda p: weak()(p))
-        weakref.finalize(method.__self__, hook.remove)
-
-
 class Guard:
-    """Notices when gradients are used, changed or missed before all ranks have their mean."""
+    """Notices when gradients are used, changed or missed before all ranks have their mean.
+
+    Each of these would leave wrong numbers, and no error: RuntimeError says which, and what to do.
+    """
 
     def __init__(self, parameters):
         self.parameters = set(parameters)
         self.came = {}  # parameter: its gradient when it came, and how often changed by then
+        # PyTorch calls these hooks at each step of any optimizer: before it, and after it, since a
+        # closure runs its backward pass within the step. They end with this object.
         before_step = weakref.WeakMethod(self.before_step)
         for register in register_optimizer_step_pre_hook, register_optimizer_step_post_hook:
-            hook = register(lambda optimizer, *_: before_step()(optimizer))  # after, for a closure
+            hook = register(lambda optimizer, *_: before_step()(optimizer))
             weakref.finalize(self, hook.remove)
 
     def note(self, p):
+        """Remember the gradient of `p`, which has just come; TypeError where it is sparse."""
         if p.grad is None:
             raise RuntimeError(CHANGED)
         if p.grad.layout != torch.strided:
@@ -132,6 +236,7 @@ class Guard:
         self.came[p] = (p.grad, p.grad._version)
 
     def before_forward(self, module, ready):
+        """Refuse a training pass before the last one's end, or with parameters that are new."""
         if not torch.is_grad_enabled():
             return
         if ready:
@@ -141,6 +246,7 @@ class Guard:
                 raise RuntimeError(NEW)
 
     def before_averaging(self, ready):
+        """Refuse gradients that aren't what came."""
         for p, (gradient, version) in self.came.items():
             if p.grad is None and p not in ready:
                 continue  # dropped after no_sync, and nothing of it was sent
@@ -149,6 +255,7 @@ class Guard:
         self.came.clear()
 
     def before_step(self, optimizer):
+        """Refuse a step with gradients that have come, and aren't means yet."""
         in_backward = torch._C._current_graph_task_id() != -1  # a hook that calls step()
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -156,92 +263,11 @@ class Guard:
                     raise RuntimeError(UNFINISHED)
 
 
-# define: DDP, whole
-class DDP(nn.Module):
-    """Averages gradients over all ranks, in buckets, during the backward pass.
-
-    A step: forward, backward, finish_gradient_synchronization(); then unscale, clip, step. What
-    one rank does, all must do: as many steps, load_state_dict(), a change of weights by hand.
-    Gradients from torch.autograd.grad() stay the rank's own, and so do buffers after the start.
-    Ranks count alike, however many examples each has. Send nothing else between the backward
-    pass and its finish. All else that isn't refused is as in PyTorch's with
-    find_unused_parameters=True and forward_sync_buffers=False, or right where PyTorch's isn't.
-    """
-
-    def __init__(self, module, bucket_size_mb=25):
-        super().__init__()
-        check_module(module, bucket_size_mb)
-        broadcast_module(module)
-        self.module = module
-        self.trained = [p for p in module.parameters() if p.requires_grad]
-        self.buckets = fill_buckets(reversed(self.trained), bucket_size_mb * 2**20)
-        self.ready = set()  # parameters whose gradients have come
-        self.sent = []  # for each bucket that has left: its packed gradients, and what to wait for
-        self.synchronizing = True  # False in no_sync()
-        self.guard = Guard(self.trained)
-        set_hooks(self.trained, self.mark_ready)
-
-    def forward(self, *inputs, **options):
-        self.guard.before_forward(self.module, self.ready)
-        return self.module(*inputs, **options)
-
-    def mark_ready(self, p):
-        """Called when the gradient of `p` is complete."""
-        if p in self.ready:
-            raise RuntimeError(UNFINISHED)
-        self.guard.note(p)
-        if not self.synchronizing:
-            return
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets):
-            next_bucket = self.buckets[len(self.sent)]  # the first that hasn't left
-            if not self.ready.issuperset(next_bucket):
-                break  # a gradient of it is missing
-            self.send(next_bucket)
-
-    def send(self, bucket):
-        packed = flatten(bucket) / dist.get_world_size()  # first: a sum could overflow
-        work = dist.all_reduce(packed, async_op=True)
-        self.sent.append((packed, work))
-
-    def finish_gradient_synchronization(self):
-        """Send what is left, wait, and put the means into the gradients."""
-        self.guard.before_averaging(self.ready)
-        while len(self.sent) < len(self.buckets):
-            next_bucket = self.buckets[len(self.sent)]
-            self.send(next_bucket)
-        for bucket, (packed, work) in zip(self.buckets, self.sent):
-            work.wait()
-            write_back(bucket, packed)
-        self.sent.clear()
-        self.ready.clear()
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        """Backward passes in this block only add to the rank's own gradients."""
-        before = self.synchronizing
-        self.synchronizing = False
-        try:
-            yield
-        finally:
-            self.synchronizing = before
-
-    def __getstate__(self):
-        raise TypeError(COPIED)
+# --- The network and its data --------------------------------------------------------------------
 
 
-def train_epoch(model, optimizer, loader, device):
-    model.train()
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        if isinstance(model, DDP):  # PyTorch's has finished within backward()
-            model.finish_gradient_synchronization()
-        optimizer.step()
-
-
-# define: the rest of the program: LeNet, data, test, snapshots and options
 def lenet():
+    """LeNet for images [n, 1, 28, 28]; it gives scores [n, 10]."""
     return nn.Sequential(
         nn.Conv2d(1, 20, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -266,7 +292,7 @@ def make_data(n, seed):
 
 
 def load(folder):
-    """A dataset to train on, and images and labels to test on."""
+    """A dataset to train on, and images and labels to test on; made where `folder` is None."""
     if folder is None:
         train = make_data(6400, seed=1)
         test = make_data(1000, seed=2)
@@ -276,9 +302,14 @@ def load(folder):
     return torch.utils.data.TensorDataset(*train), test
 
 
-# --- Meeting the other processes, on GPUs if there is one for each, else on CPU cores
+# --- Training and testing ------------------------------------------------------------------------
+
+
 def join_processes():
-    """Meets the other processes; returns this one's device."""
+    """Meet the other processes, on GPUs if there is one for each, else on CPU cores.
+
+    Returns this process's device.
+    """
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     local = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() >= here:
@@ -287,6 +318,17 @@ def join_processes():
         return torch.device("cuda", local)
     dist.init_process_group("gloo")
     return torch.device("cpu")
+
+
+def train_epoch(model, optimizer, loader, device):
+    """Take a step with each batch of `loader`, which has this rank's images."""
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        if isinstance(model, DDP):  # PyTorch's has finished within backward()
+            model.finish_gradient_synchronization()
+        optimizer.step()
 
 
 @torch.no_grad()
@@ -300,7 +342,10 @@ def count_right(model, images, labels, device):
 
 
 def test_accuracy(model, images, labels, device):
-    """Each rank takes every k-th image, each image once, and the counts are added."""
+    """The share of images that the model gets right.
+
+    Each rank takes every k-th image, each image once, and the counts are added.
+    """
     rank = dist.get_rank()
     k = dist.get_world_size()
     right = count_right(model, images[rank::k], labels[rank::k], device)
@@ -308,7 +353,9 @@ def test_accuracy(model, images, labels, device):
     return right.item() / len(images)
 
 
-# --- A snapshot after each epoch, from which a run goes on
+# --- A snapshot after each epoch, from which a run goes on ---------------------------------------
+
+
 def save_snapshot(path, snapshot):
     """Rank 0 writes it beside `path` and then renames it: whoever kills us, `path` is whole."""
     if dist.get_rank() == 0:
@@ -325,29 +372,41 @@ def read_snapshot(path, device):
     return box[0]
 
 
-# --- The program
+def resume_from(path, net, optimizer, images_a_step, device):
+    """Put the snapshot's state into `net` and `optimizer`; returns how many epochs it has.
+
+    The learning rate stays the optimizer's. SystemExit where a step had another number of images.
+    """
+    saved = read_snapshot(path, device)
+    if saved["a step"] != images_a_step:
+        raise SystemExit(f"{path}: its steps had {saved['a step']} images, these have "
+                         f"{images_a_step}; choose --batch-size for as many processes")
+    lr = optimizer.param_groups[0]["lr"]
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    optimizer.param_groups[0]["lr"] = lr
+    return saved["epochs"]
+
+
+# --- The program ---------------------------------------------------------------------------------
+
+
 def main(data, epochs, batch_size, lr, snapshot, resume):
+    """Train as one of the processes that torchrun started; the arguments are the options'."""
     device = join_processes()
     rank = dist.get_rank()
-    a_step = batch_size * dist.get_world_size()  # images
+    world = dist.get_world_size()
     train, test = load(data)
     sampler = torch.utils.data.DistributedSampler(train)
     loader = torch.utils.data.DataLoader(train, batch_size, sampler=sampler)
     torch.manual_seed(rank)
     net = lenet().to(device)
-    first = 0
-    if resume:
-        saved = read_snapshot(snapshot, device)
-        if saved["a step"] != a_step:
-            raise SystemExit(f"{snapshot}: its steps had {saved['a step']} images, these have "
-                             f"{a_step}; choose --batch-size for as many processes")
-        first = saved["epochs"]
-        net.load_state_dict(saved["net"])
     model = DDP(net)  # or PyTorch's own: nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    images_a_step = batch_size * world
+    first = 0
     if resume:
-        optimizer.load_state_dict(saved["optimizer"])
-        optimizer.param_groups[0]["lr"] = lr  # the command line's, not the snapshot's
+        first = resume_from(snapshot, net, optimizer, images_a_step, device)
     if first >= epochs and rank == 0:
         print(f"{snapshot} has {first} epochs already: --epochs {epochs} adds none")
     for epoch in range(first, epochs):
@@ -357,16 +416,16 @@ def main(data, epochs, batch_size, lr, snapshot, resume):
         train_epoch(model, optimizer, loader, device)
         right = test_accuracy(model, *test, device)
         if snapshot is not None:
-            save_snapshot(snapshot, {"epochs": epoch + 1, "net": net.state_dict(), "a step": a_step,
-                                     "optimizer": optimizer.state_dict()})
+            save_snapshot(snapshot, {
+                "epochs": epoch + 1, "net": net.state_dict(), "a step": images_a_step,
+                "optimizer": optimizer.state_dict()})
         if rank == 0:
-            print(f"epoch {epoch + 1}: {right:.1%} right, {dist.get_world_size()} x {device.type}",
-                  flush=True)
+            print(f"epoch {epoch + 1}: {right:.1%} right, {world} x {device.type}", flush=True)
     dist.destroy_process_group()
 
 
-# --- The command line
 def read_arguments():
+    """The command line's options; what can't be right ends the program with a line that says so."""
     parser = argparse.ArgumentParser(description="Trains LeNet, a process for each device.")
     parser.add_argument("--data", help="folder with MNIST's four files; else data is made")
     parser.add_argument("--epochs", type=int, default=3, help="in all, resumed ones too")
@@ -390,5 +449,5 @@ def read_arguments():
     return options
 
 
-if __name__ == "__main__" and "__file__" in globals():  # a notebook is __main__, and no file
+if __name__ == "__main__":
     main(**vars(read_arguments()))

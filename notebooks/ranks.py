@@ -1,5 +1,12 @@
-# define: `ranks` starts processes, and ends them all when one fails or takes too long
-"""Runs a function in several processes of this machine, the ranks of torch.distributed."""
+"""Runs a function in several processes of this machine, the ranks of torch.distributed.
+
+    from ranks import ranks
+
+    ranks(function, 5, world=3)  # function(5) on each of three ranks; a list of what they returned
+
+The processes send by gloo, and stay for the next call. They know the variables of the notebook or
+script that `function` is from.
+"""
 
 import signal
 import socket
@@ -15,9 +22,11 @@ warnings.filterwarnings("ignore", "A worker stopped")  # loky renews one whose m
 # The first network interface, on Linux the loopback, which no other machine can reach.
 VARIABLES = {"GLOO_SOCKET_IFNAME": socket.if_nameindex()[0][1], "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
+largest = 1  # world so far, and so the number of processes
+
 
 def on_rank(rank, world, folder, seconds, part, given):
-    """Meets the other ranks in a file and runs `part`; an alarm ends it, whatever it waits for."""
+    """Meet the other ranks in a file and run `part`; an alarm ends it, whatever it waits for."""
     # Imported now: its functions take the current group as a default, and would keep it alive.
     import_module("torch.distributed.nn")
     signal.alarm(seconds + 5)
@@ -42,8 +51,14 @@ def first_cause(tasks):
 
 
 def ranks(part, *given, world=2, seconds=60):
-    """What `part(*given)` returned on each rank; a rank's error; TimeoutError after `seconds`."""
-    pool = get_reusable_executor(4, timeout=600, env=VARIABLES)
+    """What `part(*given)` returned on each of `world` ranks, in their order.
+
+    Raises the error of a rank, not one that it has caused on another, and TimeoutError where a rank
+    still runs after `seconds`. Then all processes are ended.
+    """
+    global largest
+    largest = max(largest, world)  # a pool that shrinks and grows would start processes anew
+    pool = get_reusable_executor(largest, timeout=600, env=VARIABLES)
     with tempfile.TemporaryDirectory() as folder:
         tasks = []
         for rank in range(world):

@@ -1,4 +1,3 @@
-# define: how sharded_train.py begins: how to run it, how to use it, what it imports
 """Sharded data parallelism after ZeRO: stages 1 and 2 as optimizers, stage 3 as FSDP.
 
     torchrun --standalone --nproc-per-node=2 sharded_train.py --stage 3    # trains, see --help
@@ -14,7 +13,8 @@ In a program of your own, which every rank runs on its share of the batch:
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Needs PyTorch 2.13 or newer. (With 2.11 layers don't read whole weights.)
+What would be wrong in silence, or wait for ever, is refused. Needs PyTorch 2.13 or newer. (With
+2.11 layers don't read whole weights.)
 """
 
 import argparse
@@ -35,22 +35,22 @@ if not hasattr(dist, "reduce_scatter_single"):  # as in PyTorch before 2.13
     raise ImportError(f"PyTorch {torch.__version__}: sharded_train.py needs 2.13 or newer")
 
 
-# define: `Collectives`, both halves, which return at once, with a function that waits
 class Collectives:
     """The halves of an all-reduce. Each returns its result and a function that waits for it."""
 
-    def reduce_scatter(self, whole):  # [ranks * n] -> [n], this rank's shard of the sum
+    def reduce_scatter(self, whole):
+        """[ranks * n] -> [n], this rank's shard of the sum."""
         shard = whole.new_empty(len(whole) // dist.get_world_size())
         sending = dist.reduce_scatter_single(shard, whole, async_op=True)
         return shard, sending.wait  # the function itself: who wants the result calls it
 
-    def all_gather(self, shard):  # [n] -> [ranks * n], the shards of all ranks
+    def all_gather(self, shard):
+        """[n] -> [ranks * n], the shards of all ranks."""
         whole = shard.new_empty(len(shard) * dist.get_world_size())
         sending = dist.all_gather_single(whole, shard, async_op=True)
         return whole, sending.wait
 
 
-# define: `Cut`, a tensor as one row of numbers, padded and cut
 class Cut:
     """A tensor of `shape`, flat, padded with zeros, and cut into equal shards, one a rank."""
 
@@ -81,9 +81,20 @@ class Cut:
         shape = [self.size, *ones] if self.shape else []
         return self.pad(self.mine(whole), 1).clone().reshape(shape)
 
+    def gather(self, shard, collectives):
+        """The tensor, from all ranks' shards of it. All ranks call it."""
+        whole, wait = collectives.all_gather(self.pad(shard.reshape(-1), 1))
+        wait()
+        return self.join(whole)
 
-# define: `ShardedOptimizer` and `ShardedGradients`, stages 1 and 2 for any network
-# Before training, all ranks get rank 0's values; what can't be shared is refused.
+
+# --- what all stages need -------------------------------------------------------------------------
+
+# Optimizers that look at a parameter as a whole: a shard of it gives another update.
+WHOLE = {"Adafactor", "LBFGS", "Muon"}
+SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
+
+
 def copy_from_rank_0(module):
     """All ranks begin with rank 0's parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -125,27 +136,15 @@ def refuse_other_order(order, device):
                            "ranks take the same way through the module")
 
 
-# Optimizers that look at a parameter as a whole: a shard of it gives another update.
-WHOLE = {"Adafactor", "LBFGS", "Muon"}
-SINGLE = {"step", "mu", "eta", "mu_product"}  # numbers that optimizers keep beside their arrays
-
-
 def needs_whole(optimizer_cls):
-    """Whether it is one of those, or was made from one."""
+    """Whether it is one of WHOLE, or was made from one."""
     return any(base.__name__ in WHOLE for base in optimizer_cls.__mro__)
 
 
-def parameters_of(optimizer):
-    """The parameters of all groups, in the order of its `state_dict`."""
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters.extend(group["params"])
-    return parameters
-
-
-def copy_options(source, target):
-    """A parameter group's learning rate and so on, not its parameters."""
-    target.update((name, value) for name, value in source.items() if name != "params")
+def copy_options(sources, targets):
+    """From one list of parameter groups to another: learning rates and so on, not parameters."""
+    for source, target in zip(sources, targets):
+        target.update((name, value) for name, value in source.items() if name != "params")
 
 
 def convert_state(saved, parameters, convert):
@@ -159,12 +158,11 @@ def convert_state(saved, parameters, convert):
     return {"state": state, "param_groups": [dict(group) for group in saved["param_groups"]]}
 
 
-def shard_of_state(cut, key, value):
-    """This rank's part of a whole value of an optimizer's state."""
+def part_of_state(cut, key, value, take):
+    """This rank's part of a whole value of an optimizer's state, by `take`; numbers stay."""
     if value.dim() and value.shape != cut.shape:
         raise ValueError(f"saved: {key} has shape {tuple(value.shape)}, not {tuple(cut.shape)}")
-    is_array = value.shape == cut.shape and key not in SINGLE
-    return cut.mine(value) if is_array else value
+    return take(value) if value.shape == cut.shape and key not in SINGLE else value
 
 
 def clip(grads, largest, also=()):
@@ -179,6 +177,9 @@ def clip(grads, largest, also=()):
     for grad in [*grads, *also]:
         grad.mul_(factor.to(grad.dtype))
     return norm
+
+
+# --- stages 1 and 2 -------------------------------------------------------------------------------
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -203,7 +204,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.optimizer_cls = optimizer_cls
         self.options = options
         self.cuts = {}  # by parameter
-        self.shards = {}
+        self.shards = {}  # by parameter; views, which share its memory
         self.local = None  # the optimizer of the shards
         super().__init__(params, options)
 
@@ -219,14 +220,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                  "module.to(memory_format=torch.contiguous_format)")
             dist.broadcast(p.detach(), src=0)
             self.cuts[p] = Cut(p.shape, len(self.cuts))
-            self.shards[p] = self.cuts[p].mine(p.detach())  # shares the parameter's memory
+            self.shards[p] = self.cuts[p].mine(p.detach())
         own = {**group, "params": [self.shards[p] for p in group["params"]]}
         if self.local is None:
             self.local = self.optimizer_cls([own], **self.options)
             self.defaults = self.local.defaults
         else:
             self.local.add_param_group(own)
-        copy_options(self.local.param_groups[-1], group)
+        copy_options(self.local.param_groups[-1:], [group])
 
     def reduce(self, p):
         """Adds this rank's shard of the mean gradient of `p` to what it has."""
@@ -248,11 +249,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if count > 0:
                 self.reduce(p)
 
-    def gather(self, p, shard):
-        whole, wait = self.collectives.all_gather(self.cuts[p].pad(shard, 1))
-        wait()
-        return self.cuts[p].join(whole)
-
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
@@ -263,14 +259,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                    f"{tuple(p.shape)}: make the optimizer after such a change")
             shard.data = self.cuts[p].mine(p.detach())  # where p's data has been replaced
         self.reduce_all()
-        for group, local in zip(self.param_groups, self.local.param_groups):
-            copy_options(group, local)  # a schedule may have changed them
+        copy_options(self.param_groups, self.local.param_groups)  # a schedule may change them
         self.local.step()
-        for group, local in zip(self.param_groups, self.local.param_groups):
-            copy_options(local, group)  # some optimizers count in them
+        copy_options(self.local.param_groups, self.param_groups)  # some optimizers count in them
         for p, shard in self.shards.items():
             if shard.grad is not None:
-                p.copy_(self.gather(p, shard))
+                p.copy_(self.cuts[p].gather(shard, self.collectives))
         self.forget()
         return loss
 
@@ -278,8 +272,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """After a step: `p.grad` has all that a next one needs."""
         for shard in self.shards.values():
             shard.grad = None
-
-    # What follows completes it; a step needs no more.
 
     @torch.no_grad()
     def clip_grad_norm(self, largest):
@@ -289,28 +281,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return clip(shards, largest, also=self.local_grads())
 
     def local_grads(self):
+        """This rank's gradients, from which `step` will reduce again."""
         return [p.grad for p in self.shards if p.grad is not None]
 
     def state_dict(self):
         """What one process would save, whole. Communicates, so all ranks call it."""
-        saved = convert_state(self.local.state_dict(), list(self.shards), self.whole)
-        for source, target in zip(self.param_groups, saved["param_groups"]):
-            copy_options(source, target)
+        saved = convert_state(self.local.state_dict(), list(self.shards), self.whole_state)
+        copy_options(self.param_groups, saved["param_groups"])
         return saved
 
-    def whole(self, p, key, value):
-        return self.gather(p, value) if value.dim() else value
+    def whole_state(self, p, key, value):
+        return self.cuts[p].gather(value, self.collectives) if value.dim() else value
 
     def load_state_dict(self, saved):
         """From `state_dict`, of as many ranks as it may have been, or of one process."""
-        self.local.load_state_dict(convert_state(saved, list(self.shards), self.own))
-        for group, local in zip(self.param_groups, self.local.param_groups):
-            copy_options(local, group)
+        self.local.load_state_dict(convert_state(saved, list(self.shards), self.own_state))
+        copy_options(self.local.param_groups, self.param_groups)
 
-    def own(self, p, key, value):
-        return shard_of_state(self.cuts[p], key, value)
-
-    # What would be wrong in silence is refused.
+    def own_state(self, p, key, value):
+        return part_of_state(self.cuts[p], key, value, self.cuts[p].mine)
 
     def check_groups(self):
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
@@ -323,10 +312,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise RuntimeError("hooks of state_dict and load_state_dict are not called here: change "
                            "what state_dict returns, or what you load")
 
-    register_state_dict_pre_hook = refuse_hook
-    register_state_dict_post_hook = refuse_hook
-    register_load_state_dict_pre_hook = refuse_hook
-    register_load_state_dict_post_hook = refuse_hook
+    register_state_dict_pre_hook = register_state_dict_post_hook = refuse_hook
+    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = refuse_hook
 
     def __getstate__(self):
         raise TypeError("this optimizer can't be copied or pickled: take its state_dict()")
@@ -342,17 +329,17 @@ class ShardedGradients(ShardedOptimizer):
 
     def add_param_group(self, group):
         if self.local is None:
-            self.marks = {}
-            self.order = 0
+            self.marks = {}  # by parameter
+            self.order = 0  # a number made of all that was sent
         super().add_param_group(group)
         before = weakref.WeakMethod(self.take_mark_away)  # weak: the parameters don't keep us
         after = weakref.WeakMethod(self.reduce_and_mark)
         for p in self.param_groups[-1]["params"]:
             dtype = p.dtype if p.is_floating_point() or p.is_complex() else None
             mark = torch.full((), torch.nan, dtype=dtype, device=p.device).expand(p.shape)
-            self.marks[p] = mark
             mark.is_mark = True  # it has the memory of one number
-            if getattr(p.grad, "is_mark", False):
+            self.marks[p] = mark
+            if is_mark(p.grad):
                 p.grad = None  # of an optimizer that was there before
             if p.requires_grad:
                 here = weakref.ref(p)
@@ -368,17 +355,15 @@ class ShardedGradients(ShardedOptimizer):
             self.shards[p].grad = None
 
     def take_mark_away(self, p):
+        """Before a gradient comes: autograd would add it to the mark."""
         self.drop_cleared(p)
-        if getattr(p.grad, "is_mark", False):
+        if is_mark(p.grad):
             p.grad = None
 
     def reduce_and_mark(self, p):
-        if getattr(p.grad, "is_mark", False):
+        """When the gradient of `p` is complete, during the backward pass."""
+        if is_mark(p.grad):
             raise RuntimeError("another ShardedGradients has taken this gradient")
-        made = self.marks[p].dtype
-        if p.dtype != made:
-            raise RuntimeError(f"a parameter was {made} and is {p.dtype}: make the optimizer after "
-                               "such a change")
         self.order = hash((self.order, self.cuts[p].number))
         self.reduce(p)
         p.grad = self.marks[p]
@@ -403,337 +388,23 @@ class ShardedGradients(ShardedOptimizer):
             self.drop_cleared(p)
 
 
+def is_mark(gradient):
+    return getattr(gradient, "is_mark", False)
+
+
 def call(weak, *given):
+    """The method, if its object still exists."""
     method = weak()
     if method is not None:
         method(*given)
 
 
-# define: what `FSDP` stands on: properties for all parameters, saving, loading, clipping, refusals
-def read_through(owner, fsdp):
-    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
-    owner.fsdp = weakref.ref(fsdp)
-    reads = {}
-    for name, p in owner._parameters.items():
-        if p is not None:
-            reads[name] = property(make_read(name), refuse_write)
-    if reads:  # a class of the same name, with these properties
-        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
-    owner.register_forward_pre_hook(enter, prepend=True)
-    owner.register_forward_hook(leave, always_call=True)
-
-
-def make_read(name):
-    def read(owner):
-        p = owner._parameters.get(name)
-        if p is None:
-            refuse_write(owner)
-        return fsdp_of(owner).read(p)
-    return read
-
-
-def fsdp_of(owner):
-    fsdp = owner.fsdp()
-    if fsdp is None:
-        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
-                           "other ranks' shards: keep it")
-    return fsdp
-
-
-def enter(owner, inputs):
-    fsdp_of(owner).depth += 1
-
-
-def leave(owner, inputs, output):
-    fsdp_of(owner).depth -= 1
-
-
-class Gather(torch.autograd.Function):
-    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
-
-    @staticmethod
-    def forward(ctx, anchor, given):
-        ctx.given = given
-        ctx.set_materialize_grads(False)  # a gradient that is None stays None
-        shard, fsdp = given
-        return fsdp.lend(shard)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
-        shard, fsdp = ctx.given
-        if gradient is not None:
-            fsdp.send(shard, gradient)
-        return None, None
-
+# --- stage 3 --------------------------------------------------------------------------------------
 
 UNFINISHED = ("finish_gradient_synchronization() was not called after the last backward pass: call "
               "it after each; gradients add up")
 
 
-def before_step(optimizer, given, options):
-    """Raises where an ordinary optimizer would step with what FSDP has made of its parameters."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            cut = getattr(p, "cut", None)
-            if cut is None:
-                continue
-            if needs_whole(type(optimizer)):
-                raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
-                                 "shards; take one that is elementwise, such as Adam")
-            if cut.fsdp() is not None and cut.fsdp().sent:
-                raise RuntimeError(UNFINISHED)
-            for key, value in optimizer.state.get(p, {}).items():
-                if torch.is_tensor(value) and value.dim() and value.shape == cut.shape != p.shape:
-                    raise ValueError(f"the optimizer's {key} is of the whole parameter: load what "
-                                     "is whole by FSDP's load_optimizer_state")
-
-
-def refuse_random(*given, **options):
-    raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
-                       "wraps it, or call load_full_params")
-
-
-def refuse_direct(p):
-    raise RuntimeError("a gradient came to a shard itself: a parameter was used outside of a "
-                       "forward, in another method, by parameters() or from a list. There it is "
-                       "this rank's shard. Use it in a forward, by its name")
-
-
-def refuse_gradients(p):
-    """From now on it raises if autograd itself brings a gradient to `p`: Gather's go by `send`."""
-    if not p.is_floating_point() and not p.is_complex():
-        return  # has none
-    trained = p.requires_grad
-    p.requires_grad_(True)  # a frozen parameter takes no hook, and may be unfrozen later
-    p.register_post_accumulate_grad_hook(refuse_direct)
-    p.requires_grad_(trained)
-
-
-def refuse_load(module, saved, prefix, *rest):
-    if not prefix:  # as in `module.load_state_dict`, not in that of FSDP
-        raise ValueError("this module is sharded: shards are loaded by FSDP's load_state_dict, "
-                         "whole weights by its load_full_params")
-
-
-def refuse_write(owner, value=None):
-    raise RuntimeError("FSDP reads this weight: parametrize, prune, remove or replace it before "
-                       "FSDP wraps the module")
-
-
-def refuse_shared_memory(module):
-    tensors = [*module.parameters(), *module.buffers()]
-    places = [tensor.data_ptr() for tensor in tensors if tensor.numel() > 0]
-    for p in module.parameters():
-        if p.numel() > 0 and places.count(p.data_ptr()) > 1:
-            raise ValueError("two tensors have one memory, which their shards would not have: tie "
-                             "them as one parameter, a.weight = b.weight")
-
-
-class Sharded(nn.Module):
-    """What programs want of an FSDP module beside training."""
-
-    def refuse(self, module):
-        """Raises for what FSDP can't do, before anything is changed."""
-        for each in module.modules():
-            if isinstance(each, nn.RNNBase):
-                raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their "
-                                 "weights")
-            if isinstance(each, nn.parallel.DistributedDataParallel):
-                raise ValueError("module is wrapped by DDP already: wrap what is in it")
-            if getattr(each, "max_norm", None) is not None:
-                raise ValueError("module has an embedding with max_norm, which writes into its "
-                                 "weight: that would be lost")
-        if next(module.parameters(), None) is None:
-            raise ValueError("module has no parameters, so nothing to shard: use it as it is")
-        for p in module.parameters():
-            if hasattr(p, "cut"):
-                continue  # refuse_sharded says so
-            if p._post_accumulate_grad_hooks or p._backward_hooks:
-                raise ValueError("a parameter has hooks, made for the whole of it: register them "
-                                 "after wrapping, by register_post_accumulate_grad_hook, and wrap "
-                                 "before you make DDP or ShardedGradients")
-
-    def shard_parameters(self, module):
-        """Every parameter becomes this rank's shard of it, and is read through `read`."""
-        self.refuse(module)
-        copy_from_rank_0(module)
-        refuse_shared_memory(module)
-        device = next(iter(module.parameters())).device
-        # The shard's gradient comes after Gather.backward, which autograd calls for this number.
-        self.anchor = torch.zeros((), device=device, requires_grad=True)
-        self.depth = 0  # in how many modules' calls we are
-        self.order = 0  # a number made of all that was gathered and sent
-        self.arrived = {}  # parameters whose gradients came since the last backward pass
-        for number, p in enumerate(module.parameters()):
-            p.cut = Cut(p.shape, number)
-            p.cut.fsdp = weakref.ref(self)
-            p.data = p.cut.shard(p.data)
-            p.uniform_ = refuse_random  # nn.init's functions call one of these
-            p.normal_ = refuse_random
-            p.ndimension = refuse_random
-            refuse_gradients(p)
-        for owner in module.modules():
-            read_through(owner, self)
-            owner.register_load_state_dict_pre_hook(refuse_load)
-        for register in register_optimizer_step_pre_hook, register_optimizer_step_post_hook:
-            hook = register(before_step)  # after a step, too: its closure may have forgotten it
-            weakref.finalize(self, hook.remove)  # it looks at optimizers while this object lives
-
-    def in_a_pass(self):
-        """In a call of the module or of a part of it, or in autograd, as checkpoint's calls are."""
-        return self.depth > 0 or torch._C._current_graph_task_id() >= 0
-
-    def cast(self, value):
-        change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
-        return value.to(self.compute_dtype) if change else value
-
-    def cast_all(self, inputs, options):
-        cast_inputs = [self.cast(value) for value in inputs]
-        cast_options = {name: self.cast(value) for name, value in options.items()}
-        return cast_inputs, cast_options
-
-    def count_for_order(self, p, what):
-        """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
-        if not hasattr(p, "cut") or p.numel() != p.cut.size:
-            raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
-        self.order = hash((self.order, p.cut.number, what))
-
-    def start(self, p):
-        """Begins to gather `p`: all shards one after the other, and a function that waits."""
-        self.count_for_order(p, 0)
-        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
-
-    def arrive(self, p, mean):
-        p.grad = mean if p.grad is None else p.grad + mean
-        self.arrived[p] = p.grad, p.grad._version
-
-    def end_of_backward(self):
-        self.check_parameters()
-        self.check_gradients()
-        self.lent.clear()
-        refuse_other_order(self.order, self.anchor.device)
-        for p in self.arrived:
-            self.run_hooks(p)
-        self.arrived.clear()
-
-    def named(self):
-        return dict(self.module.named_parameters(remove_duplicate=False))
-
-    @torch.no_grad()
-    def gather_full_params(self):
-        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
-        self.check_parameters()
-        found = {}
-        for name, value in self.module.state_dict().items():
-            found[name] = value.clone() if torch.is_tensor(value) else value
-        for name, p in self.named().items():
-            if name in found:
-                whole, wait = self.collectives.all_gather(p.detach().reshape(-1))
-                wait()
-                found[name] = p.cut.join(whole).clone()
-        return found
-
-    @torch.no_grad()
-    def load_full_params(self, saved):
-        """Whole weights and buffers as rank 0 has them, by `module`'s names. All ranks call it."""
-        self.check_parameters()
-        own = {}
-        named = self.named()
-        facts = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
-        refuse_different(list(facts.items()))
-        for name, value in saved.items():
-            if name in named:
-                cut = named[name].cut
-                if value.shape != cut.shape:
-                    raise ValueError(f"saved: {name} has shape {tuple(value.shape)}, not "
-                                     f"{tuple(cut.shape)}")
-            own[name] = value
-            if torch.is_tensor(value):
-                whole = value.to(next(iter(named.values())).device).contiguous().clone()
-                dist.broadcast(whole, src=0)
-                own[name] = cut.shard(whole) if name in named else whole
-        own = {f"module.{name}": value for name, value in own.items()}
-        own["_extra_state"] = self.get_extra_state()
-        super().load_state_dict(own)
-
-    def get_extra_state(self):
-        """With `state_dict`, which has this rank's shards: whose they are."""
-        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
-
-    def set_extra_state(self, state):
-        if state != self.get_extra_state():
-            raise ValueError(f"these are the shards of {state}, not of {self.get_extra_state()}: "
-                             "every rank loads what it saved, or all call load_full_params with "
-                             "what gather_full_params gave")
-
-    def load_state_dict(self, saved, *given, **options):
-        """This rank's shards, from `state_dict`."""
-        if "_extra_state" not in saved:
-            raise ValueError("these are not the shards that FSDP's state_dict has: for whole "
-                             "weights call load_full_params on all ranks")
-        self.set_extra_state(saved["_extra_state"])  # before anything is loaded
-        return super().load_state_dict(saved, *given, **options)
-
-    def gather_optimizer_state(self, optimizer):
-        """What `optimizer` would save in one process. All ranks call it."""
-        parameters = parameters_of(optimizer)
-        return convert_state(optimizer.state_dict(), parameters, self.whole_state)
-
-    def load_optimizer_state(self, optimizer, saved):
-        """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
-        parameters = parameters_of(optimizer)
-        optimizer.load_state_dict(convert_state(saved, parameters, self.own_state))
-
-    def whole_state(self, p, key, value):
-        if key in SINGLE or value.shape != p.shape:
-            return value
-        whole, wait = self.collectives.all_gather(value.reshape(-1))
-        wait()
-        return p.cut.join(whole)
-
-    def own_state(self, p, key, value):
-        part = shard_of_state(p.cut, key, value)
-        return part if part is value else p.cut.shard(value)
-
-    @torch.no_grad()
-    def clip_grad_norm(self, largest):
-        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
-        if self.sent:
-            raise RuntimeError(UNFINISHED)
-        return clip([p.grad for p in self.parameters() if p.grad is not None], largest)
-
-    def run_hooks(self, p):
-        if p._backward_hooks:
-            raise RuntimeError("register_hook on a shard: gradients come by another way; take "
-                               "register_post_accumulate_grad_hook")
-        for hook in list((p._post_accumulate_grad_hooks or {}).values()):
-            if hook is not refuse_direct:
-                hook(p)
-
-    def __getstate__(self):
-        raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
-
-    def check_parameters(self):
-        for p in self.module.parameters():
-            if not hasattr(p, "cut"):
-                raise RuntimeError("a parameter was added or replaced after FSDP was made: do it "
-                                   "before, or its gradient stays this rank's own")
-
-    def check_gradients(self):
-        """Raises unless gradients came since the last forward, and are as they came."""
-        trained = any(p.requires_grad for p in self.parameters())
-        if trained and self.lent and not self.arrived:
-            raise RuntimeError("no gradient came since the forward pass: call backward(), without "
-                               "inputs=, and then finish_gradient_synchronization()")
-        for p, (gradient, version) in self.arrived.items():
-            if p.grad is not gradient or gradient._version != version:
-                raise RuntimeError("a gradient was changed or removed before its mean was there: "
-                                   "clip or clear after finish_gradient_synchronization()")
-
-
-# define: `FSDP` for any network
 class Lent(NamedTuple):
     """A whole weight that a layer has been given."""
 
@@ -753,15 +424,7 @@ class Note(NamedTuple):
     offset: int
 
 
-class Sending(NamedTuple):
-    """A gradient under way."""
-
-    p: nn.Parameter
-    total: torch.Tensor  # this rank's shard of the sum, there after `wait()`
-    wait: object
-
-
-class FSDP(Sharded):
+class FSDP(nn.Module):
     """ZeRO's stage 3: `module` keeps this rank's shard of each parameter, gradient and their state.
 
     All ranks run every pass, through the same layers in the same order, and after each backward
@@ -781,25 +444,54 @@ class FSDP(Sharded):
 
     def __init__(self, module, compute_dtype=None):
         super().__init__()
-        self.shard_parameters(module)
-        self.module = module
+        refuse_module(module)
+        copy_from_rank_0(module)
+        refuse_shared_memory(module)
+        device = next(iter(module.parameters())).device
+        # The shard's gradient comes after Gather.backward, which autograd calls for this number.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.compute_dtype = compute_dtype
+        self.depth = 0  # in how many modules' calls we are
+        self.order = 0  # a number made of all that was gathered and sent
         self.lent = {}  # `Lent`, by address
-        self.sent = []  # `Sending`, oldest first
+        self.sent = []  # gradients under way, oldest first: (p, shard of the sum, what waits)
+        self.arrived = {}  # parameters whose gradients came since the last backward pass
+        self.module = module
+        for number, p in enumerate(module.parameters()):
+            self.shard(p, number)
+        for owner in module.modules():
+            read_through(owner, self)
+        for register in register_optimizer_step_pre_hook, register_optimizer_step_post_hook:
+            hook = register(before_step)  # after a step, too: its closure may have forgotten it
+            weakref.finalize(self, hook.remove)  # it looks at optimizers while this object lives
+
+    def shard(self, p, number):
+        """Makes `p` this rank's shard of what it was."""
+        p.cut = Cut(p.shape, number)
+        p.cut.fsdp = weakref.ref(self)
+        p.data = p.cut.shard(p.data)
+        p.uniform_ = p.normal_ = p.ndimension = refuse_random  # nn.init calls one of these
+        refuse_gradients(p)
 
     def forward(self, *inputs, **options):
         if self.sent and torch.is_grad_enabled():
             raise RuntimeError(UNFINISHED)
-        inputs, options = self.cast_all(inputs, options)
+        inputs = [self.cast(value) for value in inputs]
+        options = {name: self.cast(value) for name, value in options.items()}
         with torch.autograd.graph.saved_tensors_hooks(self.save_note, self.gather_again):
             result = self.module(*inputs, **options)
         if not torch.is_grad_enabled():
             self.lent.clear()
         return result
 
+    def cast(self, value):
+        change = self.compute_dtype and torch.is_tensor(value) and value.is_floating_point()
+        return value.to(self.compute_dtype) if change else value
+
     # 1. A parameter is read.
     def read(self, p):
-        if not self.in_a_pass():
+        in_autograd = torch._C._current_graph_task_id() >= 0  # as checkpoint's calls are
+        if p is None or self.depth == 0 and not in_autograd:
             return p
         if p.requires_grad:
             return Gather.apply(self.anchor, (p, self))
@@ -810,6 +502,17 @@ class FSDP(Sharded):
         whole, wait = self.start(p)
         wait()
         return p.cut.join(whole)
+
+    def start(self, p):
+        """Begins to gather `p`: all shards one after the other, and a function that waits."""
+        self.count_for_order(p, 0)
+        return self.collectives.all_gather(self.cast(p.detach().reshape(-1)))
+
+    def count_for_order(self, p, what):
+        """For `refuse_other_order`: 0 is for a weight gathered, 1 for a gradient sent."""
+        if not hasattr(p, "cut") or p.numel() != p.cut.size:
+            raise RuntimeError("a parameter was replaced or copied after FSDP had sharded it")
+        self.order = hash((self.order, p.cut.number, what))
 
     # 3. Free it: autograd saves a note in its place.
     def lend(self, p):
@@ -834,33 +537,297 @@ class FSDP(Sharded):
             raise RuntimeError("a parameter was changed between the forward and the backward pass")
         return self.fetch(saved.p).as_strided(saved.shape, saved.stride, saved.offset)
 
-    # 4. Send its gradient, and don't wait.
+    # 4. Send its gradient, and don't wait: two are under way at most, since they take memory.
     def send(self, p, gradient):
         self.receive(most=1)
         self.count_for_order(p, 1)
         flat = p.cut.pad(gradient.reshape(-1), p.cut.ranks)
         total, wait = self.collectives.reduce_scatter(flat)
-        self.sent.append(Sending(p, total, wait))
+        self.sent.append((p, total, wait))
 
     def receive(self, most=0):
+        """Waits until at most so many gradients are under way."""
         while len(self.sent) > most:
             p, total, wait = self.sent.pop(0)
             wait()
-            self.arrive(p, total.to(p.dtype).view_as(p) / p.cut.ranks)
+            mean = total.to(p.dtype).view_as(p) / p.cut.ranks
+            p.grad = mean if p.grad is None else p.grad + mean
+            self.arrived[p] = p.grad, p.grad._version
 
     def finish_gradient_synchronization(self):
         """To be called after each backward pass, before the optimizer's step."""
         self.receive()
-        self.end_of_backward()
+        self.check_parameters()
+        self.check_gradients()
+        self.lent.clear()
+        refuse_other_order(self.order, self.anchor.device)
+        for p in self.arrived:
+            run_hooks(p)
+        self.arrived.clear()
+
+    @torch.no_grad()
+    def clip_grad_norm(self, largest):
+        """As torch's clip_grad_norm_ in one process: returns the norm before. All ranks call it."""
+        if self.sent:
+            raise RuntimeError(UNFINISHED)
+        return clip([p.grad for p in self.parameters() if p.grad is not None], largest)
+
+    # Saving and loading: what is whole, which all ranks do together.
+
+    def named(self):
+        return dict(self.module.named_parameters(remove_duplicate=False))
+
+    @torch.no_grad()
+    def gather_full_params(self):
+        """The wrapped module's `state_dict`, whole, buffers as on this rank. All ranks call it."""
+        self.check_parameters()
+        found = {}
+        for name, value in self.module.state_dict().items():
+            found[name] = value.clone() if torch.is_tensor(value) else value
+        for name, p in self.named().items():
+            if name in found:
+                found[name] = p.cut.gather(p.detach(), self.collectives).clone()
+        return found
+
+    @torch.no_grad()
+    def load_full_params(self, saved):
+        """Whole weights and buffers as rank 0 has them, by `module`'s names. All ranks call it."""
+        self.check_parameters()
+        named = self.named()
+        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in saved.items()}
+        refuse_different(list(shapes.items()))
+        own = {"_extra_state": self.get_extra_state()}
+        for name, value in saved.items():
+            if name in named and value.shape != named[name].cut.shape:
+                raise ValueError(f"saved: {name} has shape {shapes[name]}, not "
+                                 f"{tuple(named[name].cut.shape)}")
+            if torch.is_tensor(value):
+                value = value.to(self.anchor.device).contiguous().clone()
+                dist.broadcast(value, src=0)
+            own[f"module.{name}"] = named[name].cut.shard(value) if name in named else value
+        super().load_state_dict(own)
+
+    def gather_optimizer_state(self, optimizer):
+        """What `optimizer` would save in one process. All ranks call it."""
+        return convert_state(optimizer.state_dict(), parameters_of(optimizer), self.whole_state)
+
+    def whole_state(self, p, key, value):
+        if key in SINGLE or value.shape != p.shape:
+            return value
+        return p.cut.gather(value, self.collectives)
+
+    def load_optimizer_state(self, optimizer, saved):
+        """From `gather_optimizer_state`, of as many ranks as it was, or of one process."""
+        optimizer.load_state_dict(convert_state(saved, parameters_of(optimizer), self.own_state))
+
+    def own_state(self, p, key, value):
+        return part_of_state(p.cut, key, value, p.cut.shard)
+
+    # Saving and loading: each rank its own shards.
+
+    def get_extra_state(self):
+        """With `state_dict`, which has this rank's shards: whose they are."""
+        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
+
+    def set_extra_state(self, state):
+        if state != self.get_extra_state():
+            raise ValueError(f"these are the shards of {state}, not of {self.get_extra_state()}: "
+                             "every rank loads what it saved, or all call load_full_params with "
+                             "what gather_full_params gave")
+
+    def load_state_dict(self, saved, *given, **options):
+        """This rank's shards, from `state_dict`."""
+        if "_extra_state" not in saved:
+            raise ValueError("these are not the shards that FSDP's state_dict has: for whole "
+                             "weights call load_full_params on all ranks")
+        self.set_extra_state(saved["_extra_state"])  # before anything is loaded
+        return super().load_state_dict(saved, *given, **options)
+
+    def __getstate__(self):
+        raise TypeError("FSDP can't be copied or pickled: take gather_full_params() of it")
+
+    def check_parameters(self):
+        for p in self.module.parameters():
+            if not hasattr(p, "cut"):
+                raise RuntimeError("a parameter was added or replaced after FSDP was made: do it "
+                                   "before, or its gradient stays this rank's own")
+
+    def check_gradients(self):
+        """Raises unless gradients came since the last forward, and are as they came."""
+        trained = any(p.requires_grad for p in self.parameters())
+        if trained and self.lent and not self.arrived:
+            raise RuntimeError("no gradient came since the forward pass: call backward(), without "
+                               "inputs=, and then finish_gradient_synchronization()")
+        for p, (gradient, version) in self.arrived.items():
+            if p.grad is not gradient or gradient._version != version:
+                raise RuntimeError("a gradient was changed or removed before its mean was there: "
+                                   "clip or clear after finish_gradient_synchronization()")
 
 
-# define: what sharded_train.py does when it is run: it trains, with the stage that you ask for
+class Gather(torch.autograd.Function):
+    """A whole tensor from shards; backwards, the whole gradient to shards of the mean."""
+
+    @staticmethod
+    def forward(ctx, anchor, given):
+        ctx.given = given
+        ctx.set_materialize_grads(False)  # a gradient that is None stays None
+        shard, fsdp = given
+        return fsdp.lend(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: FSDP's gradients have no derivatives")
+        shard, fsdp = ctx.given
+        if gradient is not None:
+            fsdp.send(shard, gradient)
+        return None, None
+
+
+def read_through(owner, fsdp):
+    """From now on `owner.weight` asks `fsdp` for the whole weight; the shard is what is stored."""
+    owner.fsdp = weakref.ref(fsdp)
+    reads = {}
+    for name, p in owner._parameters.items():
+        if p is not None:
+            reads[name] = property(make_read(name))
+    if reads:  # a class of the same name, with these properties
+        owner.__class__ = type(type(owner).__name__, (type(owner),), reads)
+    owner.register_forward_pre_hook(enter, prepend=True)
+    owner.register_forward_hook(leave, always_call=True)
+    owner.register_load_state_dict_pre_hook(refuse_load)
+
+
+def make_read(name):
+    def read(owner):
+        return fsdp_of(owner).read(owner._parameters[name])
+    return read
+
+
+def fsdp_of(owner):
+    fsdp = owner.fsdp()
+    if fsdp is None:
+        raise RuntimeError("the FSDP object of this module is gone, and with it the way to the "
+                           "other ranks' shards: keep it")
+    return fsdp
+
+
+def enter(owner, inputs):
+    fsdp_of(owner).depth += 1
+
+
+def leave(owner, inputs, output):
+    fsdp_of(owner).depth -= 1
+
+
+def run_hooks(p):
+    """A user's hooks, which autograd can't call: gradients come by `receive`."""
+    if p._backward_hooks:
+        raise RuntimeError("register_hook on a shard: gradients come by another way; take "
+                           "register_post_accumulate_grad_hook")
+    for hook in list((p._post_accumulate_grad_hooks or {}).values()):
+        if hook is not refuse_direct:
+            hook(p)
+
+
+def parameters_of(optimizer):
+    """The parameters of all groups, in the order of its `state_dict`."""
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters.extend(group["params"])
+    return parameters
+
+
+# What FSDP can't do, or would do wrong in silence, is refused.
+
+
+def refuse_module(module):
+    """Raises for what FSDP can't do, before anything is changed."""
+    for each in module.modules():
+        if isinstance(each, nn.RNNBase):
+            raise ValueError("module has an nn.RNN, LSTM or GRU, which keep lists of their weights")
+        if isinstance(each, nn.parallel.DistributedDataParallel):
+            raise ValueError("module is wrapped by DDP already: wrap what is in it")
+        if getattr(each, "max_norm", None) is not None:
+            raise ValueError("module has an embedding with max_norm, which writes into its weight: "
+                             "that would be lost")
+    if next(module.parameters(), None) is None:
+        raise ValueError("module has no parameters, so nothing to shard: use it as it is")
+    for p in module.parameters():
+        if not hasattr(p, "cut") and (p._post_accumulate_grad_hooks or p._backward_hooks):
+            raise ValueError("a parameter has hooks, made for the whole of it: register them after "
+                             "wrapping, by register_post_accumulate_grad_hook, and wrap before you "
+                             "make DDP or ShardedGradients")
+
+
+def refuse_shared_memory(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    places = [tensor.data_ptr() for tensor in tensors if tensor.numel() > 0]
+    for p in module.parameters():
+        if p.numel() > 0 and places.count(p.data_ptr()) > 1:
+            raise ValueError("two tensors have one memory, which their shards would not have: tie "
+                             "them as one parameter, a.weight = b.weight")
+
+
+def refuse_random(*given, **options):
+    raise RuntimeError("this is one rank's shard of a parameter: initialise the module before FSDP "
+                       "wraps it, or call load_full_params")
+
+
+def refuse_gradients(p):
+    """From now on it raises if autograd itself brings a gradient to `p`: Gather's go by `send`."""
+    if not p.is_floating_point() and not p.is_complex():
+        return  # has none
+    trained = p.requires_grad
+    p.requires_grad_(True)  # a frozen parameter takes no hook, and may be unfrozen later
+    p.register_post_accumulate_grad_hook(refuse_direct)
+    p.requires_grad_(trained)
+
+
+def refuse_direct(p):
+    raise RuntimeError("a gradient came to a shard itself: a parameter was used outside of a "
+                       "forward, in another method, by parameters() or from a list. There it is "
+                       "this rank's shard. Use it in a forward, by its name")
+
+
+def refuse_load(module, saved, prefix, *rest):
+    if not prefix:  # as in `module.load_state_dict`, not in that of FSDP
+        raise ValueError("this module is sharded: shards are loaded by FSDP's load_state_dict, "
+                         "whole weights by its load_full_params")
+
+
+def before_step(optimizer, given, options):
+    """Raises where an ordinary optimizer would step with what FSDP has made of its parameters."""
+    for p in parameters_of(optimizer):
+        cut = getattr(p, "cut", None)
+        if cut is None:
+            continue
+        if needs_whole(type(optimizer)):
+            raise ValueError(f"{type(optimizer).__name__} needs whole tensors, FSDP's are "
+                             "shards; take one that is elementwise, such as Adam")
+        if cut.fsdp() is not None and cut.fsdp().sent:
+            raise RuntimeError(UNFINISHED)
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
 def make_images(n, seed):
     """Ten patterns of 28 x 28, with noise: something to learn where there is no data set."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     source = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (n,), generator=source)
     return patterns[labels] + 8 * torch.randn(n, 784, generator=source), labels
+
+
+def make_stage(stage, net, lr):
+    """What to call, and the optimizer, for `net` in this stage."""
+    if stage == 3:
+        model = FSDP(net)
+        return model, torch.optim.Adam(model.parameters(), lr=lr)
+    copy_from_rank_0(net)
+    kind = ShardedOptimizer if stage == 1 else ShardedGradients
+    return net, kind(net.parameters(), torch.optim.Adam, lr=lr)
 
 
 def train_stage(stage, steps, batch_size, lr):
@@ -874,14 +841,7 @@ def train_stage(stage, steps, batch_size, lr):
     net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
                         nn.Linear(256, 10)).to(device)
     total = sum(p.numel() for p in net.parameters())
-    if stage == 3:
-        model = FSDP(net)
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    else:
-        model = net
-        copy_from_rank_0(net)
-        kind = ShardedOptimizer if stage == 1 else ShardedGradients
-        optimizer = kind(net.parameters(), torch.optim.Adam, lr=lr)
+    model, optimizer = make_stage(stage, net, lr)
     for step in range(steps):
         x, y = make_images(batch_size, seed=1 + step * ranks + rank)  # this rank's share
         optimizer.zero_grad()
@@ -901,7 +861,7 @@ def train_stage(stage, steps, batch_size, lr):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__" and "__file__" in globals():
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stage", type=int, default=3, choices=(1, 2, 3))
     parser.add_argument("--steps", type=int, default=100)
@@ -911,3 +871,7 @@ if __name__ == "__main__" and "__file__" in globals():
     if "LOCAL_RANK" not in os.environ:
         parser.error("start it by torchrun --standalone --nproc-per-node=2 sharded_train.py")
     train_stage(**vars(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,3 +1,5 @@
+"""Trains LeNet on k devices, and tests it after each epoch: python train_lenet.py"""
+
 import helpers  # first: it prepares simulated devices
 
 import mxnet as mx
@@ -5,22 +7,12 @@ from helpers.networks import lenet
 from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
 
-k = 2  # how many devices
-data = helpers.load_data("mnist", limit=12_800)
-dataset = ArrayDataset(data.train_images, data.train_labels)
-loader = DataLoader(dataset, batch_size=64, shuffle=True)
-test_dataset = ArrayDataset(data.test_images, data.test_labels)
-test_loader = DataLoader(test_dataset, batch_size=500)
-
-devices = helpers.devices(k)
-net = lenet()
-net.initialize(mx.init.Xavier(), ctx=devices)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
-for epoch in [1, 2]:
+
+def train_one_epoch(net, trainer, batches, devices):
     metric = mx.metric.Accuracy()
-    for x, y in loader:
+    for x, y in batches:
         x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
         y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = []
@@ -31,16 +23,41 @@ for epoch in [1, 2]:
                 outputs.append(output)
                 losses.append(cross_entropy(output, y_shard))
         autograd.backward(losses)
-        trainer.step(len(x))
+        trainer.step(len(x))  # all images of this batch, on all devices
         metric.update(y_shards, outputs)
-    name, share_right = metric.get()
-    print(f"k = {k}, epoch {epoch}: training accuracy {share_right:.3f}")
+    name, accuracy = metric.get()
+    return accuracy
 
-    metric = mx.metric.Accuracy()  # NEW: test images
-    for x, y in test_loader:
+
+def evaluate(net, batches, devices):
+    metric = mx.metric.Accuracy()
+    for x, y in batches:
         x_shards = gluon.utils.split_and_load(x, devices, even_split=False)
         y_shards = gluon.utils.split_and_load(y, devices, even_split=False)
         outputs = [net(x_shard) for x_shard in x_shards]
         metric.update(y_shards, outputs)
-    name, share_right = metric.get()
-    print(f"k = {k}, epoch {epoch}: test accuracy {share_right:.3f}")
+    name, accuracy = metric.get()
+    return accuracy
+
+
+def main(k):
+    devices = helpers.devices(k)
+    data = helpers.load_data("mnist", limit=13_000)
+    train_set = ArrayDataset(data.train_images, data.train_labels)
+    test_set = ArrayDataset(data.test_images, data.test_labels)
+    train_loader = DataLoader(train_set, batch_size=64, shuffle=True, last_batch="discard")
+    test_loader = DataLoader(test_set, batch_size=500)
+
+    net = lenet()
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
+    for epoch in [1, 2]:
+        accuracy = train_one_epoch(net, trainer, train_loader, devices)
+        print(f"k = {k}, epoch {epoch}: training accuracy {accuracy:.3f}")
+        accuracy = evaluate(net, test_loader, devices)
+        print(f"k = {k}, epoch {epoch}: test accuracy {accuracy:.3f}")
+    return net
+
+
+if __name__ == "__main__":
+    main(k=2)

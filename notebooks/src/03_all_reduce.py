@@ -4,8 +4,8 @@
 # After a backward pass each device has the gradient of its own shard, and every device needs the
 # sum of all of them. An operation that leaves the sum on every device is called *all-reduce*.
 #
-# > **What you'll do:** repair an all-reduce that a textbook printed for eleven months. Then write a
-# > ring.
+# > **What you'll do:** find the bug in an all-reduce that a textbook had for eleven months, test
+# > all-reduces, and build a ring, whose first half is yours to write.
 # >
 # > **What you'll learn:** how to test an all-reduce; how a ring all-reduce works, and what
 # > *reduce-scatter* and *all-gather* are; how many rounds and bytes a star, a tree and a ring take.
@@ -15,15 +15,17 @@
 
 # %%
 import helpers
+from helpers import your_turn
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-eight = [mx.cpu(number) for number in range(8)]  # simulated: we test results, not speed
+# Simulated devices: here we test results, not speed.
+eight = [mx.cpu(number) for number in range(8)]
 
 # %% [markdown]
-# ## A bug that was printed for eleven months
+# ## An all-reduce that was in a textbook for eleven months
 #
 # In January 2021 the PyTorch edition of *Dive into Deep Learning* gained this all-reduce, here with
 # MXNet's arrays. It adds up all arrays on the first device and puts the sum into a list. It stayed
@@ -31,15 +33,17 @@ eight = [mx.cpu(number) for number in range(8)]  # simulated: we test results, n
 # list:
 
 # %%
-def rebinding(arrays):
+def published(arrays):
     total = arrays[0]  # another name for the first array
     for rank in range(1, len(arrays)):
-        total += arrays[rank].copyto(total.context)  # a copy on the first device is added
+        # A copy on the first device is added.
+        total += arrays[rank].copyto(total.context)
     for rank in range(1, len(arrays)):
-        arrays[rank] = total.copyto(arrays[rank].context)  # a copy of the sum, for all others
+        # All others get a copy of the sum.
+        arrays[rank] = total.copyto(arrays[rank].context)
 
 # %% [markdown]
-# We try it on three devices. In training each parameter keeps hold of its gradient; here a variable
+# We try it on three devices. In training each parameter refers to its gradient; here a variable
 # does. The book printed the list before and after:
 
 # %%
@@ -49,28 +53,40 @@ third = nd.array([3], ctx=eight[2])
 grads = [first, second, third]
 
 print("before:", [grad.asscalar() for grad in grads])
-rebinding(grads)
+published(grads)
 print("after: ", [grad.asscalar() for grad in grads])
 
 # %% [markdown]
 # It looks right. But the update of the weights reads the gradients that the
-# parameters hold, not this list. **Predict:** what are they?
+# parameters hold, not this list. **Predict:** what do `first`, `second` and `third` hold now?
 
-# %%
+# %% tags=["predict"]
 print(first.asscalar(), second.asscalar(), third.asscalar())
 
 # %% [markdown]
-# Only the first has the sum. `total += ...` writes into an existing array. But `arrays[rank] = ...`
-# puts a *new* array into the list, and the old one keeps its old value:
+# <details><summary>What came out</summary>
+#
+# Only `first` holds the sum. `second` and `third` still hold their old values, 2 and 3.
+#
+# </details>
+#
+# Is the second array of the list still the parameter's?
+
+# %%
+print(grads[0] is first, grads[1] is second, grads[2] is third)
+
+# %% [markdown]
+# It isn't. `total += ...` writes into an existing array. But `arrays[rank] = ...` puts a *new*
+# array into the list, so the old one keeps what it held:
 #
 # ![Before, the list's three slots and three parameters point to the same arrays: 1, 2, 3. After,
 # slots 1 and 2 point to new arrays that hold 6, while the parameters still hold 2 and 3; only the
 # first array, now 6, is shared.](src/drawings/rebinding.svg)
 #
-# So the list shows nothing wrong. An all-reduce that returns nothing must work **in place**: it
-# must write into the existing arrays.
+# So the list shows nothing wrong, although two of the three parameters don't have the sum. An
+# all-reduce that returns nothing must work **in place**: it must write into the existing arrays.
 #
-# ## A star: the plainest all-reduce
+# ## A star: the simplest all-reduce
 #
 # Given a device, `copyto` makes a new array there. Given an array, it writes into that one. So one
 # line changes:
@@ -81,7 +97,8 @@ def allreduce(arrays):
     for rank in range(1, len(arrays)):
         total += arrays[rank].copyto(total.context)
     for rank in range(1, len(arrays)):
-        total.copyto(arrays[rank])  # NEW: into the array that the parameter holds
+        # NEW: into the array that the parameter holds
+        total.copyto(arrays[rank])
 
 
 first = nd.array([1], ctx=eight[0])
@@ -93,21 +110,26 @@ print(first.asscalar(), second.asscalar(), third.asscalar())
 # %% [markdown]
 # All messages go to device 0 or come from it, like the rays of a star. The first half is called
 # *reduce*: it leaves the sum on one device. The second is *broadcast*: one device's array goes to
-# all. `helpers.allreduce` is this function.
-#
+# all.
+
+# %% [markdown]
 # ## How to test an all-reduce
 #
-# How do we test an all-reduce? Give it arrays, keep hold of them, and compare each with NumPy's
-# sum. The all-reduce gets a list of its own with the same arrays. If it got our list, `rebinding`
-# would put its new arrays into it, and we would compare those. We return the ranks that are wrong.
+# Give it arrays, keep hold of them, and compare each with NumPy's sum. This function returns the
+# ranks that are wrong. (The comparison is exact, so it needs numbers whose sums are exact, such as
+# whole numbers. With random ones a right all-reduce may differ from NumPy's sum in the last digits,
+# as we will see.)
 
 # %%
 def wrong_ranks(candidate, arrays):
-    expected = 0  # the sum, before the candidate changes the arrays
+    # NumPy's sum, before the candidate changes the arrays.
+    expected = 0
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    candidate(list(arrays))  # a list of its own, with the same arrays
+    # The candidate gets a list of its own, with the same arrays.
+    # Into our list `published` would put new ones, and we would compare those.
+    candidate(list(arrays))
 
     wrong = []
     for rank, array in enumerate(arrays):
@@ -123,25 +145,27 @@ def ones(k):
     return [nd.ones(1, ctx=eight[rank]) for rank in range(k)]
 
 
-print("rebinding is wrong on the ranks", wrong_ranks(rebinding, ones(4)))
+print("published is wrong on the ranks", wrong_ranks(published, ones(4)))
 print("allreduce is wrong on the ranks", wrong_ranks(allreduce, ones(4)))
 
 # %% [markdown]
-# The book's bug is caught. Here is an all-reduce that sends nothing at all:
+# The book's bug is caught. Here is an all-reduce that sends nothing at all. **Predict:** is it
+# caught, too?
 
-# %%
+# %% tags=["predict"]
 def multiply(arrays):
     for array in arrays:
         array *= len(arrays)  # like +=, this writes into the array
 
-# %% [markdown]
-# **Predict:** is it caught, too?
 
-# %%
 print("multiply is wrong on the ranks", wrong_ranks(multiply, ones(4)))
 
 # %% [markdown]
-# It isn't. Four ones make 4, and so does four times a one.
+# <details><summary>What came out</summary>
+#
+# It isn't caught, because 1 + 1 + 1 + 1 and 4 × 1 are both 4.
+#
+# </details>
 #
 # **Step 2: values that tell devices and entries apart.** Device 0 holds 1 and 2, device 1 ten times
 # as much, and so on. So each device has a decimal place of its own:
@@ -166,12 +190,14 @@ print("multiply is wrong on the ranks", wrong_ranks(multiply, digits(4)))
 #
 # **Step 3: more cases.** An all-reduce may be wrong on 3 devices only, or the second time, or for
 # float64. So `judge`, a helper, calls `wrong_ranks` with many arrays on 1 to 8 devices, and raises
-# an error where a rank is wrong:
+# an error where a rank is wrong. `helpers.allreduce`, which later chapters use, is our function
+# plus checks of its arguments, and must pass, too:
 
 # %%
 from helpers.schedules import judge
 
 judge(allreduce)
+judge(helpers.allreduce)
 
 try:
     judge(multiply)
@@ -179,29 +205,51 @@ except AssertionError as error:
     print("multiply:", error)
 
 # %% [markdown]
-# Eighteen wrong all-reduces that it rejects, and one that it can't see, are in deeper: A judge for
-# all-reduces.
+# What the judge can't see is a missing copy, since simulated devices share memory (deeper: A judge
+# for all-reduces; there are also twenty wrong all-reduces that it rejects).
 
 # %% [markdown]
-# ## Three ways on four devices
+# ## Three algorithms on four devices
 #
 # In a star, device 0 does all the adding and half of the sending. How can the work be shared?
 #
-# Messages go in *rounds*. In a round a device sends one message at most and receives one at most,
-# and what it receives it can pass on only in a later round. So a star on four devices takes three
-# rounds there and three back. An arrow is a message, a thin one a quarter of an array.
+# Messages go in *rounds*. In a round a device sends at most one message and receives at most one,
+# and what it receives it can pass on only in a later round. So in a star device 0 receives from
+# three others in three rounds, and sends to them in three more. In the picture an arrow is a
+# message, and a thin arrow a quarter of an array:
 #
-# ![Messages on four devices, round by round. A star takes 6 rounds of one whole array, a tree 4
-# rounds of whole arrays, a ring 6 rounds in which every device sends a quarter; receivers add in
-# the first half and overwrite in the second.](src/drawings/star_tree_ring.svg)
+# ![Four devices, round by round; a device that sends or receives is dark. Star: 6 rounds of one
+# whole array, all through device 0: 6 × S. Tree: 4 rounds of whole arrays, in pairs: 4 × S. Ring: 6
+# rounds in which every device sends a quarter: 6 × S/4 = 1.5 S.](src/drawings/star_tree_ring.svg)
 #
 # In a *tree*, pairs add up at the same time, then pairs of pairs, and the sum goes back in the same
-# way. (A device without a partner waits.) That takes fewer rounds, but
-# device 0 still sends the whole array in each round on the way back.
+# way. (A device without a partner waits.) `gap` is the distance between the two of a pair; each
+# pass of a `while` loop is one round:
+
+# %%
+def tree_allreduce(arrays):
+    k = len(arrays)
+    gap = 1
+    while gap < k:  # of four devices 1 sends to 0, and 3 to 2; then 2 to 0
+        for receiver in range(0, k - gap, 2 * gap):
+            target = arrays[receiver]
+            target += arrays[receiver + gap].copyto(target.context)
+        gap = 2 * gap
+    while gap > 1:  # and back: 0 to 2; then 0 to 1, and 2 to 3
+        gap = gap // 2
+        for sender in range(0, k - gap, 2 * gap):
+            arrays[sender].copyto(arrays[sender + gap])
+
+
+judge(tree_allreduce)
+
+# %% [markdown]
+# A tree takes fewer rounds than a star, as soon as there are four devices. But device 0 still sends
+# the whole array in each round on the way back.
 #
 # ## A ring
 #
-# Can every device do the same work, all the time? It can, if each sums a different piece of the
+# Can all devices share the work equally? They can, if each of them sums a different piece of the
 # array. In a *ring* of $k$ devices arrays are cut into $k$ chunks. In every round each device sends
 # one chunk to the next, the last one to the first. After half of the rounds device
 # 0 should have the whole sum of chunk 0, device 1 that of chunk 1, and so on.
@@ -225,11 +273,14 @@ except AssertionError as error:
 # Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
-# In our program one Python loop moves all messages; between machines each would run its own.
-# `window`, a helper, finds a chunk in an array (if chunks can't be equal, their sizes differ by
-# one):
+# Seen from one device, that is: **"I am rank $r$. In round $n$ I send chunk $(r - n) \bmod k$ to
+# the next rank."** Device 2, for example, sends the chunks 1, 0 and 3, as in the table.
+#
+# Between machines each rank would run a program of its own, with this rule in it. In our notebook
+# one Python loop moves all messages. `window`, a helper, finds a chunk in an array, and cuts by
+# chapter 02's rule: if chunks can't be equal, the first ones have one entry more.
 
-# %%
+# %% tags=["your-turn"]
 from helpers.schedules import window
 
 numbers = nd.arange(8)
@@ -237,29 +288,56 @@ for chunk in range(4):
     print("chunk", chunk, "of 4:", window(numbers, chunk, 4).asnumpy())
 
 # %% [markdown]
-# What it returns shares the array's memory, as slices did in chapter 02:
+# It returns a view, so `target += ...` writes into the array itself.
+#
+# ### Your turn: the first half of a ring
+#
+# Now write it, before you scroll on: $k - 1$ rounds, in each of which every device sends one chunk
+# to the next, and the receiver adds it to its own, in place. (So it returns nothing. Copy the chunk
+# to the receiver's device first, as in the tree.) The picture is the first case.
 
-# %%
-first_chunk = window(numbers, 0, 4)
-first_chunk[:] = 99
-print(numbers.asnumpy())
+# %% tags=["your-turn"]
+def first_half(arrays):
+    """In round n device (c + n) mod k sends chunk c to the next, which adds it."""
+    ...
+
+
+def filled(k, entries):
+    return [nd.ones(entries, ctx=eight[rank]) * 10**rank for rank in range(k)]
+
+
+# What is due, a row for each device: as in the picture.
+four_chunks = [[1111, 1101, 1001, 1],
+               [10, 1111, 1011, 11],
+               [110, 100, 1111, 111],
+               [1110, 1100, 1000, 1111]]
+# Five entries on three devices: chunks 0 and 1 are two entries each, chunk 2 is one.
+three_chunks = [[111, 111, 101, 101, 1],
+                [10, 10, 111, 111, 11],
+                [110, 110, 100, 100, 111]]
+four_devices = ((filled(4, 4),), four_chunks)
+three_devices = ((filled(3, 5),), three_chunks)
+your_turn(first_half, [four_devices, three_devices], in_place=True)
 
 # %% [markdown]
-# This function does one round, chunk by chunk. (If all messages of a round went at once, the result
-# would be the same, since each has a chunk of its own.)
+# Here is ours. This function does one round, chunk by chunk. (If all messages of a round went at
+# once, the result would be the same, since no two messages of a round touch the same chunk.)
 
 # %%
-def reduce_scatter_round(arrays, round_number):  # in rounds 1 to k - 1
+def reduce_scatter_round(arrays, round_number):
+    """One of the rounds 1 to k - 1."""
     k = len(arrays)
-    for chunk in range(k):  # as in the table: in round 1 chunk 0 goes from device 1
+    for chunk in range(k):
+        # As in the table: in round 1 chunk 0 goes from device 1.
         sender = (chunk + round_number) % k
         receiver = (sender + 1) % k
         source = window(arrays[sender], chunk, k)
         target = window(arrays[receiver], chunk, k)
-        target += source.copyto(target.context)  # into the receiver's array
+        # Into the receiver's array
+        target += source.copyto(target.context)
 
 # %% [markdown]
-# Does it do what is drawn? A row is a device, a column a chunk:
+# Does it do what is drawn?
 
 # %%
 arrays = [nd.ones(4, ctx=eight[rank]) * 10**rank for rank in range(4)]
@@ -270,15 +348,17 @@ for round_number in [1, 2, 3]:
     print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# After $k - 1$ rounds the sum is there, but scattered: device $r$ has chunk $r$ of it, the 1111 on
-# the diagonal. This half is called *reduce-scatter*.
+# After $k - 1$ rounds the sum is there, but scattered: device $r$ holds chunk $r$ of the sum, the
+# 1111 on the diagonal. This half is called *reduce-scatter*.
 #
 # For $k - 1$ more rounds the finished chunks go on round the ring, and *overwrite* what is there.
-# That is an *all-gather*. The rule goes on: in round 4 device 0 sends chunk 0. The function differs
-# in one line. We go on with the arrays as round 3 left them:
+# That is an *all-gather*. The rule is the same: in round 4 chunk 0 leaves device
+# $(0 + 4) \bmod 4 = 0$. The function differs in one line. We go on with the arrays as round 3 left
+# them:
 
 # %%
-def all_gather_round(arrays, round_number):  # in rounds k to 2k - 2
+def all_gather_round(arrays, round_number):
+    """One of the rounds k to 2k - 2."""
     k = len(arrays)
     for chunk in range(k):
         sender = (chunk + round_number) % k
@@ -294,12 +374,6 @@ for round_number in [4, 5, 6]:
     print(np.stack([array.asnumpy() for array in arrays]).astype(int))
 
 # %% [markdown]
-# All six rounds in motion. A chunk is a square with four corners, one for each device's part:
-#
-# ![Moving picture: four devices on a ring, each sending one chunk to the next in every round. For
-# three rounds the receiver adds and the chunks fill; for three more it overwrites its own with the
-# finished sums, until all devices have them.](src/drawings/ring_moving.svg)
-#
 # The two functions together are a ring all-reduce:
 
 # %%
@@ -317,65 +391,74 @@ def ring_allreduce(arrays):
 judge(ring_allreduce)
 
 # %% [markdown]
-# Operations in which all devices take part are called *collectives*. You have now met five:
+# A ring adds most chunks in another order than a star does. With numbers whose sums are exact, as
+# in our tests, that makes no difference. But each addition of float32 numbers is rounded, so that
+# in general **the order matters to the last digits**:
+
+# %%
+rng = np.random.default_rng(0)
+by_star = []
+by_ring = []
+for rank in range(4):
+    numbers = rng.normal(size=1000)
+    by_star.append(nd.array(numbers, ctx=eight[rank]))
+    by_ring.append(nd.array(numbers, ctx=eight[rank]))
+allreduce(by_star)
+ring_allreduce(by_ring)
+
+apart = np.abs(by_star[0].asnumpy() - by_ring[0].asnumpy())
+print(np.sum(apart > 0), "of 1000 sums differ, by", apart.max(), "at most")
+for array in by_ring:
+    assert np.array_equal(array.asnumpy(), by_ring[0].asnumpy())
+
+# %% [markdown]
+# Two correct all-reduces can differ in the last digits. But that is no reason for replicas to
+# differ: each chunk is summed only once, and all devices get that sum, as the assertion says.
+#
+# Operations in which all devices take part are called *collectives*; if one device doesn't come,
+# the others wait for it (chapter 15). You have now met five:
 #
 # ![Five collectives on four devices, before and after. Reduce and then broadcast leave all sums on
 # all devices, as all-reduce does; so do reduce-scatter and then
 # all-gather.](src/drawings/collectives.svg)
 #
 # **All-reduce = reduce + broadcast = reduce-scatter + all-gather.** PyTorch's `torch.distributed`
-# has functions of these names (chapters 14 and 16).
+# has functions of these names (chapters 14 and 16), and the library below it is **NCCL** for GPUs.
 #
 # ## Rounds and bytes
 #
-# **Predict:** each of 8 devices has an array of $S$ bytes. How many bytes does each send in a star,
-# and how many in a ring? We run both, and count what is copied to another device:
+# Which of the three is the fastest? First we count what each device sends. `messages_sent`, a
+# helper, logs each `copyto` to another device while an all-reduce runs. **Predict:** each of 8
+# devices has an array of size $S$. How many times $S$ does device 0 send in a star, how many does
+# device 5 send, and how many does each send in a ring?
 
-# %% tags=["fold"]
-# measure: what each of 8 devices sends, in units of the whole array
-from unittest import mock
-
-from helpers.schedules import run, tree, wrong_devices
-
-copyto = nd.NDArray.copyto
+# %% tags=["predict"]
+from helpers.schedules import messages_sent
 
 
-def tree_allreduce(arrays):
-    run(tree(len(arrays)), arrays, num_chunks=1)
+def sent_by_each(all_reduce, k):
+    """What each of k devices sends, in units of the whole array."""
+    size = 60 * k  # so that all chunks are equal
+    sent = [0] * k
+    for sender, receiver, entries in messages_sent(all_reduce, k, size):
+        sent[sender] += entries / size
+    return sent
 
 
-def messages_sent(all_reduce, k, entries):
-    """(sender, receiver, entries) of each copy to another device."""
-    messages = []
-
-    def noted(array, other):
-        device = getattr(other, "context", other)  # of an array, or a device itself
-        if device != array.context:  # a copy to itself is no message
-            messages.append((array.context.device_id, device.device_id, array.size))
-        return copyto(array, other)
-
-    arrays = [nd.ones(entries, ctx=device) for device in eight[:k]]
-    with mock.patch.object(nd.NDArray, "copyto", noted):
-        all_reduce(arrays)
-    return messages
-
-
-def shares_sent(all_reduce, k):
-    entries = 840  # a multiple of 1 to 8, so that all chunks are equal
-    shares = np.zeros(k)
-    for sender, receiver, size in messages_sent(all_reduce, k, entries):
-        shares[sender] += size / entries
-    return shares
-
-
-for name, all_reduce in [("star", allreduce), ("ring", ring_allreduce)]:
-    print(f"{name}: sent by devices 0 to 7:", *shares_sent(all_reduce, 8))
+for all_reduce in [allreduce, tree_allreduce, ring_allreduce]:
+    print(f"{all_reduce.__name__:15} sent by devices 0 to 7:", sent_by_each(all_reduce, 8))
 
 # %% [markdown]
-# Both send $14S$ in all. In a star device 0 sends half of that, in a ring every device the same,
-# $1.75S$.
+# <details><summary>What came out</summary>
 #
-# How long does that take? Rounds come one after the other. For $k$ devices:
+# All three send $14S$ together. But in a star device 0 sends $7S$ of them, and device 5 sends
+# $1S$; in a ring each sends the same, $1.75S$.
+#
+# </details>
+#
+# How long does that take? Rounds come one after the other. In a star device 0 takes part in each,
+# so there are $k - 1$ and $k - 1$; in a tree each pass of a `while` loop is one; in a ring there
+# are $k - 1$ and $k - 1$. For $k$ devices:
 #
 # | | rounds | message size | rounds × size |
 # | --- | --- | --- | --- |
@@ -383,100 +466,79 @@ for name, all_reduce in [("star", allreduce), ("ring", ring_allreduce)]:
 # | tree | $2\lceil\log_2 k\rceil$ | $S$ | $2\lceil\log_2 k\rceil\,S$ |
 # | ring, equal chunks | $2(k-1)$ | $S/k$ | $2\frac{k-1}{k}\,S$ |
 #
-# In the usual model a message takes a *latency*, however small it is, and then its size divided by
-# the link's *bandwidth*:
+# (The ring's factor $2\frac{k-1}{k}$ is that between *algorithm* and *bus bandwidth* in nccl-tests,
+# `doc/PERFORMANCE.md`.)
+#
+# In the usual model (the **alpha–beta model**) a message takes a **latency**, however small it is,
+# and then its size divided by the link's **bandwidth**. The time to add is left out:
 #
 # $$\text{time} = \text{rounds} \times (\text{latency} + \text{size} / \text{bandwidth})$$
 #
-# Take 8 devices, a latency of 10 µs, and 10 GB/s, which is 10,000 bytes a µs:
-#
-# | | 4 KB | 100 MB |
-# | --- | --- | --- |
-# | star | 14 × (10 + 0.4) = 146 µs | 14 × (10 + 10,000) = 140,140 µs |
-# | tree | 6 × (10 + 0.4) = 62 µs | 6 × (10 + 10,000) = 60,060 µs |
-# | ring | 14 × (10 + 0.05) = 141 µs | 14 × (10 + 1,250) = 17,640 µs |
-#
-# **For small arrays the number of rounds decides, for large arrays rounds × size.** In a ring this
-# product stays below $2S$, however many devices there are.
+# Take 8 devices, a latency of 10 µs, and 10 GB/s, which is 10,000 bytes a µs. **Predict:** which of
+# the three is the fastest for an array of 4 KB, and which for 100 MB?
 
-# %% tags=["fold"]
-# check: rounds, sizes and times in these tables, and which device sends which chunk
-from functools import partial
+# %% tags=["predict"]
+def microseconds(rounds, size):
+    return rounds * (10 + size / 10_000)
 
 
-def rounds_needed(messages):
-    """How many rounds, if each whole array is sent as early as our rule and this order allow."""
-    busy = {}  # device: the last round in which it sent or received
-    for sender, receiver, size in messages:
-        this = 1 + max(busy.get(("sends", sender), 0), busy.get(("receives", sender), 0),
-                       busy.get(("receives", receiver), 0))
-        busy["sends", sender] = this
-        busy["receives", receiver] = this
-    return max(busy.values())
-
-
-for k in range(2, 9):
-    doublings = (k - 1).bit_length()  # log2 of k, rounded up
-    table = {  # rounds, a message, what the busiest device sends
-        "star": (allreduce, 2 * (k - 1), 1, k - 1),
-        "tree": (tree_allreduce, 2 * doublings, 1, doublings),
-        "ring": (ring_allreduce, 2 * (k - 1), 1 / k, 2 * (k - 1) / k),
-    }
-    for name, (all_reduce, rounds, message, busiest) in table.items():
-        shares = shares_sent(all_reduce, k)
-        messages = messages_sent(all_reduce, k, entries=840)
-        assert {size for _, _, size in messages} == {840 * message}, f"{name} on {k}: a message"
-        assert np.isclose(max(shares), busiest), f"{name} on {k} devices: busiest {max(shares)}"
-        assert np.isclose(sum(shares), 2 * (k - 1)), f"{name} on {k} devices: {sum(shares)} in all"
-        in_turn = {"star": 2 * (k - 1), "tree": 2 * doublings, "ring": 2 * (k - 1) / k}
-        assert np.isclose(rounds * message, in_turn[name]), f"{name} on {k} devices: in turn"
-        assert name == "ring" or k == 2 or busiest > 2 * (k - 1) / k, "more than in a ring"
-        seconds = {size: rounds * (10e-6 + message * size / 10e9) for size in [4e3, 100e6]}
-        if k == 8:
-            assert (round(1e6 * seconds[4e3]), round(1e6 * seconds[100e6])) == {
-                "star": (146, 140_140), "tree": (62, 60_060), "ring": (141, 17_640)}[name]
-        if name != "ring":
-            assert rounds_needed(messages) == rounds, f"{name} on {k} devices: rounds"
-    in_order = []
-    senders = []  # [round][chunk]
-    arrays = [nd.ones(k, ctx=eight[rank], dtype="float64") * 10**rank for rank in range(k)]
-    for number in range(1, 2 * k - 1):
-        one_round = reduce_scatter_round if number < k else all_gather_round
-        messages = messages_sent(partial(one_round, round_number=number), k, entries=840)
-        assert sorted(sender for sender, _, _ in messages) == list(range(k)), "each sends once"
-        assert sorted(receiver for _, receiver, _ in messages) == list(range(k)), "and receives"
-        in_order += messages
-        if k == 4:
-            senders.append([sender for sender, _, _ in messages])
-        one_round(arrays, number)
-        found = np.stack([array.asnumpy() for array in arrays]).astype(int)  # [device, chunk]
-        if number < k:
-            parts = max(sum(map(int, str(total))) for total in found.ravel())
-            assert parts == number + 1, "a chunk was passed on in the same round"
-        else:
-            whole_sum = sum(10**rank for rank in range(k))
-            copies = (found == whole_sum).sum(axis=0)
-            assert np.all(copies == number + 2 - k), "a sum was passed on in the same round"
-    assert messages_sent(ring_allreduce, k, entries=840) == in_order, "a ring has other rounds"
-    if k == 4:  # the table of who sends which chunk
-        assert np.transpose(senders).tolist() == [[1, 2, 3, 0, 1, 2], [2, 3, 0, 1, 2, 3],
-                                                  [3, 0, 1, 2, 3, 0], [0, 1, 2, 3, 0, 1]]
-for k in range(1, 9):
-    assert wrong_devices(helpers.allreduce, k) == wrong_devices(tree_allreduce, k) == []
-print("all tables hold")
+for name, size in [("4 KB", 4_000), ("100 MB", 100_000_000)]:
+    print(name)
+    print(f"    star {microseconds(14, size):9.0f} µs")
+    print(f"    tree {microseconds(6, size):9.0f} µs")
+    print(f"    ring {microseconds(14, size / 8):9.0f} µs")
 
 # %% [markdown]
-# Is there a way with few rounds *and* few bytes? See deeper: More all-reduces. (The tree's code is
-# there, too.) Which is the fastest on this machine? See deeper: All-reduce against the clock.
+# <details><summary>What came out</summary>
+#
+# The tree is the fastest for 4 KB, since it has the fewest rounds. The ring is the fastest for
+# 100 MB, since its messages are an eighth as large.
+#
+# </details>
+#
+# And for all sizes in between? **Predict:** where do the lines of tree and ring cross?
+
+# %% tags=["predict"]
+from helpers.plotting import curves, show
+
+sizes = np.logspace(3, 8, 50)  # bytes
+lines = {
+    "star": (sizes, microseconds(14, sizes)),
+    "tree": (sizes, microseconds(6, sizes)),
+    "ring": (sizes, microseconds(14, sizes / 8)),
+}
+fig, ax = curves("In the model, on 8 devices: a tree is faster for small arrays, a ring for large",
+                 "bytes of the array", "µs", lines, logx=True, logy=True)
+show(fig, "Time against the array's size for 8 devices. Up to about 200 KB the tree is the "
+     "fastest, beginning at 60 microseconds where the others take 140; from there on the ring is.")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# At 188 KB, where $6\,(10 + s/10{,}000)$, the tree's time for $s$ bytes, is equal to the ring's,
+# $14\,(10 + s/80{,}000)$.
+#
+# </details>
+#
+# **For small arrays the number of rounds decides, for large arrays rounds × size.** In a ring this
+# product stays below $2S$, however many devices there are. (On two or three devices a tree has no
+# fewer rounds than a ring, so the ring is never slower there. And all this is the model: nothing
+# was measured here.)
+#
+# Is there a way with few rounds *and* few bytes? There is: see deeper: More all-reduces. NCCL
+# chooses among rings, trees and others by the array's size, the links and the number of machines
+# (`src/graph/tuning.cc`), and its trees send an array in pieces that follow one another, so that
+# they aren't slow for large ones (S. Jeaugey, *Massively Scale Your Deep Learning Training with
+# NCCL 2.4*, NVIDIA, 2019).
 
 # %% [markdown]
 # ## Summary
 #
-# - All-reduce leaves the sum on every device, in the existing arrays. A test keeps hold of them,
-#   and uses values that tell devices and entries apart.
+# - All-reduce leaves the sum on every device; ours, which returns nothing, in the existing arrays.
+#   A test keeps hold of them, and uses values that tell devices and entries apart.
 # - All-reduce = reduce + broadcast = reduce-scatter + all-gather.
-# - For small arrays the number of rounds decides, and a tree has few. For large ones rounds × size
-#   decides, which in a ring stays below $2S$.
+# - In the alpha–beta model the number of rounds decides for small arrays, and a tree has few. For
+#   large ones rounds × size decides, which in a ring stays below $2S$.
 #
 # **Further reading.** P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
 # clusters of workstations", *JPDC* 69 (2009): as long as the devices do the adding, and not the
@@ -486,17 +548,35 @@ print("all tables hold")
 # ## Exercises
 #
 # 1. **A tree.** On paper: draw the tree's rounds for 5 devices, as above for 4. How many are there,
-#    and what does each device send? Which of the three ways would you take for arrays of 1 MB on 6
-#    devices, with a latency of 1 ms and 1 GB/s?
+#    and what does each device send? Which of the three algorithms would you choose for arrays of 1
+#    MB on 6 devices, with a latency of 1 ms and 1 GB/s?
 # 2. **Mean instead of sum.** A colleague's all-reduce returns the mean, so that "the learning rate
 #    need not change". Write `mean_allreduce` from `ring_allreduce`. Which learning rate gives the
 #    same update as the sum? What does `judge` say of it?
 # 3. **One buffer.** A network has many small gradients. Write `fused_allreduce(groups,
-#    all_reduce)`, where `groups[rank]` is the list of a device's arrays, and which calls
-#    `all_reduce` once. (`nd.concat(*arrays, dim=0)` joins arrays.) How many messages does it save
-#    for 8 arrays on 2 devices with the ring?
+#    all_reduce)`, where `groups[rank]` is the list of a device's arrays, and call `all_reduce`
+#    exactly once. (`nd.concat(*arrays, dim=0)` joins arrays.) How many messages does it save for 8
+#    arrays on 2 devices with the ring?
 # 4. **Fool the judge (open).** Write a wrong all-reduce that `judge` passes. What must a judge do
 #    to catch it? Can there be a judge that nothing fools?
+
+# %% [markdown]
+# ### Answer to *Your turn*
+#
+# A loop over the rounds, and in each a loop over the chunks. The rule says who sends which.
+
+# %% tags=["solution", "your-turn"]
+def first_half(arrays):
+    k = len(arrays)
+    for round_number in range(1, k):
+        for chunk in range(k):
+            sender = (chunk + round_number) % k
+            receiver = (sender + 1) % k
+            target = window(arrays[receiver], chunk, k)
+            target += window(arrays[sender], chunk, k).copyto(target.context)
+
+
+your_turn(first_half, [four_devices, three_devices], in_place=True)
 
 # %% [markdown]
 # ### Answer 1
@@ -504,15 +584,11 @@ print("all tables hold")
 # Three rounds there and three back: 1 sends to 0 and 3 to 2, then 2 to 0, then 4 to 0. Device 0
 # sends its sum three times, device 2 sends twice, the others once. On 6 devices a star takes 10
 # rounds of 1 MB, each of 1 + 1 ms: 20 ms. A tree takes 6: 12 ms. A ring takes 10 rounds of a sixth:
-# 11.7 ms. So tree and ring are as good as equal.
+# 11.7 ms. So tree and ring are about equal.
 
 # %% tags=["solution"]
-# The folded cells above have these functions: they run the tree and note its messages.
-messages = messages_sent(tree_allreduce, 5, entries=840)
-print("rounds:", rounds_needed(messages))
-print("each device sends, in whole arrays:", shares_sent(tree_allreduce, 5))
-assert rounds_needed(messages) == 6
-assert shares_sent(tree_allreduce, 5).tolist() == [3, 1, 2, 1, 1]
+print("each device sends, in whole arrays:", sent_by_each(tree_allreduce, 5))
+assert sent_by_each(tree_allreduce, 5) == [3, 1, 2, 1, 1]
 
 latency = 1  # ms, and 1 MB takes 1 ms, too
 of_star = 10 * (latency + 1)
@@ -526,8 +602,7 @@ assert of_tree == 12 and round(of_ring, 1) == 11.7
 #
 # Divide every replica by $k$ afterwards. (PyTorch's DDP averages too, but divides first, so that
 # float16 doesn't overflow.) The update is $\eta$ times the gradient, so $k\eta$ with the mean
-# equals $\eta$ with the sum. The judge rejects it for every $k$ above 1, as it should: it isn't
-# the sum.
+# equals $\eta$ with the sum. The judge rejects it, as it should: it isn't the sum.
 
 # %% tags=["solution"]
 def mean_allreduce(arrays):
@@ -542,8 +617,10 @@ for k in range(2, 9):
     mean_allreduce(arrays)
     for array in arrays:
         assert np.allclose(k * array.asnumpy(), total, rtol=1e-6), "not the mean"
-    assert wrong_devices(mean_allreduce, k) == list(range(k)), "the judge: a mean is not a sum"
-print("the mean on 2 to 8 devices, and the judge says that it isn't the sum")
+try:
+    judge(mean_allreduce)
+except AssertionError as error:
+    print("mean_allreduce:", error)
 
 # %% [markdown]
 # ### Answer 3
@@ -567,59 +644,36 @@ def fused_allreduce(groups, all_reduce):
             begin = end
 
 
-sizes = [1, 2, 3, 4, 4, 6, 7, 8]  # of eight arrays; two have one shape
-
-
-def arrays_of(rank):
+# Device 1 has ten times what device 0 has; all entries of a device differ.
+groups = []
+for rank in range(2):
     arrays = []
-    for place, size in enumerate(sizes):
-        array = 100 * place + nd.arange(2 * size, ctx=eight[rank])  # all entries differ
-        arrays.append(array.reshape((2, size)) * 10**rank)
-    return arrays
+    for size in [1, 2, 3, 4, 4, 6, 7, 8]:
+        numbers = nd.arange(2 * size, ctx=eight[rank]) + 100 * len(arrays)
+        arrays.append(numbers.reshape((2, size)) * 10**rank)
+    groups.append(arrays)
+before = [array.asnumpy() for array in groups[0]]
 
-
-groups = [arrays_of(0), arrays_of(1)]  # device 1 has ten times what device 0 has
 fused_allreduce(groups, ring_allreduce)
 print(groups[0][1].asnumpy(), groups[1][1].asnumpy())
+for group in groups:
+    for found, own in zip(group, before):
+        assert np.array_equal(found.asnumpy(), 11 * own), "not the sum"
 
 # %% [markdown]
-# So the sum is 11 times the first device's arrays. How many messages is that?
+# The sum is 11 times the first device's arrays. And the messages, of one array and of the buffer?
 
 # %% tags=["solution"]
-one_by_one = 0
-for size in sizes:
-    one_by_one += len(messages_sent(ring_allreduce, 2, 2 * size))
+of_one_array = len(messages_sent(ring_allreduce, k=2, entries=16))
 
 
-def fused_on(k):
-    groups = [arrays_of(rank) for rank in range(k)]
-
-    def fused(_):  # messages_sent makes arrays; ours are in `groups`
-        fused_allreduce([list(group) for group in groups], ring_allreduce)  # copies of the lists
-
-    messages = messages_sent(fused, k, entries=1)
-    for group in groups:
-        for found, array in zip(group, arrays_of(0)):
-            times = sum(10**rank for rank in range(k))  # 11 on two devices, 111 on three
-            assert np.array_equal(found.asnumpy(), times * array.asnumpy()), "not the sum"
-    return len(messages)
+def fuse(buffers):
+    fused_allreduce(groups, ring_allreduce)
 
 
-print(one_by_one, "messages for eight arrays, one after the other;", fused_on(2), "for one buffer")
-assert (one_by_one, fused_on(2), fused_on(3)) == (32, 4, 12)
-
-
-def nothing(buffers):
-    calls.append(len(buffers))
-
-
-calls = []
-groups = [arrays_of(0), arrays_of(1), arrays_of(2)]
-fused_allreduce(groups, nothing)
-assert calls == [3], "one call, with one buffer a device"
-for rank, group in enumerate(groups):
-    for found, array in zip(group, arrays_of(rank)):
-        assert np.array_equal(found.asnumpy(), array.asnumpy()), "not the device's own buffer"
+of_the_buffer = len(messages_sent(fuse, k=2, entries=1))
+print(8 * of_one_array, "messages for eight arrays,", of_the_buffer, "for one buffer")
+assert (8 * of_one_array, of_the_buffer) == (32, 4)
 
 # %% [markdown]
 # ### Answer 4

@@ -1,200 +1,163 @@
 # %% [markdown]
 # # 07 · KVStore: where the sum happens
 #
-# In chapter 06 one call, `trainer.step`, summed the gradients and updated every replica. Inside it
-# is MXNet's *key-value store*, KVStore. Devices push arrays into it and pull arrays out of it:
+# In chapter 06 one call, `trainer.step`, added the gradients of all devices and updated every
+# replica. But some training runs must do something in between, with the gradient of the whole
+# batch. *Where is it, and how do we get hold of it?*
 #
-# ![Left: cpu(0) pushes 1, cpu(1) pushes 20, and the store holds 1 + 20 = 21. Right: both devices
-# pull 21 from the store.](src/drawings/push_pull.svg)
-#
-# > **What you'll do:** push and pull by hand, let a store update weights, and spy on who adds up.
+# > **What you'll do:** clip the gradient of a batch that two devices share, find out whose memory a
+# > store takes, and resume a training run on other devices.
 # >
-# > **What you'll learn:** what `push` and `pull` do, with an optimizer in the store and without;
-# > the two ways in which `Trainer` can update, and what each leaves in `grad`; which device adds up
-# > which parameter, and what that costs in memory.
+# > **What you'll learn:** the two ways in which `Trainer` updates, and which of them gives you the
+# > sum; which device makes it; what a resumed run must be told.
 # >
-# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running less than
-# > half a minute.
+# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running a few
+# > seconds.
 
 # %%
-import helpers
+import tempfile
+
+from helpers import your_turn
+from helpers.stores import kilobytes
+
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
 
-pair = [mx.cpu(0), mx.cpu(1)]  # simulated devices: we look at results, not at speed
+# Simulated devices: here we look at results, not at speed.
+pair = [mx.cpu(0), mx.cpu(1)]
 
 # %% [markdown]
-# ## Push and pull
+# ## A need: clip the whole batch's gradient
 #
-# What does a store do with the arrays that it gets? It holds one array for each *key*, a string or
-# a number. `init` gives a key its first array, here 7. Then two devices push theirs. `device` is
-# the kind of store that adds up on the devices.
+# Sometimes a gradient is so large that a single step ruins the run, above all in recurrent networks
+# (Pascanu et al., 2013). The usual remedy is **gradient clipping**: if the norm of the gradient is
+# above a limit, the gradient is multiplied by limit / norm, which keeps its direction.
+#
+# Our example is one weight of two numbers, (10, 10), on two devices. The loss on `cpu(0)` is 6
+# times the first number, the loss on `cpu(1)` 8 times the second. So the gradients are (6, 0) and
+# (0, 8), whatever the weight is. (A `Parameter` needs no layer.)
 
 # %%
-store = mx.kvstore.create("device")
-store.init("sum", nd.array([7]))
-
-pushed = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
-store.push("sum", pushed)
-
-# %% [markdown]
-# `pull` copies what is stored into a list of arrays. Is the 7 that was there before still in it?
-
-# %%
-def values_of(arrays):
-    return [array.asscalar() for array in arrays]
+slopes = [nd.array([6, 0], ctx=pair[0]), nd.array([0, 8], ctx=pair[1])]
 
 
-pulled = [nd.zeros(1, ctx=pair[0]), nd.zeros(1, ctx=pair[1])]
-store.pull("sum", out=pulled)
-print("pulled:", values_of(pulled))
-
-# %% [markdown]
-# It isn't: a push *replaces* what was there. So a second push gives 21 once more, not 42:
-
-# %%
-store.push("sum", pushed)
-store.pull("sum", out=pulled)
-print("pulled:", values_of(pulled))
-print("pushed:", values_of(pushed))
-
-# %% [markdown]
-# The pushed arrays are as they were. `pushpull` does both in one call, and pulls into the arrays
-# that were pushed. That is an all-reduce: each array becomes the sum of all, in place. (A star, in
-# chapter 03's words, around the device that makes the sum.)
-
-# %%
-store.pushpull("sum", pushed)
-print(values_of(pushed))
-
-# %% [markdown]
-# Is it right on more devices? Chapter 03's judge knows. It judges `local`, too, a kind of store
-# that adds up in the *host's* memory: the computer's, not a device's.
-
-# %% tags=["fold"]
-# check: pushpull by `device` and by `local` passes the judge of chapter 03; the numbers above
-from helpers.schedules import wrong_devices
-from helpers.trace import record
-
-
-def all_reduce_by(kind):
-    stores = {}  # one for each kind of call, since a key keeps its shape, type and devices
-
-    def all_reduce(arrays):
-        case = arrays[0].shape, str(arrays[0].dtype), tuple(str(a.context) for a in arrays)
-        if case not in stores:
-            stores[case] = mx.kvstore.create(kind)
-            stores[case].init("sum", arrays[0])
-        stores[case].pushpull("sum", arrays)
-        nd.waitall()  # a local store must not go with a sum pending (CommCPU::Reduce, comm.h)
-    return all_reduce
-
-
-for kind in ["device", "local"]:
-    for k in range(1, 9):
-        assert wrong_devices(all_reduce_by(kind), k) == [], f"{kind} is wrong on {k} devices"
-    ones = [nd.ones(1, ctx=device) for device in pair]
-    ran = [event.name for event in record(all_reduce_by(kind), ones).events]
-    assert ("KVStoreReduce" in ran) == (kind == "local"), f"not a store of the kind {kind}"
-    print(f"{kind}: right on 1 to 8 devices")
-ours = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
-for push in range(2):
-    store.push("sum", ours)
-    store.pull("sum", out=pulled)
-    assert values_of(pulled) == [21, 21], "a second push replaces the first"
-    assert values_of(ours) == [1, 20], "a push leaves the pushed arrays as they are"
-store.pushpull("sum", ours)
-assert values_of(ours) == [21, 21]
-
-# %% [markdown]
-# **Keep this:** without an optimizer, a push stores the sum of the devices' arrays, and a pull
-# copies it to all.
-#
-# ## A store that updates
-#
-# Can a store do more than add? It can have an *optimizer*. Then what it holds is a weight, and
-# devices push gradients. The weight is 100, the learning rate 1. **Predict:** what do the devices
-# pull?
-
-# %%
-store = mx.kvstore.create("device")
-store.set_optimizer(mx.optimizer.SGD(learning_rate=1))
-store.init("weight", nd.array([100]))
-
-gradients = [nd.array([1], ctx=pair[0]), nd.array([20], ctx=pair[1])]
-store.push("weight", gradients)
-store.pull("weight", out=pulled)
-print("after one push: ", values_of(pulled))
-
-store.push("weight", gradients)
-store.pull("weight", out=pulled)
-print("after two pushes:", values_of(pulled))
-
-# %% [markdown]
-# 100 − 21 = 79, and 79 − 21 = 58. **Keep this:** with an optimizer, a push doesn't replace what is
-# stored. It is one step of SGD with the *sum* of the gradients, and a pull gets the new weight.
-# With momentum, the optimizer has a *state*, the running sum; the store keeps that, too.
-
-# %% tags=["fold"]
-# check: the numbers above; and two steps with momentum, kept in the store
-assert values_of(pulled) == [58, 58]
-store = mx.kvstore.create("device")
-store.set_optimizer(mx.optimizer.SGD(learning_rate=1, momentum=0.5))
-store.init("weight", nd.array([100]))
-for expected in [100 - 21, 100 - 21 - (21 + 0.5 * 21)]:
-    found = [nd.zeros(1, ctx=pair[0]), nd.zeros(1, ctx=pair[1])]
-    store.pushpull("weight", gradients, out=found)
-    assert values_of(found) == [expected, expected], "not SGD with momentum on the sum"
-
-# %% [markdown]
-# ## Two ways to update
-#
-# `Trainer` pushes the gradients in each step. Who then updates the weights? There are two ways:
-#
-# ![Two panels. In both, cpu(0) pushes the gradient 1 and cpu(1) pushes 20. Left, the store
-# computes 100 minus 21 = 79 and sends the weight 79 to both devices; their gradients stay 1 and 20.
-# Right, the store sends the sum 21 to both; each device computes 100 minus 21 = 79 and holds 21 as
-# its gradient.](src/drawings/two_updates.svg)
-#
-# The left panel is `update_on_kvstore=True`, the right one `False`. We run both, with a
-# parameter that is one weight, 100. The loss is 1 · weight on `cpu(0)` and 20 · weight on `cpu(1)`.
-# So the gradients are 1 and 20, whatever the weight is.
-
-# %% tags=["trains"]
 def new_weight():
-    weight = gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(100))
+    weight = gluon.Parameter("weight", shape=(2,), init=mx.init.Constant(10))
     weight.initialize(ctx=pair)
     return weight
 
 
 def differentiate(weight):
+    losses = []
     with autograd.record():
-        first_loss = 1 * weight.data(pair[0])
-        second_loss = 20 * weight.data(pair[1])
-    autograd.backward([first_loss, second_loss])
+        for slope, value in zip(slopes, weight.list_data()):
+            losses.append((slope * value).sum())
+    autograd.backward(losses)
+
+
+def print_replicas(weight):
+    for value, grad in zip(weight.list_data(), weight.list_grad()):
+        print(value.context, "weight", value.asnumpy(), "gradient", grad.asnumpy())
 
 
 weight = new_weight()
 differentiate(weight)
-print("weights:", values_of(weight.list_data()))
-print("grads:  ", values_of(weight.list_grad()))
+print_replicas(weight)
 
 # %% [markdown]
-# First the store updates. `step(n)` divides by the batch size n, and 1 changes nothing.
-
-# %% tags=["trains"]
-weight = new_weight()
-differentiate(weight)
-trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=True)
-trainer.step(1)
-print("weights:", values_of(weight.list_data()))
-print("grads:  ", values_of(weight.list_grad()))
-
-# %% [markdown]
-# Gradients went in, weights came out. The sum never reached `grad`: each device still holds the
-# gradient of its own shard.
+# The gradient of the whole batch is the sum, (6, 8), and its norm is $\sqrt{36 + 64} = 10$. Let the
+# limit be 5. Then the clipped gradient is (3, 4), and a step at rate 1 should lead to (7, 6).
 #
-# Now the devices update. `step` then has two halves that we can call ourselves:
+# But no device has the sum, only its own shard's gradient. **Predict:** where does the step lead if
+# each device clips what it has, and `step` adds the results?
+
+# %% tags=["predict", "trains"]
+weight = new_weight()
+differentiate(weight)
+for grad in weight.list_grad():
+    grad *= nd.minimum(1, 5 / grad.norm())
+
+trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1})
+trainer.step(1)  # divides by 1
+print_replicas(weight)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# The step leads to (5, 5), because the clipped gradients, (5, 0) and (0, 5), add up to (5, 5). That
+# is longer than the limit, and it isn't the direction of (6, 8).
+#
+# </details>
+#
+# So one must clip *after* the sum:
+#
+# ![The sum of both gradients is the arrow (6, 8). Added and then clipped to 5 it is (3, 4), in the
+# same direction. Clipped on each device and then added it is (5, 5), longer than the limit and in
+# another direction.](src/drawings/clipping.svg)
+#
+# And one must clip *before* the update. But `step` does both, and even afterwards each device has
+# only its own gradient. So where is the sum?
+#
+# ## Push and pull
+#
+# It is in a **key-value store**, KVStore for short, which holds one array for each **key**. Devices
+# *push* arrays into it and *pull* arrays out of it:
+#
+# ![Left: cpu(0) pushes (6, 0), cpu(1) pushes (0, 8), and the store holds their sum, (6, 8). Right:
+# both devices pull (6, 8) from the store.](src/drawings/push_pull.svg)
+#
+# `init` gives a key its first array, and `"device"` is the kind of store that `Trainer` takes by
+# default. Is the initial 7 still in the sum?
+
+# %%
+store = mx.kvstore.create("device")
+store.init("gradient", nd.array([7, 7]))
+store.push("gradient", slopes)
+
+pulled = [nd.zeros(2, ctx=pair[0]), nd.zeros(2, ctx=pair[1])]
+store.pull("gradient", out=pulled)
+print("pulled:", pulled[0].asnumpy(), pulled[1].asnumpy())
+
+# %% [markdown]
+# The 7 is gone: a push *replaces* what was there by the sum of the pushed arrays, and a pull copies
+# it to all devices. Together they are an all-reduce.
+#
+# A store can do more than add. If it is given an *optimizer*, then what it holds is a weight,
+# and what the devices push are gradients. **Predict:** the weight is (10, 10), the rate 1. What do
+# the devices pull after one push, and what after two?
+
+# %% tags=["predict"]
+store = mx.kvstore.create("device")
+store.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+store.init("weight", nd.array([10, 10]))
+
+for number in [1, 2]:
+    store.push("weight", slopes)
+    store.pull("weight", out=pulled)
+    print(f"pulled after push {number}:", pulled[0].asnumpy(), pulled[1].asnumpy())
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# They pull (4, 2), and then (−2, −6). With an optimizer a push doesn't replace the weight. It is
+# one step with the sum of the gradients, and the second push is a second step.
+#
+# </details>
+#
+# ## Two ways to update
+#
+# A `Trainer` uses a store in one of these two ways:
+#
+# ![Two panels. In both, cpu(0) has the gradient (6, 0) and cpu(1) has (0, 8), and the store adds
+# them to (6, 8). Left, the store also computes (10, 10) minus (6, 8) = (4, 2), once, and sends this
+# weight to both devices. Right, the store sends the sum to both, and each device computes
+# (4, 2).](src/drawings/two_updates.svg)
+#
+# By default, on several devices, it takes the left one: gradients go in and weights come out, so no
+# device gets the sum. On the right, with `update_on_kvstore=False`, sums come out. Then you can
+# call the two parts of `step(n)` yourself, `allreduce_grads()` and `update(n)`:
 
 # %% tags=["trains"]
 weight = new_weight()
@@ -202,541 +165,323 @@ differentiate(weight)
 trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=False)
 
 trainer.allreduce_grads()
-print("between the halves, weights:", values_of(weight.list_data()))
-print("between the halves, grads:  ", values_of(weight.list_grad()))
+print("after allreduce_grads:")
+print_replicas(weight)
 
+for grad in weight.list_grad():
+    grad *= nd.minimum(1, 5 / grad.norm())
 trainer.update(1)
-print("after update, weights:      ", values_of(weight.list_data()))
+print("after update:")
+print_replicas(weight)
+
+for value in weight.list_data():
+    assert np.array_equal(value.asnumpy(), [7, 6])
 
 # %% [markdown]
-# Gradients went in, sums came out, and each device made the same update. Between the halves each
-# device has the whole batch's gradient, still as a sum. There you can look at its norm, or clip it
-# (deeper: KVStore's cases).
+# The weight is (7, 6), as it should be. Both devices had the same sum, so both clipped by the same
+# factor, and the replicas are still equal. **Clip between the sum and the update, with
+# `update_on_kvstore=False`.** It has a price: each device keeps an optimizer state of its own and
+# repeats the update, which the store does once. (With the default `Trainer`, `allreduce_grads`
+# raises an error, which names this setting.)
 #
-# And with no store at all?
+# ## One norm for all parameters
+#
+# In a network, the gradients of all parameters must be multiplied by *one* factor, to keep the
+# direction. So the norm is that of all of them together, the root of the sum of the squares of all
+# entries (the **global norm**).
+#
+# ### Your turn: clip by the global norm
+#
+# Write it for one device, before you scroll on. `grads` has an array for each parameter. The first
+# case is our weight; in the second the norm is $\sqrt{4 + 9 + 36} = 7$.
 
-# %% tags=["trains"]
-weight = new_weight()
-differentiate(weight)
-trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore=None)
-trainer.step(1)
-print("weights:", values_of(weight.list_data()))
+# %% tags=["your-turn"]
+def clipped(grads, limit):
+    """Return the arrays, all times one factor: their joint norm is at most `limit`."""
+    ...
+
+
+clip_cases = [
+    (([nd.array([6, 8])], 5), [[3, 4]]),
+    (([nd.array([2, 3]), nd.array([6])], 3.5), [[1, 1.5], [3]]),
+    (([nd.array([3, 4])], 10), [[3, 4]]),
+    (([nd.array([0, 0])], 1), [[0, 0]]),
+]
+your_turn(clipped, clip_cases)
 
 # %% [markdown]
-# Nothing is summed. One model has become two, with no error.
-#
-# If you don't say which way, then on several devices a store of the kind `device` updates. For the
-# exceptions see deeper: KVStore's cases.
-#
-# ### Whose weights are they?
-#
-# **Predict:** after a first step a program sets all weights to 1000, in place. What are they after
-# a second step, if the store updates? And if the devices do? (The gradients are 1 and 20 again.)
-
-# %% tags=["trains"]
-def write_between_two_steps(update_on_kvstore):
-    weight = new_weight()
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1},
-                            update_on_kvstore=update_on_kvstore)
-    differentiate(weight)
-    trainer.step(1)
-
-    for replica in weight.list_data():
-        replica[:] = 1000
-
-    differentiate(weight)
-    trainer.step(1)
-    return values_of(weight.list_data())
-
-
-print("the store updates: ", write_between_two_steps(update_on_kvstore=True))
-print("the devices update:", write_between_two_steps(update_on_kvstore=False))
-
-# %% [markdown]
-# Where the store updates, the weights are the store's. It went on from its own 79 to 58, and the
-# pull overwrote the 1000. Where the devices update, the weights are theirs: 1000 − 21. (Before the
-# first step you may write: the store begins with the first device's weights.)
-#
-# How do you write weights, then? There is also `weight.set_data(...)`:
-#
-# | | written in place | by `set_data` |
-# | --- | --- | --- |
-# | the store updates | the weights are lost | they stay, but momentum begins again at 0 |
-# | the devices update | they stay, and so does momentum | they stay, and so does momentum |
-#
-# (Where the store updates, `set_data` makes Trainer set up a new store. Deeper: KVStore's cases
-# tries all four.)
-
-# %% tags=["fold", "trains"]
-# check: the numbers above; set_data's weights arrive both ways; what the default is
-for in_store, grads in [(True, [1, 20]), (False, [21, 21])]:
-    weight = new_weight()
-    differentiate(weight)
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=in_store)
-    trainer.step(1)
-    assert values_of(weight.list_data()) == [79, 79]
-    assert values_of(weight.list_grad()) == grads
-    weight.set_data(nd.array([1000]))
-    differentiate(weight)
-    trainer.step(1)
-    assert values_of(weight.list_data()) == [979, 979], "set_data's weights arrive"
-assert write_between_two_steps(update_on_kvstore=True) == [58, 58]
-assert write_between_two_steps(update_on_kvstore=False) == [979, 979]
-
-weight = new_weight()
-differentiate(weight)
-gluon.Trainer([weight], "sgd", {"learning_rate": 1}, kvstore=None).step(1)
-assert values_of(weight.list_data()) == [99, 80]
-
-default = gluon.Trainer([new_weight()], "sgd", {"learning_rate": 1})
-default._init_kvstore()
-assert default._kvstore.type == "device"
-try:
-    default.allreduce_grads()
-    raise RuntimeError("the default leaves the update to the devices")
-except AssertionError as error:
-    assert "updated on kvstore" in str(error)
-for in_store in [True, False]:
-    weight = new_weight()
-    weight.data(pair[1])[:] = 500
-    differentiate(weight)
-    gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=in_store).step(1)
-    assert values_of(weight.list_data()) == [79, 79], "the second device kept its own weight"
-
-# %% [markdown]
-# **Keep this:** say `update_on_kvstore=False` if you do something between sum and update, or write
-# to the weights. Otherwise take either: with SGD both train the same weights, if each device has a
-# new gradient in each step (deeper: KVStore's cases).
-#
-# ## Who computes the sum?
-#
-# A network has many parameters, so there are many sums to make. The device that makes a parameter's
-# sum is its *owner*. MXNet's tutorial says that the work is shared "round-robin", in turn. Is it?
-#
-# We send a spy: an optimizer that changes nothing. At each push the store calls its `update`, with
-# the key, the stored weight, the sum as `grad`, and the optimizer's state. The spy prints on which
-# device the sum is.
+# Gluon has this, too: `clip_global_norm` writes into the arrays, and returns the norm. In a step
+# each device clips its own copy of the sums, all parameters together:
 
 # %%
-class Spy(mx.optimizer.Optimizer):
-    def update(self, key, weight, grad, state):
-        print(f"{key}: the sum is on {grad.context}")
-
-
-store = mx.kvstore.create("device")
-store.set_optimizer(Spy())
-store.init("one", nd.zeros(20))
-store.push("one", [nd.zeros(20, ctx=pair[0]), nd.zeros(20, ctx=pair[1])])
+def clipped_step(net, trainer, devices, n, limit):
+    trainer.allreduce_grads()
+    for device in devices:
+        grads = [parameter.grad(device) for parameter in net.collect_params().values()]
+        gluon.utils.clip_global_norm(grads, limit, check_isfinite=False)
+    trainer.update(n)
 
 # %% [markdown]
-# Now four keys of different sizes. As in a network, all are there before the first push. In turn,
-# `cpu(0)` would own *a* and *c*, and `cpu(1)` would own *b* and *d*:
-
-# %%
-sizes = {"a": 20, "b": 60, "c": 8, "d": 30}  # entries of each key
-
-store = mx.kvstore.create("device")
-store.set_optimizer(Spy())
-for key in sizes:
-    store.init(key, nd.zeros(sizes[key]))
-for key in sizes:
-    store.push(key, [nd.zeros(sizes[key], ctx=pair[0]), nd.zeros(sizes[key], ctx=pair[1])])
-
-# %% [markdown]
-# It isn't in turn. At the first push, the store takes the parameters from the largest to the
-# smallest. Each goes to the device that has the fewest entries so far:
+# (With `check_isfinite=True`, the default, Python would wait for each device in turn, to warn of a
+# norm that isn't finite.)
 #
-# ![Four parameters with 20, 60, 8 and 30 entries. cpu(0) gets the largest, b with 60. cpu(1) gets
-# d, a and c, 58 entries in all.](src/drawings/owners.svg)
-#
-# In Python:
+# We try it with a layer that has a weight, (10, 10), and a bias, 0. One device has the image (4,
+# 0), the other (0, 4), and the output is the loss. So the sums are (4, 4) for the weight and 2 for
+# the bias, and their norm is $\sqrt{16 + 16 + 4} = 6$. **Predict:** where does a step with `n=2`
+# and `limit=3` lead, at rate 1?
 
-# %%
-def largest_first(sizes, k):
-    load = [0] * k  # entries of each device so far
-    owner = {}
-    for name in sorted(sizes, key=sizes.get, reverse=True):
-        emptiest = load.index(min(load))
-        owner[name] = emptiest
-        load[emptiest] += sizes[name]
-    return owner, load
+# %% tags=["predict", "trains"]
+net = nn.Dense(1, in_units=2)
+net.initialize(mx.init.Constant(10), ctx=pair)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
+                        update_on_kvstore=False)
 
-
-owner, load = largest_first(sizes, k=2)
-print("owners:", owner)
-print("entries on each device:", load)
-
-# %% tags=["fold"]
-# check: who owns how much, in 40 random cases on 2 to 8 devices
-# (In MXNet 1.9.1 it is CommDevice::InitMergeBuffer, in src/kvstore/comm.h.)
-import numpy as np
-
-
-class Notes(mx.optimizer.Optimizer):
-    """Changes no weight. Notes where each key's sum and stored weight are."""
-
-    def __init__(self):
-        super().__init__()
-        self.owner = {}
-        self.weight_on = {}
-
-    def update(self, key, weight, grad, state):
-        self.owner[key] = grad.context.device_id
-        self.weight_on[key] = weight.context
-
-
-def notes_on(sizes, k):  # sizes: {key: entries}
-    notes = Notes()
-    store = mx.kvstore.create("device")
-    store.set_optimizer(notes)
-    for key in sizes:
-        store.init(key, nd.zeros(sizes[key]))
-    for key in sizes:
-        store.push(key, [nd.zeros(sizes[key], ctx=mx.cpu(rank)) for rank in range(k)])
-    nd.waitall()
-    assert set(notes.owner) == set(sizes), "an error in `update` is swallowed"
-    return notes
-
-
-def loads_of(owner, sizes, k):
-    """How many entries each device owns, sorted: equal keys or devices may change places."""
-    load = [0] * k
-    for key, rank in owner.items():
-        load[rank] += sizes[key]
-    return sorted(load)
-
-
-assert notes_on(sizes, k=2).owner == owner
-rng = np.random.default_rng(0)
-by_turns = 0
-for case in range(40):
-    k = int(rng.integers(2, 9))
-    some = dict(enumerate(rng.integers(1, 30, size=rng.integers(k, 25)).tolist()))
-    found = loads_of(notes_on(some, k).owner, some, k)
-    assert found == sorted(largest_first(some, k)[1]), f"{some} on {k} devices"
-    in_turn = {key: key % k for key in some}
-    by_turns += found == loads_of(in_turn, some, k)
-print("40 random cases, loads as `largest_first` says: all 40")
-print(f"40 random cases, loads as if in turn: {by_turns}")
-
-# %% [markdown]
-# **Keep this:** the largest first, each to the emptiest device.
-#
-# **On GPUs** the owner also keeps the stored weight and the optimizer's state of its parameters,
-# and computes their update (`KVStoreLocal::PushImpl` and `Updater`, MXNet 1.9.1; read, not run).
-# Simulated devices differ here: weight and state are on `cpu_pinned(0)`, which is the host's
-# memory and no device:
-
-# %% tags=["fold"]
-# check: where sums, stored weights and states are, on simulated devices
-notes = notes_on(sizes, k=2)
-assert notes.owner == owner
-assert notes.weight_on == {key: mx.cpu_pinned(0) for key in sizes}
-
-store = mx.kvstore.create("device")
-store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
-for key in sizes:
-    store.init(key, nd.zeros(sizes[key]))
-    store.push(key, [nd.zeros(sizes[key], ctx=device) for device in pair])
-momenta = store._updater.states
-assert {key: momenta[key].context for key in momenta} == notes.weight_on
-print(f"d: the sum is on cpu({notes.owner['d']}), the stored weight on {notes.weight_on['d']}, "
-      f"its momentum on {momenta['d'].context}")
-
-# %% [markdown]
-# ## What it costs in memory
-#
-# To make a sum, an owner needs *buffers*: arrays of its own, each as large as the parameter.
-#
-# - One is for the sum. It begins as a copy of `cpu(0)`'s array, so that no pushed array changes.
-# - The other $k - 1$ are for copies of the arrays of `cpu(1)`, `cpu(2)` and so on. Even an owner's
-#   own array is copied.
-#
-# That makes $k$ buffers. **Predict:** two devices push a key of 5,000 entries, 4 bytes each. How
-# many kilobytes does its owner need? MXNet's profiler counts them.
-
-# %% tags=["fold", "measured"]
-# measure: the kilobytes that a store takes on each of two devices, by MXNet's profiler
-# (In MXNet 1.9.1 the buffers are those of CommDevice::Reduce, in src/kvstore/comm.h.)
-from helpers.device import cores
-from helpers.stores import kilobytes
-
-some = {"1,000 entries": 1000, "2,000": 2000, "5,000": 5000}
-if cores() >= 2:  # on one core the profiler can't tell cpu(1) from the host
-    owners = largest_first(some, k=2)[0]
-    expected = [0, 0]
-    for name in some:
-        expected[owners[name]] += 2 * 4 * some[name] / 1000  # two arrays, 4 bytes an entry
-    found = kilobytes([5000])
-    print(f"5,000 entries: {found[0]:.0f} kB on the owner, cpu(0), {found[1]:.0f} kB on cpu(1)")
-    assert found == [40, 0] and largest_first({"5,000": 5000}, k=2)[0] == {"5,000": 0}
-    found = kilobytes(list(some.values()))
-    print(f"with keys of 1,000 and 2,000 entries, too: {found[0]:.0f} kB and {found[1]:.0f} kB")
-    assert found == expected, "two arrays of each key, on its owner"
-
-    momentum = mx.optimizer.SGD(momentum=0.9)
-    updating = kilobytes(list(some.values()), prepare=lambda store: store.set_optimizer(momentum))
-    assert updating == expected, "the same where the store updates"
-    by_local = kilobytes(list(some.values()), "local")
-    print(f"the same with a `local` store: {by_local[0]:.0f} kB and {by_local[1]:.0f} kB")
-    assert by_local == [0, 0], "local takes nothing on the devices"
-
-# %% [markdown]
-# $k$ · 4 · 5,000 bytes are 40 kB for $k = 2$.
-#
-# ### One big embedding
-#
-# A store doesn't cut a parameter. So what if one is very large? Take a model for texts of 8 words.
-# Its embedding has 64 numbers for each of 20,000 words. Two dense layers follow, with 256 and 10
-# units. **Predict:** on four devices, what else does the embedding's owner own?
-
-# %%
-sizes = {
-    "embedding": 20_000 * 64,
-    "dense 1": 8 * 64 * 256,  # from 8 words, 64 numbers each, to 256 units
-    "bias 1": 256,
-    "dense 2": 256 * 10,
-    "bias 2": 10,
-}
-owner, load = largest_first(sizes, k=4)
-for name in sizes:
-    print(f"{name}: {sizes[name]} entries, summed on cpu({owner[name]})")
-print("entries on each device:", load)
-
-# %% tags=["fold", "trains"]
-# check: Trainer has these owners, too; on eight devices the embedding is alone, too
-from mxnet.gluon import nn
-
-four = [mx.cpu(rank) for rank in range(4)]
-reader = nn.Sequential()
-reader.add(nn.Embedding(20_000, 64))
-reader.add(nn.Dense(256, in_units=8 * 64, activation="relu"))  # it makes (n, 8, 64) to (n, 512)
-reader.add(nn.Dense(10, in_units=256))
-reader.initialize(ctx=four)
 losses = []
 with autograd.record():
-    for device in four:
-        losses.append(reader(nd.ones((1, 8), ctx=device)).sum())
+    for x_shard in gluon.utils.split_and_load(nd.array([[4, 0], [0, 4]]), pair):
+        losses.append(net(x_shard))
 autograd.backward(losses)
-parameters = list(reader.collect_params().values())
-assert [parameter.data(four[0]).size for parameter in parameters] == list(sizes.values())
+clipped_step(net, trainer, pair, n=2, limit=3)
 
-notes = Notes()
-trainer = gluon.Trainer(parameters, notes)
-trainer.step(4)
-nd.waitall()
-by_name = {name: notes.owner[key] for key, name in enumerate(sizes)}
-assert by_name == owner, "Trainer's owners aren't these"
-assert notes_on(sizes, k=4).owner == owner
-for k in [4, 8]:
-    there = list(notes_on(sizes, k).owner.values())
-    assert there.count(there[0]) == 1, f"the embedding isn't alone on {k} devices"
-assert sizes["embedding"] > sum(sizes.values()) - sizes["embedding"]
+for device in pair:
+    print(device, "weight", net.weight.data(device).asnumpy(),
+          "bias", net.bias.data(device).asnumpy())
 
 # %% [markdown]
-# Nothing else. How much does each device hold, with $k$ buffers of each parameter on its owner? (We
-# leave activations out.)
-
-# %%
-k = 4
-bytes_each = 4  # of a float32
-MB = 1e6
-
-weights_mb = sum(sizes.values()) * bytes_each / MB
-print(f"weights and gradients: {2 * weights_mb:.3f} MB on each device")
-
-buffers_mb = []
-for rank in range(k):
-    owned_mb = load[rank] * bytes_each / MB  # of all parameters that this device owns
-    buffers_mb.append(k * owned_mb)
-    print(f"buffers on cpu({rank}): {buffers_mb[rank]:.3f} MB")
-
-# %% tags=["fold"]
-# draw: megabytes on each of four devices
-from helpers.plotting import BLUE, GREY, ORANGE, figure, show
-
-replica = 2 * weights_mb
-ratio = (replica + max(buffers_mb)) / (replica + min(buffers_mb))
-title = f"The embedding's owner holds {ratio:.1f} times as much as cpu(3)"
-fig, ax = figure(title, "device", "MB (computed, without activations)")
-ax.bar(range(4), [replica] * 4, color=GREY, label="weights and gradients")
-ax.bar(range(4), buffers_mb, bottom=replica, color=ORANGE, hatch="//", edgecolor="white",
-       label="buffers of the store")
-ax.axhline(replica + np.mean(buffers_mb), color=BLUE, ls="--",
-           label="all, if buffers were shared evenly")
-ax.set_xticks(range(4), [f"cpu({rank})" for rank in range(4)])
-ax.legend()
-show(fig, alt="Bars for four devices: weights and gradients are equal, most of the buffers are on "
-     "cpu(0), far above the dashed line of even shares.")
-
-# %% tags=["fold"]
-# check: the largest and the smallest bar are cpu(0)'s and cpu(3)'s; the embedding's bytes, counted
-assert max(buffers_mb) == buffers_mb[0] and min(buffers_mb) == buffers_mb[3]
-assert sum(load) == 20_000 * 64 + 512 * 256 + 256 + 256 * 10 + 10
-if cores() >= 2:
-    four_arrays = kilobytes([20_000 * 64], arrays_a_key=4)
-    assert sum(four_arrays) / 1e3 == buffers_mb[0], "four arrays of the embedding, as counted"
-
-# %% [markdown]
-# Shards are equal, so the fullest device limits the batch for all. (If the store updates on GPUs,
-# the owner holds even more: the stored weight and the state.) **Keep this:** by this count,
-# the owner of one big parameter is the first to run out of memory. What can you do?
+# <details><summary>What came out</summary>
 #
-# - Make the batch smaller. That frees activations, on every device.
-# - Cut the embedding into several parameters (exercise 3).
-# - Say `kvstore="local", update_on_kvstore=True`. The store takes nothing on the devices, as
-#   counted above, but all gradients travel to the host.
+# The weight is (9, 9) and the bias −0.5. All sums are halved, to (2, 2) and 1, and then `update`
+# divides by 2.
+#
+# </details>
+#
+# Only `update` divides, so the limit is for the sums over all `n` images. PyTorch clips means:
+# what is `max_norm=1` there is `limit=n` here.
+#
+# ## Whose memory?
+#
+# To add up, a store needs arrays of its own, its **buffers**, on some device. On which? Take a text
+# model: an embedding, with 64 numbers for each of 20,000 words, and two dense layers. At 4 bytes an
+# entry they take 5.12, 0.52 and 0.01 MB. `kilobytes`, a helper, makes a store, lets both devices
+# push a gradient for each parameter, and returns how many kB the store took on each of them. (It
+# asks MXNet's profiler, which can't tell the devices apart on a machine with one core.)
+#
+# **Predict:** how many MB does the store take on each device? And a store of the kind `local`,
+# which adds up in the host's memory?
+
+# %% tags=["predict", "measured"]
+embedding = 20_000 * 64
+first_dense = 512 * 256
+second_dense = 256 * 10
+sizes = [embedding, first_dense, second_dense]
+
+for kind in ["device", "local"]:
+    on_first, on_second = kilobytes(sizes, kind)
+    print(f"{kind:6}  {on_first / 1000:5.2f} MB on cpu(0)  {on_second / 1000:5.2f} MB on cpu(1)")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# `cpu(0)` has 10.24 MB, twice the embedding's 5.12. `cpu(1)` has 1.07 MB, twice what both dense
+# layers have. A `local` store takes nothing on the devices.
+#
+# </details>
+#
+# So the gradients of a parameter are added up on one device, its **owner** (the *root* of this
+# reduce). The owner has a buffer for the sum and one for each further gradient, $k$ buffers on $k$
+# devices (`CommDevice::Reduce` in MXNet 1.9.1's `src/kvstore/comm.h`).
+#
+# ![Two columns, to scale. Both devices hold weights and gradients. On cpu(0) two more blocks, as
+# large as the embedding, are buffers: the sum and a copy. On cpu(1) the buffers are a thin
+# block.](src/drawings/whose_memory.svg)
+#
+# Owners are chosen at the first push: from the largest parameter to the smallest, each goes to the
+# device that has the fewest entries so far (`CommDevice::InitMergeBuffer`, same file; MXNet's
+# tutorial calls it round-robin). So one very large parameter makes the shares unequal. The tutorial
+# warns that one GPU may use 90 % of its memory and others 50 %, and that, since batches are split
+# evenly, the fullest limits the batch for all. What helps is `kvstore="local"`, which takes the
+# host's memory instead, but is often slower, says the tutorial; or several small embeddings instead
+# of a large one (exercise 3). Other kinds of store, for GPUs too, are in deeper: KVStore's cases.
+#
+# ## Resume on other devices
+#
+# With `update_on_kvstore=False` each device has an optimizer state of its own.
+# `trainer.save_states` saves one of these, which are equal, and `load_states` gives it to all. Is
+# that enough to resume a training run on other devices? We try Adam at rate 1. If the gradient is
+# the same in each step, a step of Adam is as long as the rate. Our weight is one number, 10, and it
+# is also the loss. We make four steps on `cpu(0)`, and save after two:
+
+# %% tags=["trains"]
+def weight_and_trainer(devices):
+    weight = gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(10))
+    weight.initialize(ctx=devices)
+    trainer = gluon.Trainer([weight], "adam", {"learning_rate": 1}, update_on_kvstore=False)
+    return weight, trainer
+
+
+def take_step(weight, trainer):
+    losses = []
+    with autograd.record():
+        for value in weight.list_data():
+            losses.append(value.sum())
+    autograd.backward(losses)
+    trainer.step(len(losses))
+
+
+folder = tempfile.TemporaryDirectory()
+states_file = folder.name + "/states"
+
+weight, trainer = weight_and_trainer([mx.cpu(0)])
+for step in [1, 2, 3, 4]:
+    take_step(weight, trainer)
+    print(f"step {step}: weight {weight.data().asscalar():.3f}")
+    if step == 2:
+        saved_weight = weight.data().copy()
+        trainer.save_states(states_file)
+
+# %% [markdown]
+# Four steps lead from 10 to 6. Now we resume after the second, and make two more: on the same
+# device, on another one, and on both. **Predict:** which of the three end at 6?
+
+# %% tags=["predict", "trains"]
+def resume(devices, carry_count):
+    """Load weight and states, make two steps, and return the weight on each device."""
+    weight, trainer = weight_and_trainer(devices)
+    weight.set_data(saved_weight)
+    trainer.load_states(states_file)
+    if carry_count:  # see below
+        trainer.optimizer.begin_num_update = trainer.optimizer.num_update
+    take_step(weight, trainer)
+    take_step(weight, trainer)
+    return [round(float(value.asscalar()), 3) for value in weight.list_data()]
+
+
+for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
+    print(f"resumed on {devices}:", resume(devices, carry_count=False))
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# Only the run on `cpu(0)`, where the states were saved. On `cpu(1)` the steps are too long, and on
+# both devices the replicas have diverged. There is no error.
+#
+# </details>
+#
+# The cause is a count. Adam's averages begin at 0, so it scales them up in its first steps (its
+# **bias correction**), by a factor that depends on the number of steps. MXNet counts these by
+# *device number* (`_set_current_context` in `optimizer/optimizer.py`). The file has the count, but
+# only for number 0, which saved it. Number 1 begins at `begin_num_update`, which is 0, and scales
+# the old averages up again. So we start every device that has no count at the largest saved count:
+
+# %% tags=["trains"]
+for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
+    found = resume(devices, carry_count=True)
+    print(f"resumed on {devices}:", found)
+    assert found == [6] * len(devices)
+
+# %% [markdown]
+# All three end at 6. **`load_states` brings the count of steps only for the device numbers that
+# saved it. With Adam, set `begin_num_update` as well.** (A schedule for the rate goes by these
+# counts, too: `_update_count`, same file. SGD with momentum and a constant rate has no count in its
+# formula. Where a store updates, it counts once for all devices. `helpers.training.fit` sees to the
+# count by itself.)
 #
 # ## Summary
 #
-# - A push stores the sum of the devices' arrays, a pull copies it to all: an all-reduce.
-# - With an optimizer in the store, `Trainer`'s default on several devices, gradients go in and
-#   weights come out. `grad` stays each device's own, and weights written in place after the first
-#   step are lost.
-# - With `update_on_kvstore=False`, sums come out, and each device updates.
-# - With `kvstore=None`, nothing is summed, and there is no error.
-# - Each parameter has an owner: the largest first, each to the emptiest device. The owner needs $k$
-#   arrays of the parameter's size.
+# - The sum is made in a store. By default the store updates, too, and `grad` stays each device's
+#   own.
+# - With `update_on_kvstore=False` the sum comes out. Between `allreduce_grads()` and `update(n)`
+#   each device can clip its own copy, all parameters by one factor.
+# - Each parameter has an owner, which makes its sum in $k$ buffers; with `local` it is the host.
+# - The saved count of steps is filed under the device numbers that saved it. To resume with Adam on
+#   other devices, set `begin_num_update`.
 #
-# Next, chapter 08: ResNet-18.
+# Next, chapter 08: ResNet-18. Gradient compression, misspelled store names, and the speed of each
+# store are in deeper: KVStore's cases.
 #
-# Deeper: KVStore's cases has clipping, 2-bit compression, other kinds of store, and their speed.
-#
-# **Further reading.** MXNet's tutorial *Multiple GPUs training with Gluon API*
+# **Further reading.** R. Pascanu, T. Mikolov and Y. Bengio, *On the difficulty of training
+# recurrent neural networks* (ICML 2013); GluonNLP's `clip_grad_global_norm`
+# (`src/gluonnlp/utils/parameter.py`); MXNet's tutorial *Multiple GPUs training with Gluon API*
 # (`docs/tutorials/gluon/multi_gpu.md` at 1.5.1).
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. **A log that misleads.** A program prints the norm of `grad` on `cpu(0)` after each `step`,
-#    with a default trainer. What does it print for `weight`, and what is the whole batch's norm?
-#    Mend the program in two ways: the devices update, or the store does.
-# 2. **Stop and go on.** Train `weight` with momentum 0.5 for four steps. Then train another for two
-#    steps and save the weight and, by `trainer.save_states`, the state. Load both into a new
-#    parameter and trainer, and train two more. Are the weights equal? And without the state?
-# 3. **Cut the embedding.** Write a block with four embeddings of 5,000 words that computes what one
-#    of 20,000 does, gradients included. What share of all entries does the busiest of four devices
-#    own now? Check with a store and a spy.
+# 1. **Whose weights?** After a first step a program writes (1000, 1000) into both replicas of
+#    `weight`, in place. What are they after a second step, if the store updates? If the devices do?
+#    And with `kvstore=None`, so that there is no store? Say it first, then run all three.
+# 2. **One list.** A colleague, between `allreduce_grads` and `update`, calls `clip_global_norm`
+#    once, with the gradients of *all* devices in one list. What becomes of (6, 8) and the limit 5?
+#    And on $k$ devices?
+# 3. **Cut the embedding.** Instead of one embedding for 20,000 words let there be four for 5,000
+#    words each. How many MB of buffers does each of two devices have now? Which parameters are
+#    they?
+
+# %% [markdown]
+# ### Answer to *Your turn*
+#
+# First the norm over all arrays, then one factor for all. `nd.minimum` keeps short gradients as
+# they are, also a gradient of zeros, for which the quotient is infinite. An infinite entry makes
+# the factor 0, and 0 times infinity is NaN.
+
+# %% tags=["solution", "your-turn"]
+def clipped(grads, limit):
+    squares = 0
+    for grad in grads:
+        squares = squares + (grad * grad).sum()
+    factor = nd.minimum(1, limit / squares.sqrt())
+    return [grad * factor for grad in grads]
+
+
+your_turn(clipped, clip_cases)
+print("infinite:", clipped([nd.array([np.inf, 1])], 5)[0].asnumpy())
 
 # %% [markdown]
 # ### Answer 1
 #
-# The log has 1, the gradient of `cpu(0)`'s own shard; the whole batch's is 21. Either let the
-# devices update and look between the two halves, or leave the update to the store and add up for
-# the log yourself.
+# Where the store updates, the weights are the store's: it goes on from its own (4, 2) to (−2, −6),
+# and the pull overwrites what the program wrote. Where the devices update, the weights are theirs:
+# (1000, 1000) − (6, 8). Without a store nothing is summed. So one model becomes two, and there is
+# no error.
 
 # %% tags=["solution", "trains"]
-weight = new_weight()
-differentiate(weight)
-trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1})
-trainer.step(1)
-print("logged:", weight.grad(pair[0]).norm().asscalar())
-assert weight.grad(pair[0]).norm().asscalar() == 1
-
-weight = new_weight()
-differentiate(weight)
-trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=False)
-trainer.allreduce_grads()
-print("between the halves:", weight.grad(pair[0]).norm().asscalar())
-assert weight.grad(pair[0]).norm().asscalar() == 21
-trainer.update(1)
-
-weight = new_weight()
-differentiate(weight)
-copies = [grad.copy() for grad in weight.list_grad()]
-helpers.allreduce(copies)
-print("by hand:", copies[0].norm().asscalar())
-assert copies[0].norm().asscalar() == 21
-assert values_of(weight.list_grad()) == [1, 20], "the gradients themselves are untouched"
+for options in [{"update_on_kvstore": True}, {"update_on_kvstore": False}, {"kvstore": None}]:
+    weight = new_weight()
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, **options)
+    differentiate(weight)
+    trainer.step(1)
+    for value in weight.list_data():
+        value[:] = 1000
+    differentiate(weight)
+    trainer.step(1)
+    print(options)
+    print_replicas(weight)
 
 # %% [markdown]
 # ### Answer 2
 #
-# With the states they are equal. Without them momentum starts from zero again.
+# The list has the same sum twice, so that the norm of all its entries is $\sqrt 2$ times too large,
+# and the gradient becomes $\sqrt 2$ times too short: its norm is 3.54. On $k$ devices it is
+# $\sqrt k$ times too short.
 
 # %% tags=["solution", "trains"]
-import tempfile
-
-folder = tempfile.mkdtemp()
-with_momentum = {"learning_rate": 1, "momentum": 0.5}
-
-
-def take_steps(weight, trainer, steps):
-    for _ in range(steps):
-        differentiate(weight)
-        trainer.step(1)
-
-
 weight = new_weight()
-trainer = gluon.Trainer([weight], "sgd", with_momentum)
-take_steps(weight, trainer, 4)
-in_one_go = values_of(weight.list_data())
+differentiate(weight)
+trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1}, update_on_kvstore=False)
+trainer.allreduce_grads()
 
-weight = new_weight()
-trainer = gluon.Trainer([weight], "sgd", with_momentum)
-take_steps(weight, trainer, 2)
-nd.save(folder + "/weight", weight.data(pair[0]))
-trainer.save_states(folder + "/states")
-
-found = {}
-for states in ["with states", "without"]:
-    again = new_weight()
-    again.set_data(nd.load(folder + "/weight")[0])
-    trainer = gluon.Trainer([again], "sgd", with_momentum)
-    if states == "with states":
-        trainer.load_states(folder + "/states")
-    take_steps(again, trainer, 2)
-    found[states] = values_of(again.list_data())
-print("in one go:", in_one_go, *found.items())
-assert found["with states"] == in_one_go
-assert found["without"] != in_one_go, "momentum was lost"
+norm = gluon.utils.clip_global_norm(weight.list_grad(), 5)
+print(f"norm of all that is in the list: {norm:.2f}")
+for grad in weight.list_grad():
+    print(grad.context, grad.asnumpy().round(2), f"norm {grad.norm().asscalar():.2f}")
 
 # %% [markdown]
 # ### Answer 3
 #
-# Word $w$ is in row $w \bmod 5000$ of table $\lfloor w / 5000 \rfloor$. Each table looks up every
-# word, and a mask keeps only the words that are its own.
+# Both have nearly as much. By the rule each device owns two of the four tables, and one of the
+# dense layers: 2 × (2 × 1.28 + 0.52) = 6.17 MB, and 2 × (2 × 1.28 + 0.01) = 5.14 MB.
 
-# %% tags=["solution"]
-class FourTables(nn.Block):
-    def __init__(self):
-        super().__init__()
-        self.tables = nn.Sequential()
-        for _ in range(4):
-            self.tables.add(nn.Embedding(5000, 64))
-
-    def forward(self, words):
-        table_of = nd.floor(words / 5000)
-        row = words % 5000
-        total = 0
-        for number, table in enumerate(self.tables):
-            mine = table_of == number
-            total = total + table(row) * mine.expand_dims(-1)
-        return total
-
-
-whole = nn.Embedding(20_000, 64)
-parts = FourTables()
-whole.initialize(mx.init.Normal())
-parts.initialize()
-for number, table in enumerate(parts.tables):
-    table.weight.set_data(whole.weight.data()[5000 * number : 5000 * (number + 1)])
-
-# %% tags=["solution"]
-words = nd.array([0, 4999, 5000, 12_345, 12_345, 19_999])
-for net in [whole, parts]:
-    with autograd.record():
-        loss = (net(words) * nd.arange(6).expand_dims(1)).sum()
-    loss.backward()
-assert (parts(words) == whole(words)).asnumpy().all(), "the same rows"
-grads = nd.concat(*[table.weight.grad() for table in parts.tables], dim=0)
-assert (grads == whole.weight.grad()).asnumpy().all(), "and the same gradients"
-
-cut = sizes.copy()
-del cut["embedding"]
-for number in range(4):
-    cut[f"table {number}"] = 5000 * 64
-load_now = loads_of(notes_on(cut, 4).owner, cut, 4)
-before = sizes["embedding"] / sum(sizes.values())
-assert load_now == sorted(largest_first(cut, 4)[1])
-print(f"the busiest device owns {max(load_now) / sum(load_now):.1%}; before {before:.1%}")
+# %% tags=["solution", "measured"]
+four_tables = [5000 * 64, 5000 * 64, 5000 * 64, 5000 * 64]
+on_first, on_second = kilobytes([*four_tables, first_dense, second_dense])
+print(f"{on_first / 1000:.2f} MB on cpu(0), {on_second / 1000:.2f} MB on cpu(1)")

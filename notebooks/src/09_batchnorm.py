@@ -66,7 +66,8 @@ for name, values in parts.items():
 # variance. An array goes through the copy of the norm that is on its own device.
 
 # %%
-batch = np.array([[1.0], [3.0], [5.0], [7.0]], ctx=pair[0])  # four images, one channel
+# Four images, one channel.
+batch = np.array([[1.0], [3.0], [5.0], [7.0]], ctx=pair[0])
 norm = nn.BatchNorm(in_channels=1)
 norm.initialize(ctx=pair)
 with autograd.train_mode():
@@ -103,7 +104,8 @@ def thin_resnet(devices, norm_class=nn.BatchNorm):
     mx.random.seed(8)  # the same weights each time
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=norm_class)
     net.initialize(init.Xavier(), ctx=devices)
-    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))  # in float32: here initializers raise for float64
+    # In float32: here initializers raise for float64.
+    net(np.zeros((8, 1, 28, 28), ctx=devices[0]))
     net.cast("float64")
     return net
 
@@ -168,8 +170,9 @@ print(f"device 0 against one device: {largest_difference(weights_on_0, weights_a
 # MNIST, 39 % of the largest weight) is no rounding. Are such weights worse? See the next section.
 #
 # If the shards are the whole cause, then *one* device that normalises the halves of its batch
-# separately must get what two devices get. `InHalves` does that, in place of every BatchNorm. (Here
-# `F.np` is `np`, see chapter 08.)
+# separately must get what two devices get. `InHalves` does that, in place of every BatchNorm.
+# (Since `npx.set_np()`, at the top, layers work with arrays of `mx.np`; `F.np` has what computes
+# with them.)
 
 # %% tags=["trains"]
 class InHalves(nn.HybridBlock):
@@ -265,7 +268,7 @@ for ax, accuracies, when in zip(axes, [after_one, after_two], ["1 epoch", "2 epo
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_ylabel("% of test images right")
 axes[0].set_ylim(86, 100)
-fig.suptitle("After one epoch a run with 4 images is far behind; after two none is")
+fig.suptitle("After two epochs all ranges overlap: no size of shard is ahead")
 show(fig, alt="Test accuracies of five seeds each, with 64, 32, 4 and 2 images on a device, and "
               "medians as lines. After one epoch one run with 4 images is far below the others; "
               "after two epochs all ranges overlap.")
@@ -384,7 +387,8 @@ print(f"scores differ by {score_difference(trained, x):.1g} of the largest score
 # %% tags=["measured"]
 def share_statistics(net):
     for parameter in net.collect_params().values():
-        if parameter.grad_req == "null":  # not trained: a running mean or variance
+        # Not trained: a running mean or variance.
+        if parameter.grad_req == "null":
             replicas = parameter.list_data()  # one array a device
             copies = [array.as_in_ctx(mx.cpu(0)) for array in replicas]
             average = sum(copies) / len(copies)
@@ -491,17 +495,19 @@ for network, devices in [(net, pair), (loaded[4], four)]:
         assert onp.abs(network(x.as_in_ctx(device)).asnumpy() - wanted).max() < 1e-12, "all alike"
 
 # %% tags=["fold"]
-# measure: from the stored runs, accuracy with device 0's own statistics against the average's
+# measure: stored runs, each device judging its part of the test images by its own statistics,
+# all parts together, against the same with the average's
 for epoch in [0, 1]:
     points = []
     for name in labels:
         change = of_seeds(name, epoch, "accuracy") - of_seeds(name, epoch, "own_accuracy")
         points.append(100 * onp.abs(change).max())
-    print(f"after epoch {epoch + 1}: at most {max(points):.2f} points apart")
+    print(f"after epoch {epoch + 1}: all devices together at most {max(points):.2f} points apart")
     assert max(points) < 0.215
 
 # %% [markdown]
-# In the stored runs accuracy hardly depended on it, by 0.21 points at most.
+# In the stored runs the accuracy of all devices together hardly depended on it, by 0.21 points at
+# most. (A single device can be further off; what each would score alone isn't stored.)
 #
 # ## Statistics of the whole batch, from scratch
 #
@@ -526,7 +532,8 @@ def all_sum(arrays):
 # number for each channel. Devices exchange numbers in `all_sum` only:
 
 # %%
-def sum_by_channel(x):  # [images, channels, rows, columns] -> [1, channels, 1, 1]
+# [images, channels, rows, columns] -> [1, channels, 1, 1].
+def sum_by_channel(x):
     return x.sum(axis=(0, 2, 3), keepdims=True)
 
 
@@ -551,7 +558,8 @@ def statistics_of_all(x_shards):
 # **Predict** what both devices find in the batch of four.
 
 # %%
-x_shards = split_and_load(batch.reshape((4, 1, 1, 1)), pair)  # 4 images, 1 channel, 1 × 1
+# 4 images, 1 channel, 1 × 1.
+x_shards = split_and_load(batch.reshape((4, 1, 1, 1)), pair)
 means, variances = statistics_of_all(x_shards)
 for mean, variance in zip(means, variances):
     print(f"{mean.ctx}: mean {mean.item()}, variance {variance.item()}")
@@ -567,7 +575,8 @@ def norm_together(x_shards, gammas, betas, eps=1e-5):
     outputs = []
     for rank, x in enumerate(x_shards):  # on each device
         normalised = (x - means[rank]) / np.sqrt(variances[rank] + eps)
-        scale = gammas[rank].reshape((1, -1, 1, 1))  # one number for each channel
+        # One number for each channel.
+        scale = gammas[rank].reshape((1, -1, 1, 1))
         shift = betas[rank].reshape((1, -1, 1, 1))
         outputs.append(scale * normalised + shift)
     return outputs
@@ -835,7 +844,8 @@ assert centred / 4 == 5, "centred first, nothing is lost here"
 from helpers.training import assert_same_parameters
 
 astray = thin_resnet(pair)
-astray[0].weight.data(pair[1])[:] = 0  # as if an update had gone wrong on cpu(1)
+# As if an update had gone wrong on cpu(1)
+astray[0].weight.data(pair[1])[:] = 0
 x, y = batch_of(8)
 healthy = thin_resnet(pair)
 assert (astray(x).asnumpy() == healthy(x).asnumpy()).all(), "cpu(0) sees nothing"

@@ -159,7 +159,8 @@ def mean_of_means(gradients, sizes):  # doesn't look at the sizes
     allreduce(gradients)
 
 
-UNEQUAL = [[40, 24], [8, 56], [20, 12]]  # the sizes in each of the three steps
+# The sizes in each of the three steps.
+UNEQUAL = [[40, 24], [8, 56], [20, 12]]
 EQUAL = [[32, 32], [32, 32], [16, 16]]
 for combine in [average, mean_of_means]:
     print(combine.__name__)
@@ -546,8 +547,8 @@ saved_noise = noise_in(saved_by_helpers, times)
 verdicts = []
 for h, by_clock, its_noise in zip(HANDICAPS, saved, saved_noise):
     verdicts.append(verdict_by_noise(by_clock, its_noise))
-    print(f"handicap {h:2}     {bn / (h + 1) - c:+5.1f} ms       {by_clock:+6.1f} ms "
-          f"({its_noise:.1f})  {verdicts[-1]}")
+    print(f"handicap {h:2}     {bn / (h + 1) - c:+5.1f} ms       {by_clock:+6.2f} ms "
+          f"({its_noise:.2f})  {verdicts[-1]}")
 in_training = alone_ms - step_ms["shares by speed"]
 print(f"in the trainings handicap 3 saved {in_training:.1f} ms")
 print(f"(meanwhile other programs used {others.share:.0%} of the machine's cores)")
@@ -569,8 +570,7 @@ by_law = bn / (drawn + 1) - c
 lines = {"by the law": (drawn, by_law),
          "by the clock": (HANDICAPS, saved - 2 * saved_noise, saved, saved + 2 * saved_noise)}
 paid = [str(h) for h, verdict in zip(HANDICAPS, verdicts) if verdict == "paid"]
-words = " and ".join(paid) if paid else "none"
-title = f"A helper pays by the law up to handicap {limit}, by the clock with {words}"
+title = f"Helpers that pay, by the law: up to {limit}; by the clock: {', '.join(paid) or 'none'}"
 fig, ax = curves(title, "handicap of the helper",
                  "ms saved in a step", lines, logx=True)
 ax.lines[1].set_linestyle("none")
@@ -608,7 +608,7 @@ def judged(times):
 
 
 residuals, noise = judged(times)
-verdict = "misses" if usual_size(residuals) > 2 * noise else "doesn't miss"
+verdict = "misses" if usual_size(residuals) > 2 * noise else "isn't seen to miss"
 print(f"residuals: {', '.join(f'{residual:+.1%}' for residual in residuals)} (below 0: too fast)")
 print(f"the law {verdict}: residuals {usual_size(residuals):.1%}, noise {noise:.1%}")
 
@@ -693,8 +693,8 @@ assert np.allclose(own_costs(own_exact)[:-1], 2 * EXCHANGE) and np.isclose(growt
 # %% [markdown]
 # Where it grows by more than that, a $c$ from short passes promises too much. (That two devices
 # disturb each other longer in longer passes is a guess.) In any case, **measure $c$ with the cut
-# that you would use**, and leave out a helper near the limit, where it saves next to nothing
-# (deeper: When a helper pays).
+# that you would use**, and leave out a helper near the limit, where it saves next to
+# nothing.
 #
 # **On GPUs** we have run none of this. Counted by speeds, a CPU beside a GPU that is 30 times
 # as fast brings at most $\frac{1}{30}$ more, 3 %. A second GPU that is half as fast brings up to
@@ -747,7 +747,8 @@ def cut(n, speeds):
     sizes = np.floor(exact).astype(int)
     left_over = n - sizes.sum()
     remainders = exact - sizes
-    largest_first = np.argsort(-remainders, kind="stable")  # of equal ones, the lower number
+    # Of equal ones, the lower number.
+    largest_first = np.argsort(-remainders, kind="stable")
     for rank in largest_first[:left_over]:
         sizes[rank] += 1
     return sizes.tolist()
@@ -876,7 +877,8 @@ assert rounded_apart > 1000 * 5 / 1600, "more than five images' time apart"
 # second.
 
 # %% tags=["solution"]
-seconds = np.array([0, 0.060]) + np.array([100, 156]) / 1600  # far from balanced
+# Far from balanced.
+seconds = np.array([0, 0.060]) + np.array([100, 156]) / 1600
 step_seconds = seconds.max()
 speeds = np.array([100, 156]) / step_seconds
 assert shares_by_speed(256, speeds) == [100, 156], "it should stay where it is"

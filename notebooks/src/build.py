@@ -5,12 +5,12 @@
 Deeper notebooks are made in the same way, from notebooks/src/deeper/ into notebooks/deeper/.
 
 The sources (jupytext, py:percent) are all that an author edits. What is written depends on the
-source, on the titles of its neighbours and on what its cells print, and on nothing else, so a
-rebuild changes no line without cause. On the way each chapter gets its links: a cell at its
-beginning and one at its end that lead to its neighbours, and one wherever it says "chapter 03".
-The first also says how it is run. `{reading time}` becomes that time, and a heading "Answer" is
-folded, which the exercises say. README.md and start.md get their tables, README and CITATION.cff
-the course's address. Tags that a cell can have:
+source, on course.toml, on the titles of its neighbours and on what its cells print, and on nothing
+else, so a rebuild changes no line without cause. On the way each chapter gets its links: a cell at
+its beginning and one at its end that lead to its neighbours, and one wherever it says "chapter 03".
+The first also says how it is run, the last which assignment goes with the chapter. `{reading time}`
+becomes that of course.toml, and a heading "Answer" is folded, which the exercises say. README.md
+and start.md get their tables. Tags that a cell can have:
 
     measured    what it shows differs from run to run; tests run it, but don't compare its output
     trains      takes training steps; CI runs it twice in a row, as learners do
@@ -20,11 +20,12 @@ the course's address. Tags that a cell can have:
                 "# measure: ..." or "# define: ...", is its label
     few:OLD=>NEW  where COURSE_ROUNDS=few, tests run the cell with the text NEW in place of OLD;
                 the two differ in numbers only (notebooks/conftest.py)
+    predict     answers a question "**Predict:** ..." in the prose before it: its output is hidden
+                until the cell is run, wherever that can be
+    your-turn   the stub that the reader fills, with what `helpers.your_turn` needs; and its answer
     torch       needs PyTorch; where that isn't installed, tests and `make run` pass the cell over,
                 and the whole chapter if its first code cell is tagged so
     figure:NAME the figure that it shows is also written to notebooks/src/figures/NAME.png
-    file:NAME   the cell, whose first line is "# NAME" or, where it is folded, its label, is a part
-                of notebooks/NAME
 """
 
 import argparse
@@ -75,29 +76,41 @@ def absolute_course_data():
         os.environ["COURSE_DATA"] = os.path.abspath(os.path.expanduser(folder))
 
 
+def set_up_tests():
+    """Set what tests run with where nothing else is asked for: offline, and few rounds.
+
+    Kernels and other processes that tests start inherit it.
+    """
+    absolute_course_data()
+    os.environ.setdefault("COURSE_OFFLINE", "1")
+    os.environ.setdefault("COURSE_ROUNDS", "few")
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # no kernel of the same name in the reader's home
+
+
 def choose(files, names):
     """Those of `files` that `names` name, chapters before deeper notebooks; all if none given.
 
-    A chapter is "03", "3" or "03_all_reduce"; a deeper notebook "deeper/03_more_all_reduces", and
-    "deeper/03" is all those of chapter 03.
+    A name is a path, or its end without suffix, or the number that it begins with: "03" and
+    "notebooks/src/03_all_reduce.py" are a chapter, "deeper/03" is all deeper notebooks of 03.
     """
-    def key(file):
+    def order(file):
         return course.key(file).startswith("deeper/"), file.name
 
-    files = sorted(files, key=key)
+    def is_meant(file, name):
+        folder, _, short = name.removesuffix(".py").removesuffix(".ipynb").rpartition("/")
+        is_deeper = folder.endswith("deeper")
+        if is_deeper != course.key(file).startswith("deeper/"):
+            return False
+        return file.stem == short or file.stem.startswith(f"{short.zfill(2)}_")
+
     chosen = []
     for name in names:
-        folder, _, short = name.removesuffix(".py").removesuffix(".ipynb").rpartition("/")
-        short = short.zfill(2)
-        begin = f"{folder}/{short}" if folder else short
-        found = [file for file in files if course.key(file) == begin
-                 or re.fullmatch(r"\d\d", short) and course.key(file).startswith(f"{begin}_")]
+        found = [file for file in files if is_meant(file, name)]
         if not found:
-            known = ", ".join(map(course.key, files))
+            known = ", ".join(course.key(file) for file in sorted(files, key=order))
             sys.exit(f"There is no notebook {name}; there are {known}.")
         chosen += found
-    chosen = [file for file in files if file in chosen or not names]
-    return chosen or sys.exit("There are no chapters.")
+    return sorted(chosen or files, key=order) or sys.exit("There are no chapters.")
 
 
 def sources(notebooks=NOTEBOOKS):
@@ -110,22 +123,23 @@ def read_source(path):
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    time = f"about {course.minutes(notebook)} minutes"
     name = course.key(path)
     src = path.parent.parent if name.startswith("deeper/") else path.parent
-    titles = {course.key(source): course.title(jupytext.read(source, fmt="py:percent"))
+    titles = {course.key(source): course.title(source.read_text("utf-8"))
               for source in sorted(sources(src.parent))}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = course.link_mentions(cell.source, name, titles)
-            cell.source = cell.source.replace(course.TIME, time)
+            if course.TIME in cell.source:
+                cell.source = cell.source.replace(course.TIME, course.reading(name))
             cell.source = cell.source.replace(
                 f"{course.EXERCISES}\n", f"{course.EXERCISES}\n\n{course.ANSWERS_BELOW}\n")
     notebook.cells = [part for cell in notebook.cells for part in split_answer(cell)]
     # The second begins with a heading, or it would belong to the folded answer before it.
     links = course.navigation(name, titles)
     above = f"{links}\n\n{course.how_to_run(name, course.repository())}"
-    for place, source in ((0, above), (len(notebook.cells) + 1, f"## Next\n\n{links}")):
+    below = f"## Next\n\n{course.assignment(name)}{links}"
+    for place, source in ((0, above), (len(notebook.cells) + 1, below)):
         cell = new_markdown_cell(source, metadata={"tags": ["navigation", "remove-cell"]})
         notebook.cells.insert(place, cell)
     seen = {}
@@ -142,6 +156,9 @@ def read_source(path):
             kept["tags"] = [*kept["tags"], "nbval-ignore-output"]  # the tag that nbval knows
         if "fold" in kept.get("tags", []):
             kept |= folded(cell.source, kept["tags"])
+        if "predict" in kept.get("tags", []):
+            kept["jupyter"] = {"outputs_hidden": True}          # JupyterLab, VS Code
+            kept["tags"] = [*kept["tags"], "hide-output"]       # the book
         cell.metadata = nbformat.from_dict(kept)
     return notebook
 
@@ -268,10 +285,12 @@ def check_data(shown, asked):
     from helpers.data import load_data
 
     found = load_data("mnist", limit=1).name
-    if found != (asked or shown):
-        raise Refused(f"{'asked for' if asked else 'its outputs show'} {asked or shown}, and a run "
-                      f"here would show {found}: let COURSE_DATA name the folder that has mnist/, "
-                      f"or ask for {found} by --data {found}")
+    wanted = asked or shown
+    if found != wanted:
+        other_ways = ("fetch MNIST by `COURSE_OFFLINE=0 make notebooks CH=...`, or let COURSE_DATA "
+                      "name the folder that has mnist/, or " if wanted == "mnist" else "")
+        raise Refused(f"{'asked for' if asked else 'its outputs show'} {wanted}, and a run here "
+                      f"would show {found}: {other_ways}ask for {found} by --data {found}")
 
 
 def take_outputs(notebook, old):
@@ -306,7 +325,6 @@ def build(source, target, prose=False, data=None):
         if data or (old and data_used(old) != "-"):
             check_data(data_used(old) if old else data, data)
         target.parent.mkdir(exist_ok=True)
-        write_files(notebook, target.parent)  # before: a cell may start such a program
         execute(notebook, target.parent)
     normalise(notebook)
     nbformat.validate(notebook)
@@ -321,7 +339,6 @@ def build(source, target, prose=False, data=None):
     for name, png in figures(notebook):
         (src / "figures").mkdir(exist_ok=True)
         (src / "figures" / name).write_bytes(png)
-    write_files(notebook, target.parent)
 
 
 def figures(notebook):
@@ -331,24 +348,6 @@ def figures(notebook):
             if tag.startswith("figure:"):
                 (png,) = (o.data["image/png"] for o in cell.outputs if "data" in o)
                 yield f"{tag.removeprefix('figure:')}.png", base64.b64decode(png)
-
-
-def files(notebook):
-    """Name and content of each file that is made of cells, those with the tag `file:NAME`."""
-    parts = {}
-    for cell in notebook.cells:
-        for tag in cell.metadata.get("tags", []):
-            if tag.startswith("file:"):
-                name = tag.removeprefix("file:")
-                parts.setdefault(name, []).append(cell.source.removeprefix(f"# {name}").strip())
-    return {name: "\n\n\n".join(cells) + "\n" for name, cells in parts.items()}
-
-
-def write_files(notebook, folder):
-    """Write the programs that are made of the notebook's cells; one that is the same stays."""
-    for name, text in files(notebook).items():
-        if not (folder / name).exists() or (folder / name).read_text() != text:
-            (folder / name).write_text(text)
 
 
 def main(arguments=None):
@@ -381,7 +380,7 @@ def main(arguments=None):
             course.write_contents()
         except (FileNotFoundError, course.Mistake) as error:
             failed = True
-            print(f"README.md, start.md and CITATION.cff: not made anew; {error}", flush=True)
+            print(f"README.md and start.md: not made anew; {error}", flush=True)
     return int(failed)
 
 

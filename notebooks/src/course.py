@@ -1,9 +1,9 @@
-"""What ties the chapters together: parts, reading times, links to neighbours, tables of contents.
+"""What ties the chapters together: parts, links to neighbours, tables of contents.
 
-`course.toml` has the parts, what one is able to do after each chapter, and where the course is
-published, if anywhere. Titles and reading times are the chapters' own, so the tables are made from
-the built notebooks: those of README.md and start.md by `build.py`, and a test holds them; that of
-the book's first page by `make book`.
+`course.toml` has the parts, what one is able to do after each chapter, how long it takes, and where
+the course is published, if anywhere. Titles and numbers of exercises are the chapters' own, so the
+tables are made from the built notebooks: those of README.md and start.md by `build.py`, and a test
+holds them; those of the book's first page by `make book`.
 """
 
 import re
@@ -16,40 +16,19 @@ SRC = Path(__file__).resolve().parent
 NOTEBOOKS = SRC.parent
 COURSE = tomllib.loads((SRC / "course.toml").read_text("utf-8"))
 PARTS = COURSE["part"]
-NUMERALS = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
+NUMERALS = ["", "I", "II", "III", "IV", "V", "VI"]
 
-ANSWER = "### Answer"       # begins a folded answer to an exercise
+ANSWER = "### Answer"       # begins a folded answer, to an exercise or to *Your turn*
 EXERCISES = "## Exercises"
 # After that heading: a file has no mark by which GitHub, VS Code and Colab would fold a section.
 ANSWERS_BELOW = ("*Answers are further down. JupyterLab and the book keep them folded; other "
                  "programs show them.*")
-TIME = "{reading time}"     # stands in a source for what `minutes` finds
+TIME = "{reading time}"     # stands in a source for what `reading` says
+COLUMNS = ["reading", "exercises", "running"]
 BEGIN, END = "<!-- chapters: made by notebooks/src/build.py -->", "<!-- end of chapters -->"
-BEGIN_ADDRESS = "<!-- address: made by notebooks/src/build.py -->"
-END_ADDRESS = "<!-- end of address -->"
-
-# Chapters that have run with Colab's versions (helpers/newer_numpy.py), and what to run there
-# first: a notebook that is opened there comes without helpers and without MXNet.
-ON_COLAB = ("01", "02", "03", "04", "05", "06", "07", "08")
-COLAB = """
-
-<details><summary>On Colab (experimental)</summary>
-
-[Open it there]({colab}), and run this in a new cell at the top:
-
-```
-!git clone -q --depth 1 {address} many-devices
-%pip install -q --no-deps mxnet==1.9.1 d2l==1.0.3
-%cd many-devices/notebooks
-import os, sys
-os.environ["PYTHONPATH"] = "/content/many-devices"
-sys.path.insert(0, "/content/many-devices")
-```
-
-</details>"""
 
 # "deeper: More all-reduces", up to what can't be in a title.
-DEEPER = re.compile(r"\bdeeper:\s+([A-Z](?:(?!\bdeeper:)[\w\s,’'-])*)")
+DEEPER = re.compile(r"\bdeeper:\s+([A-Za-z](?:(?!\bdeeper:)[\w\s,’'-])*)")
 # "chapter 03", "Chapters 01, 02 and 05", also where the line breaks in between.
 MENTION = re.compile(r"\b[Cc]hapters?\s+\d\d(?:(?:,\s+|\s+(?:and|to|or)\s+)\d\d)*\b")
 PAPER = re.compile(r"\barXiv:(\d{4}\.\d{4,5})\b")
@@ -85,56 +64,11 @@ def how_to_run(name, address):
     if not address:
         return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
     place = address.removeprefix("https://github.com/")
-    line = (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
+    return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
             f"([more]({page})); or [in a Codespace](https://codespaces.new/{place}).*")
-    if name[:2] in ON_COLAB:
-        colab = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{name}.ipynb"
-        line += COLAB.format(colab=colab, address=address)
-    return line
 
 
-def how_to_begin(address):
-    """Markdown of README's first commands; with an address also badges and the line to clone."""
-    commands = {"make lab": "sets everything up but PyTorch, then opens JupyterLab",
-                "make setup TORCH=1": "adds PyTorch, for chapters 13 to 16",
-                "make test": "runs every chapter as a test, in about eighteen minutes"}
-    lines = [f"{command:18}  # {what}" for command, what in commands.items()]
-    if not address:
-        return "In a clone of the course:\n\n```\n" + "\n".join(lines) + "\n```"
-    owner, name = address.removeprefix("https://github.com/").split("/")
-    badges = [
-        f"[![Open in a Codespace](https://github.com/codespaces/badge.svg)]"
-        f"(https://codespaces.new/{owner}/{name})",
-        f"[![Tests]({address}/actions/workflows/tests.yml/badge.svg)]"
-        f"({address}/actions/workflows/tests.yml)",
-        f"[Read it as a book](https://{owner}.github.io/{name}/)",
-    ]
-    lines = [f"git clone {address}", f"cd {name}", *lines]
-    return " ".join(badges) + "\n\n```\n" + "\n".join(lines) + "\n```"
-
-
-def with_beginning(text, address):
-    """README's `text` with what stands between its two other marks made anew."""
-    before, rest = text.split(BEGIN_ADDRESS)
-    _, after = rest.split(END_ADDRESS)
-    return f"{before}{BEGIN_ADDRESS}\n\n{how_to_begin(address)}\n\n{END_ADDRESS}{after}"
-
-
-def with_repository(text, address):
-    """CITATION.cff's `text` with the line of the repository, or without where there is none."""
-    text = re.sub(r"^repository-code:.*\n", "", text, flags=re.MULTILINE)
-    return text + (f"repository-code: {address}\n" if address else "")
-
-
-# --- reading time ------------------------------------------------------------------------------
-
-# The pace of a student who meets a chapter for the first time, in a second language, makes the
-# predictions and looks at what cells print: much slower than the 238 words a minute at which adults
-# read non-fiction (Brysbaert, 2019, doi:10.1016/j.jml.2019.104047). It is a rule and not a
-# measurement of each chapter.
-WORDS_A_MINUTE = 65
-LINES_A_MINUTE = 6
-MINUTES_A_PICTURE = 1
+# --- what course.toml says of a notebook --------------------------------------------------------
 
 
 def key(path):
@@ -142,40 +76,36 @@ def key(path):
     return f"deeper/{path.stem}" if path.parent.name == "deeper" else path.stem
 
 
-def main_line(notebook):
-    """The cells before the first answer, links to other chapters left out."""
-    cells = [cell for cell in notebook.cells if "navigation" not in cell.metadata.get("tags", [])]
-    for number, cell in enumerate(cells):
-        if cell.source.startswith(ANSWER):
-            return cells[:number]
-    return cells
+def entry(name):
+    """What course.toml says of the notebook `name`, its `key`; nothing where it isn't listed."""
+    for part in PARTS:
+        for chapter in part["chapter"]:
+            if chapter["file"] == name:
+                return chapter
+            for deeper in chapter.get("deeper", []):
+                if f"deeper/{deeper['file']}" == name:
+                    return deeper
+    return {}
 
 
-def minutes(notebook):
-    """Minutes to read a chapter, to the nearest five, without its exercises.
+def reading(name):
+    """How long it takes to read a notebook. Raises Mistake where course.toml doesn't say it."""
+    if "reading" not in entry(name):
+        raise Mistake(f"{name} says how long reading takes, and course.toml doesn't")
+    return f"about {entry(name)['reading']} minutes"
 
-    Prose, open code, and pictures at the pace of the constants above. Folded cells don't count,
-    but for what they draw.
-    """
-    cells = main_line(notebook)
-    prose = " ".join(c.source for c in cells if c.cell_type == "markdown")
-    prose = prose.replace(ANSWERS_BELOW, "")
-    prose = re.sub(r"```.*?```", "", prose, flags=re.DOTALL)
-    drawings = len(re.findall(r"!\[[^\]]*\]\([^)]*\)", prose))
-    prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", lambda m: "" if m[0][0] == "!" else m[1], prose)
-    code = [c.source for c in cells if c.cell_type == "code"]
-    is_open = [c.source for c in cells
-               if c.cell_type == "code" and "fold" not in c.metadata.get("tags", [])]
-    words = len(re.findall(r"\w+(?:['’-]\w+)*", prose))
-    lines = sum(bool(line.strip()) for source in is_open for line in source.splitlines())
-    pictures = drawings + sum("show(" in source for source in code)
-    time = words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + pictures * MINUTES_A_PICTURE
-    return max(5, 5 * round(time / 5))
+
+def assignment(name):
+    """A paragraph for a chapter's end that leads to its assignment; "" where it has none."""
+    if "assignment" not in entry(name):
+        return ""
+    return (f"**Assignment:** {entry(name)['assignment']} goes with this chapter. Working alone? "
+            "[The start page](start.md#alone) explains how to have it marked.\n\n")
 
 
 def exercises(notebook):
-    """How many exercises it has: each has one answer, and is counted as ten minutes."""
-    return sum(cell.source.startswith(ANSWER) for cell in notebook.cells)
+    """How many exercises it has: each has one answer."""
+    return sum(bool(re.match(rf"{ANSWER} \d", cell.source)) for cell in notebook.cells)
 
 
 def as_hours(number):
@@ -187,15 +117,15 @@ def as_hours(number):
 # --- links -------------------------------------------------------------------------------------
 
 
-def title(notebook):
-    """"03 All-reduce", of a notebook that begins with "# 03 · All-reduce".
+def title(text):
+    """"03 All-reduce", of a notebook or a source in which the first heading is "# 03 · All-reduce".
 
-    Of a deeper one it is the title alone: "More all-reduces".
+    text: its Markdown, or the source's lines. Of a deeper notebook it is the title alone: "More
+    all-reduces". "?" where there is no heading.
     """
-    for cell in notebook.cells:
-        if found := re.match(r"# (.+)", cell.source):
-            return found[1].removeprefix("Deeper · ").replace(" · ", " ")
-    return "?"
+    found = (re.search(r"^# # (.+)", text, re.MULTILINE)  # in a source each line begins with #
+             or re.search(r"^# (.+)", text, re.MULTILINE))
+    return found[1].removeprefix("Deeper · ").replace(" · ", " ") if found else "?"
 
 
 def navigation(name, titles):
@@ -283,18 +213,16 @@ def chapters(folder=NOTEBOOKS):
             for deeper in chapter.get("deeper", []):
                 file = f"deeper/{deeper['file']}"
                 rows.append(row(folder, deeper | {"file": file, "deeper": True, "short": False}))
-        numeral = "X" * (number // 10) + NUMERALS[number % 10]
-        found.append((f"{numeral}. {part['name']}", rows))
+        found.append((f"{NUMERALS[number]}. {part['name']}", rows))
     return found
 
 
 def row(folder, listed):
     """What course.toml says of a notebook, and what the notebook says of itself."""
-    if missing := [key for key in ("able", "running") if key not in listed]:
+    if missing := [key for key in ("able", "reading", "running") if key not in listed]:
         raise Mistake(f"course.toml: the entry of {listed['file']} lacks {' and '.join(missing)}")
     notebook = nbformat.read(folder / f"{listed['file']}.ipynb", as_version=4)
-    return listed | {"title": title(notebook), "minutes": minutes(notebook),
-                     "exercises": exercises(notebook)}
+    return listed | {"title": title(notebook.cells[1].source), "exercises": exercises(notebook)}
 
 
 def short_path(parts):
@@ -302,34 +230,51 @@ def short_path(parts):
     main = [row for _, rows in parts for row in rows if not row["deeper"]]
     short = [row for row in main if row["short"]]
     numbers = [row["file"][:2] for row in short]
-    time = as_hours(sum(row["minutes"] for row in short))
-    everything = as_hours(sum(row["minutes"] for row in main))
-    deeper = as_hours(sum(row["minutes"] for _, rows in parts for row in rows if row["deeper"]))
+    time = as_hours(sum(row["reading"] for row in short))
+    everything = as_hours(sum(row["reading"] for row in main))
+    deeper = as_hours(sum(row["reading"] for _, rows in parts for row in rows if row["deeper"]))
     tasks = sum(row["exercises"] for row in short)
     all_tasks = sum(row["exercises"] for row in main)
     count = sum(row["deeper"] for _, rows in parts for row in rows)
-    return (f"The **short path** (●) is {', '.join(numbers[:-1])} and {numbers[-1]}: {time} of "
-            f"reading and {tasks} exercises, of {everything} and {all_tasks} for all chapters. "
+    return (f"The **short path** (●), enough to train on several devices, is "
+            f"{', '.join(numbers[:-1])} and {numbers[-1]}: {time} of reading and {tasks} "
+            f"exercises. All chapters take {everything} and have {all_tasks} exercises. "
             f"{count} *optional* notebooks go deeper, {deeper} of reading; no chapter needs one.")
 
 
 def table(parts, prefix, able):
-    """A Markdown table of all chapters; `prefix` leads from the page to the notebooks.
+    """Markdown tables of the chapters; `prefix` leads from the page to the notebooks.
 
-    able: whether it says what one is able to do after each, and lists the deeper notebooks too.
+    able: whether they say what one is able to do after each. Then each part has a table of its own,
+    with another one below it, folded, of its deeper notebooks; else one table has all chapters.
     """
-    head = ["", "chapter", *["after it you can"] * able, "reading", "exercises", "running"]
-    lines = [head, ["---"] * len(head)]
+    if not able:
+        lines = []
+        for name, rows in parts:
+            lines.append(["", f"**{name}**", "", "", ""])
+            lines += [line(row, prefix, able) for row in rows if not row["deeper"]]
+        return as_table(["", "chapter", *COLUMNS], lines)
+    made = []
     for name, rows in parts:
-        lines.append(["", f"**{name}**", *[""] * (len(head) - 2)])
-        for row in rows:
-            if row["deeper"] and not able:
-                continue
-            link = f"[{row['title']}]({prefix}{row['file']}.ipynb)"
-            lines.append(["●" if row["short"] else "",
-                          f"↳ *optional:* {link}" if row["deeper"] else link,
-                          *[row["able"]] * able, f"{row['minutes']} min",
-                          str(row["exercises"]), row["running"]])
+        main = [line(row, prefix, able) for row in rows if not row["deeper"]]
+        made.append(as_table(["", name, "after it you can", *COLUMNS], main))
+        if deeper := [line(row, prefix, able) for row in rows if row["deeper"]]:
+            count = f"{len(deeper)} notebook{'s' * (len(deeper) > 1)}"
+            made += [f"<details>\n<summary>Optional: {count}</summary>",
+                     as_table(["", "optional", "after it you can", *COLUMNS], deeper), "</details>"]
+    return "\n\n".join(made)
+
+
+def line(row, prefix, able):
+    """A notebook's cells in a table."""
+    number = f"{Path(row['file']).name[:2]} " * row["deeper"]    # a chapter's title has it
+    return ["●" if row["short"] else "", f"[{number}{row['title']}]({prefix}{row['file']}.ipynb)",
+            *[row["able"]] * able, f"{row['reading']} min", str(row["exercises"]), row["running"]]
+
+
+def as_table(head, lines):
+    """A Markdown table."""
+    lines = [head, [":---" if each else "---" for each in head], *lines]
     return "\n".join(re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines)
 
 
@@ -348,13 +293,10 @@ def with_contents(text, parts, prefix, able):
 
 
 def write_contents():
-    """Make the tables, README's first commands and the citation anew, where something changes."""
+    """Make the tables anew, where something changes."""
     parts = chapters()
-    made = {path: with_contents(path.read_text("utf-8"), parts, prefix, able)
-            for path, (prefix, able) in pages().items()}
-    readme, citation = NOTEBOOKS.parent / "README.md", NOTEBOOKS.parent / "CITATION.cff"
-    made[readme] = with_beginning(made[readme], repository())
-    made[citation] = with_repository(citation.read_text("utf-8"), repository())
-    for path, text in made.items():
-        if text != path.read_text("utf-8"):
-            path.write_text(text, "utf-8")
+    for path, (prefix, able) in pages().items():
+        text = path.read_text("utf-8")
+        made = with_contents(text, parts, prefix, able)
+        if made != text:
+            path.write_text(made, "utf-8")

@@ -1,6 +1,6 @@
 """The numbers of `notebooks/map.md`: bytes, seconds, and pipelines, simulated.
 
-Run it to print the numbers. tests/test_map.py holds the page to them, and counts messages.
+Run it to print the numbers. tests/course/test_map.py holds the page to them.
 """
 
 PEAK, NVLINK, CARD = 312e12, 300e9, 25e9  # an A100's operations, and bytes sent, a second

@@ -1,0 +1,772 @@
+# %% [markdown]
+# # 15 · Kill it, and resume
+#
+# The longer a training takes and the more machines it needs, the more likely it is to lose a
+# process. *What must be on the disk, so that it can go on as if nothing had happened?*
+#
+# > **What you'll do:** kill a training, resume it, and compare it with one that nobody killed.
+# > Write what a checkpoint holds, and leave out its parts one at a time.
+# >
+# > **What you'll learn:** what a checkpoint must hold, how to write it, and how to test it; which
+# > process gets which rank; what helps if a process hangs instead of dying.
+# >
+# > **What you need:** chapter 14, and PyTorch (`make setup TORCH=1`). No GPU and no second machine.
+# > Reading takes {reading time}, running about a minute.
+
+# %% tags=["torch"]
+import io
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers import load_data, your_turn
+from helpers.cluster import Failed, torchrun
+from ranks import ranks
+
+# %% [markdown]
+# ## Kill it
+#
+# [resumable_train.py](resumable_train.py), which lies beside this notebook, trains LeNet with DDP
+# on 512 images: 48 steps of 32 images each, so three epochs. Before every fourth step, beginning
+# with step 0, it writes a **checkpoint**, a file from which the training can go on. In a terminal
+# it is started like chapter 14's script:
+#
+# ```
+# torchrun --standalone --nproc-per-node=2 resumable_train.py FOLDER killed --kill-at 22
+# ```
+#
+# FOLDER must be one that all machines see. It holds the images, and the checkpoint will be
+# `killed.pt`, after the name of the training. Here it is a temporary folder:
+
+# %% tags=["torch", "measured"]
+scratch = tempfile.TemporaryDirectory()
+folder = Path(scratch.name)
+
+data = load_data("mnist", limit=512)
+print(data)
+images = torch.tensor(data.train_images - data.train_images.mean())
+labels = torch.tensor(data.train_labels).long()
+torch.save([images, labels], folder / "data.pt")
+
+# %% [markdown]
+# With `--kill-at 22` rank 1 sends itself the signal SIGKILL before step 22. No process can catch
+# that signal. An operating system sends the same one if memory runs out. `helpers.cluster.torchrun`
+# runs the command, and raises `Failed` if a process fails. (In its message rank 1 is `worker 1`.)
+# **Predict:** which step is the surviving checkpoint from, and can rank 0 go on?
+
+# %% tags=["torch", "trains", "predict"]
+# So that a new training begins:
+(folder / "killed.pt").unlink(missing_ok=True)
+arguments = [folder, "killed", "--kill-at", 22]
+try:
+    torchrun("resumable_train.py", nproc=2, arguments=arguments, log=None)
+except Failed as error:
+    print(error)
+
+left = torch.load(folder / "killed.pt")
+print("the surviving checkpoint is from step", left["step"])
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# The last checkpoint was written before step 20, so steps 20 and 21 are lost. Rank 0 couldn't go on
+# alone, because each step needs the gradients of both ranks. So torchrun ends all processes once
+# one has failed.
+#
+# </details>
+#
+# ## And resume
+#
+# We start the same command again, without `--kill-at`. The new processes find `killed.pt`, and go
+# on from there. What was done since is done again:
+#
+# ![Two rows of steps. In the first the training is killed after step 21; checkpoints were written
+# before the steps 12, 16 and 20. The second row, of new processes, begins at step 20, from the last
+# checkpoint: steps 20 and 21 are done twice.](src/drawings/kill_and_resume.svg)
+#
+# A second name, `whole`, makes it train once more afterwards, from step 0 and without a kill. That
+# is our reference. At the end of each training rank 0 writes a file, for example `killed.weights`,
+# with all weights after each step. **Predict:** how far from the weights of `whole` are those of
+# the training that was killed?
+
+# %% tags=["torch", "trains", "predict"]
+# So that this cell can be run again:
+torch.save(left, folder / "killed.pt")
+(folder / "whole.pt").unlink(missing_ok=True)
+
+printed = torchrun("resumable_train.py", nproc=2, arguments=[folder, "killed", "whole"], log=None)
+print(printed[0], end="")
+
+resumed = torch.load(folder / "killed.weights")
+whole = torch.load(folder / "whole.weights")
+for step in [20, 21, 47]:
+    difference = (resumed[step] - whole[step]).abs().max().item()
+    print("step", step, "largest difference of a weight:", difference)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# The largest difference is 0.0: after each of these steps they are equal, bit for bit.
+#
+# </details>
+#
+# **So a checkpoint is tested by a kill, and by comparing bit for bit.** Compare on two ranks: on
+# three, a resumed training has other last digits, because DDP's first pass has other buckets than
+# the later ones (chapter 14), which changes the order in which gradients are added up (exercise 1).
+# On GPUs even two uninterrupted runs may differ unless `torch.use_deterministic_algorithms(True)`
+# is set (see PyTorch's *Reproducibility*): on an H200 one process with chapter 14's program then
+# repeated itself bit for bit, also when it was resumed between epochs; without it two runs on MNIST
+# ended with weights up to 0.2 apart.
+#
+# torchrun can do the second start itself. With `--max-restarts=1` it starts *all* processes anew
+# when one has failed, once. It brings back no state: the new processes have their program, its
+# arguments and what is in files. (In a restarted process our program doesn't kill itself again.)
+
+# %% tags=["torch", "trains"]
+(folder / "restarted.pt").unlink(missing_ok=True)
+arguments = [folder, "restarted", "--kill-at", 22]
+printed = torchrun("resumable_train.py", nproc=2, arguments=arguments, max_restarts=1, log=None)
+print(printed[0], end="")
+
+restarted = torch.load(folder / "restarted.weights")
+assert torch.equal(restarted[47], whole[47])
+
+# %% [markdown]
+# ## What must a checkpoint hold?
+#
+# Let us first take a network so small that one process is enough for eight steps. Like LeNet in the
+# program it has **dropout**: in each training step random numbers choose which units are left out.
+# And its optimizer has momentum, a running sum of the gradients so far.
+
+# %% tags=["torch", "your-turn", "trains"]
+torch.manual_seed(1)
+inputs = torch.randn(8, 4)  # one row for each step
+
+
+def small_training():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    return net, optimizer
+
+
+def small_steps(net, optimizer, begin, end):
+    for step in range(begin, end):
+        optimizer.zero_grad()
+        loss = (net(inputs[step]) - 1).square().sum()
+        loss.backward()
+        optimizer.step()
+
+
+def last_bias_after_all():
+    net, optimizer = small_training()
+    small_steps(net, optimizer, 0, 8)
+    return net[2].bias.item()
+
+
+uninterrupted = last_bias_after_all()
+print("bias of the last layer after eight steps:", round(uninterrupted, 4))
+
+# %% [markdown]
+# ### Your turn: interrupt, and go on
+#
+# Write both halves of it before you scroll on. `keep` is called after some of the eight steps, and
+# puts into a dictionary all that must be kept. `go_on` stands for a new process: it calls
+# `small_training()`, and goes on with nothing but that dictionary. Between the two `interrupted`
+# saves and loads it. You will need `state_dict` and `load_state_dict`, which networks and
+# optimizers have, and two functions of `torch` for its random numbers, `get_rng_state` and
+# `set_rng_state`. (`small_training` seeds them, so set them after it.)
+
+# %% tags=["torch", "your-turn", "trains"]
+def keep(net, optimizer, step):
+    """A dictionary with all that must be kept after `step` steps."""
+    ...
+
+
+def go_on(kept):
+    """Begin anew, restore what was kept, do the steps up to 8, and return the network."""
+    ...
+
+
+def interrupted(done):
+    net, optimizer = small_training()
+    small_steps(net, optimizer, 0, done)
+    file = io.BytesIO()  # as a file on the disk
+    torch.save(keep(net, optimizer, done), file)
+    file.seek(0)
+    net = go_on(torch.load(file))
+    return net[2].bias.item()
+
+
+cases = [((2,), uninterrupted), ((5,), uninterrupted), ((7,), uninterrupted)]
+your_turn(interrupted, cases, stubs=[keep, go_on])
+
+# %% [markdown]
+# ### All that changes
+#
+# A checkpoint must hold all that changes during the training. In our program that is the model's
+# weights, the optimizer's momentum, the step, and the state of each rank's random numbers. (DDP's
+# buckets change, too, after the first pass, but on two ranks that shows nowhere: exercise 1.)
+#
+# Why a random state for each rank, but only one of everything else? After each step weights and
+# momentum are the same on all ranks (chapter 14). But each rank draws its own random numbers for
+# dropout, so that two ranks don't leave out the same units. So `new_training` seeds all ranks alike
+# for the first weights, and then each by its rank. (The functions that follow are the program's,
+# written once more. Three are imported: the network, its weights as one vector, and `write`, which
+# writes to the disk.)
+
+# %% tags=["torch"]
+from resumable_train import dropout_lenet, flat_weights, write
+
+
+def new_training():
+    torch.manual_seed(0)  # the same first weights in every run
+    model = DistributedDataParallel(dropout_lenet())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    # From now on each rank has random numbers of its own.
+    torch.manual_seed(dist.get_rank())
+    return model, optimizer
+
+# %% [markdown]
+# ### Save
+#
+# The random states of all ranks go into one list, by `all_gather_object`, which takes any Python
+# object from each rank. On GPUs dropout draws its numbers there, so a checkpoint must also hold
+# each rank's `torch.cuda.get_rng_state()`.
+
+# %% tags=["torch"]
+def snapshot(model, optimizer, step):
+    random_states = [None] * dist.get_world_size()  # to be filled
+    dist.all_gather_object(random_states, torch.get_rng_state())
+    return {
+        # `module` is the network within DDP.
+        "model": model.module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,  # steps that are done
+        "random": random_states,
+    }
+
+# %% [markdown]
+# All ranks take part in the snapshot, and rank 0 writes for all. It could write over the old
+# checkpoint, or into a temporary file, which it renames when it is complete. A rename replaces the
+# old file in one go. (Against a power failure `write` also waits until the bytes are on the disk.)
+
+# %% tags=["torch"]
+def overwrite(model, optimizer, step, path):
+    state = snapshot(model, optimizer, step)
+    if dist.get_rank() == 0:
+        write(state, path)
+
+
+def checkpoint(model, optimizer, step, path):
+    state = snapshot(model, optimizer, step)
+    if dist.get_rank() == 0:
+        write(state, f"{path}.new")
+        os.replace(f"{path}.new", path)  # the rename
+
+# %% [markdown]
+# A process may be killed while it writes, or the disk may be full. We try the latter: the operating
+# system lets these processes write no file longer than 200,000 bytes, and a checkpoint is longer.
+# The old one, from step 20, is there already. **Predict:** what does `torch.load` find after each?
+
+# %% tags=["torch", "predict"]
+def on_full_disk(way, path):
+    model, optimizer = new_training()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    way(model, optimizer, 24, path)
+
+
+path = folder / "ours.pt"
+for way in [overwrite, checkpoint]:
+    torch.save(left, path)
+    try:
+        ranks(on_full_disk, way, path)
+    except (OSError, RuntimeError):
+        print(f"{way.__name__}: writing failed")
+    try:
+        print("    there is a checkpoint from step", torch.load(path)["step"])
+    except RuntimeError as error:
+        print("    torch.load:", str(error).split(":")[0])
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# `overwrite` has left a piece of the new checkpoint, which can't be read, so the whole training is
+# lost. `checkpoint` has left the old one.
+#
+# </details>
+#
+# **So write to a temporary file, and rename it when it is complete.** Then one of the two, the old
+# checkpoint or the new one, is always there.
+
+# %% [markdown]
+# ### Restore
+#
+# Each part goes back to where it came from. (On GPUs give `torch.load` the argument
+# `map_location="cpu"`: else every rank would load onto the GPU of rank 0, which wrote the file.
+# `load_state_dict` copies to the rank's own device.)
+
+# %% tags=["torch"]
+def restore(path, model, optimizer):
+    saved = torch.load(path)
+    model.module.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    rank = dist.get_rank()
+    # A rank that wasn't there has none in the file, and keeps its own.
+    if rank < len(saved["random"]):
+        torch.set_rng_state(saved["random"][rank])
+    return saved["step"]
+
+# %% [markdown]
+# ### The step says which images come next
+#
+# A checkpoint's `step` counts the steps that are done, so it is also the number of the next one.
+# For that to be enough, a step's images must depend on its number alone. Each epoch has its own
+# order, from a generator of its own, so that dropout's random numbers aren't touched:
+
+# %% tags=["torch"]
+def batch_rows(step):
+    epoch = step // 16  # 16 steps of 32 images
+    # Every rank makes the same one.
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(512, generator=generator)
+    first = 32 * (step % 16)  # the step's place in its epoch
+    return order[first : first + 32]
+
+
+rows = batch_rows(step=20)[:8]
+print("first rows of step 20:", rows.tolist())
+print("of these rank 0 takes:", rows[0::2].tolist())
+print("         rank 1 takes:", rows[1::2].tolist())
+
+seen = []
+for step in range(16, 32):
+    seen += batch_rows(step).tolist()
+# The second epoch has each image once:
+assert sorted(seen) == list(range(512))
+# The first has another order:
+assert not torch.equal(batch_rows(step=0), batch_rows(step=16))
+
+# %% [markdown]
+# ### The whole training
+#
+# A step is one of DDP's, with this rank's share of the batch:
+
+# %% tags=["torch"]
+def train_step(step, model, optimizer):
+    rank = dist.get_rank()
+    k = dist.get_world_size()
+    rows = batch_rows(step)[rank::k]
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images[rows]), labels[rows])
+    loss.backward()
+    optimizer.step()
+
+# %% [markdown]
+# And this is the loop of one rank. It always sets up a new training. If there is a checkpoint, it
+# then overwrites all that changes. (The program's loop has more: it loads the images, does the
+# killing, and at the end writes a last checkpoint and the weights.)
+
+# %% tags=["torch"]
+def train_or_resume(path):
+    model, optimizer = new_training()
+    begin = 0
+    if os.path.exists(path):
+        begin = restore(path, model, optimizer)
+    weights = {}
+    for step in range(begin, 48):
+        if step % 4 == 0:
+            checkpoint(model, optimizer, step, path)
+        train_step(step, model, optimizer)
+        weights[step] = flat_weights(model)
+    return weights
+
+# %% [markdown]
+# Does it do what the program does? We start it twice with the program's checkpoint of step 20. The
+# second start finds a newer one, which our own functions have written before step 44:
+
+# %% tags=["torch", "trains"]
+path = folder / "ours.pt"
+torch.save(left, path)
+for start in ["first", "second"]:
+    weights = ranks(train_or_resume, path)[0]
+    first_step = min(weights)
+    equal = torch.equal(weights[47], whole[47])
+    print(f"{start} start: from step {first_step}; equal to `whole`: {equal}")
+    assert equal
+
+# %% [markdown]
+# ## What if a part is missing?
+#
+# Imagine four programs, each of which forgets one thing. Four changed checkpoints stand in for
+# them. Each is `left`, that of step 20, with one part changed: `dict(left, step=16)` is a copy of
+# it with another step. A part that wasn't restored is as in a new training, so we take a snapshot
+# of one:
+
+# %% tags=["torch"]
+def snapshot_of_new():
+    model, optimizer = new_training()
+    return snapshot(model, optimizer, step=0)
+
+
+new = ranks(snapshot_of_new)[0]
+random_0 = left["random"][0]
+
+incomplete = {
+    "new momentum": dict(left, optimizer=new["optimizer"]),
+    # Only the epoch is saved, and this one began at step 16.
+    "step 16": dict(left, step=16),
+    "new random states": dict(left, random=new["random"]),
+    "rank 0's random state twice": dict(left, random=[random_0, random_0]),
+}
+
+# %% [markdown]
+# Our own functions go on from each of them. **Predict:** which of them raises an error? Which
+# ends with the weights of `whole`?
+
+# %% tags=["torch", "trains", "predict"]
+for change, saved in incomplete.items():
+    torch.save(saved, path)
+    try:
+        weights = ranks(train_or_resume, path)[0]
+        print(f"{change}: no error; equal to `whole`: {torch.equal(weights[47], whole[47])}")
+    except Exception as error:
+        print(f"{change}: {error}")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# None of them raises an error, and none ends with the weights of `whole`.
+#
+# </details>
+#
+# What do they do instead? With **step 16** the four batches of steps 16 to 19 come twice, so 128 of
+# the epoch's 512 images. With **new momentum** the running sum of the gradients begins again at
+# zero. If **rank 0's state** is taken for both ranks, both leave out the same units. With **new
+# random states** the random numbers of step 0 are drawn again. That is another training than
+# `whole`, but as valid a one, because each rank still has numbers of its own. Comparing the ranks
+# with each other would show none of this: DDP gives both the same gradients in any case.
+#
+# **No error tells you that a part was forgotten. A kill and a comparison do.** In a program of your
+# own look for what else changes: the scheduler of the learning rate (exercise 2), the place in a
+# `DataLoader`, and the random states of NumPy, of Python and of each GPU.
+#
+# ## Which process gets which rank?
+#
+# So far `--standalone` said that there is one machine. On several, each runs torchrun once. It
+# starts as many processes as we say, usually one for each device. All torchruns meet at one
+# address, the **rendezvous** (`rdzv` in torchrun's options), on a machine that we call HOST.
+#
+# ![Two machines, HOST and another one, with a torchrun on each, which has started two processes.
+# Their local ranks are 0 and 1 on each machine; their ranks aren't known yet. The rendezvous is on
+# HOST, and both torchruns point to it.](src/drawings/torchrun.svg)
+#
+# There the processes get their **rank**, their number in the whole job. The **local rank** is a
+# process's number on its machine. It chooses the device, `cuda:0` or `cuda:1`. torchrun tells both
+# by environment variables, `RANK` and `LOCAL_RANK`. A small program prints them, and then waits to
+# be ended. (It sends nothing to other ranks.)
+
+# %% tags=["torch", "measured"]
+# %%writefile {folder}/who.py
+import os
+import sys
+import time
+
+rank = os.environ["RANK"]
+world = os.environ["WORLD_SIZE"]
+local_rank = os.environ["LOCAL_RANK"]
+print(f"{sys.argv[1]}: rank {rank} of {world}, local rank {local_rank}", flush=True)
+time.sleep(300)
+
+# %% [markdown]
+# The job may have one machine or two (`--nnodes=1:2`). That is called **elastic**: machines may
+# join and leave. HOST is started first and alone, and another machine joins later. Both run
+#
+# ```
+# torchrun --nnodes=1:2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:9000 who.py NAME
+# ```
+#
+# (c10d is the name of PyTorch's own rendezvous.) Here both are this computer, by two of its
+# addresses, and `start_machine` is that command:
+
+# %% tags=["torch", "fold"]
+# define: `start_machine` and `end`, for a torchrun; `show_lines`, what all processes have printed
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))  # 0 means: any port that is free
+    port = listener.getsockname()[1]
+
+
+def start_machine(name, address):
+    # This is `torchrun`:
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes=1:2", "--nproc-per-node=2"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{port}"]
+    # Once there are enough machines, others may join at once for so many seconds:
+    command += [f"--local-addr={address}", "--rdzv-conf=last_call_timeout=3"]
+    command += [folder / "who.py", name]
+    with open(folder / "who.txt", "a") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
+
+
+def end(machines):
+    for machine in machines:
+        machine.terminate()
+    for machine in machines:
+        machine.wait()
+
+
+def show_lines(processes):
+    """Print the lines of a job of so many processes, once there are as many."""
+    for _ in range(1500):
+        text = (folder / "who.txt").read_text()
+        lines = {line for line in text.splitlines() if f" of {processes}," in line}
+        if len(lines) == processes:
+            print(*sorted(lines), sep="\n")
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{processes} processes should have printed; there is: {text}")
+
+# %% [markdown]
+# **Predict:** HOST's two processes have the ranks 0 and 1 while it is alone. Do they keep them once
+# the other machine has joined?
+
+# %% tags=["torch", "predict"]
+(folder / "who.txt").write_text("")
+machines = [start_machine("HOST", "127.0.0.2")]
+try:
+    show_lines(processes=2)
+    machines.append(start_machine("other", "127.0.0.1"))
+    show_lines(processes=4)
+finally:
+    end(machines)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# No: HOST's processes now have the ranks 2 and 3, and those of the other machine 0 and 1.
+#
+# </details>
+#
+# When the machine joined, torchrun ended HOST's processes, and started all four anew. So for a
+# training that is a kill and a resume, too. Each time this rendezvous assigns the ranks anew, in
+# the order of the machines' addresses, which it compares as strings (`_NodeDesc` in
+# `dynamic_rendezvous.py`). HOST isn't guaranteed rank 0; it hosts the rendezvous, so it must stay
+# up. (With `--node-rank` and `--master-addr` instead of c10d, you number the machines yourself.)
+#
+# A machine that joins costs none of the `--max-restarts`. If one leaves, a training's processes on
+# the others fail, because its messages don't come. That costs a restart, so with the default, 0,
+# the job ends (`_invoke_run` in torchrun's `api.py`).
+#
+# **So a rank is a number for one start only.** What rank 1 has written on its own disk may lie on a
+# machine that is rank 0 after a restart, or on one that is gone. That is why our checkpoint is in a
+# folder that all machines see, and why a random state belongs to a rank and not to a machine.
+#
+# > **In PyTorch 2.13** a training in the place of `who.py` doesn't come up again when rank 0 moves
+# > like this. We tried it with gloo: HOST's processes failed in some tries and waited in others,
+# > since by the source torchrun keeps the old rank 0's address (`next_rendezvous`, in the same
+# > file). After `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on both machines it went on.
+#
+# The number of ranks may change as well, when a machine has left. Can our training go on with one
+# rank? It can: one rank takes all 32 images of each step. But it ends with other weights, since it
+# draws the random numbers for all 32, where two ranks drew them for 16 each:
+
+# %% tags=["torch", "trains"]
+path = folder / "alone.pt"
+torch.save(left, path)
+alone = ranks(train_or_resume, path, world=1)[0]
+print("one rank alone goes on from step", min(alone))
+print("equal to `whole`:", torch.equal(alone[47], whole[47]))
+
+# %% [markdown]
+# How long the gradients travel between machines, and how often one should save: deeper: Costs on
+# paper.
+#
+# ## A rank that hangs
+#
+# A process may also hang, for example because two of its threads wait for each other. It hasn't
+# ended, and by default torchrun watches only whether processes end and machines come or go, so it
+# sees nothing. And the other ranks wait for its messages. What ends their waiting is a
+# **time-out**. Here rank 1 sleeps, and rank 0 waits in `all_reduce` for five seconds at most:
+
+# %% tags=["torch", "measured"]
+def one_hangs():
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+try:
+    ranks(one_hangs)
+except RuntimeError as error:
+    print(error)
+
+# %% [markdown]
+# The rank that failed is rank 0, which waited. Rank 1, the one that hangs, notices nothing; `ranks`
+# ended it, as torchrun ends all processes once one has failed. So a time-out makes a hang visible,
+# as the failure of a rank that waits, and from there on all is as above: restart, and resume. (With
+# NCCL there is no error to catch: the process that waits is ended.) In a program it is the argument
+# `timeout` of `init_process_group`. If you give none, it is 30 minutes, and with NCCL 10 (PyTorch's
+# documentation, for both). Choose it longer than anything that ranks may legitimately wait for,
+# such as rank 0's writing of a large checkpoint.
+#
+# MXNet trains across machines in a different way: deeper: The parameter server.
+
+# %% [markdown]
+# ## Summary
+#
+# - If a process fails, torchrun ends the others and, if `--max-restarts` allows, starts all anew.
+#   What isn't in a file is lost.
+# - A checkpoint holds all that changes: model, optimizer, step, and each rank's random state. With
+#   these our training on two ranks ended as if nobody had killed it, bit for bit. When one was
+#   forgotten, it ended elsewhere, without an error.
+# - Write to a temporary file, then rename. Test by a kill.
+# - Ranks are assigned anew at each start. A time-out ends the waiting for a rank that hangs.
+#
+# **Further reading.** *Torch Distributed Elastic* in PyTorch's documentation, and there
+# `torch.distributed.checkpoint`, whose `async_save` writes while the training goes on. PyTorch's
+# `SECURITY.md` says why a rendezvous belongs behind a firewall.
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. **Three ranks.** Train 12 steps on three ranks, with a checkpoint before step 8, and once more
+#    from there. How far apart are the weights at the end? Then let DDP settle its buckets before
+#    the first step, by one forward and backward pass that is thrown away. How far now?
+# 2. **A schedule.** Let `small_training` also make a scheduler,
+#    `torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)`, whose `step()` is called
+#    after each step and halves the learning rate after every third. A program that is interrupted
+#    after 5 steps saves net, optimizer, step and random state, but not the scheduler. Which
+#    learning rates do its steps 5, 6 and 7 have, and which should they have?
+# 3. **Look before you resume.** Write a function that looks at a checkpoint, and says what is wrong
+#    with it. Try it on `left` and the four of `incomplete`. Which of the four mistakes can't it
+#    find?
+
+# %% [markdown]
+# ### Answer to *Your turn*
+#
+# `state_dict` returns the arrays themselves, no copies. So write it to a file, as here, before the
+# training goes on.
+
+# %% tags=["torch", "solution", "your-turn", "trains"]
+def keep(net, optimizer, step):
+    return {
+        "net": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "random": torch.get_rng_state(),
+    }
+
+
+def go_on(kept):
+    net, optimizer = small_training()
+    net.load_state_dict(kept["net"])
+    optimizer.load_state_dict(kept["optimizer"])
+    torch.set_rng_state(kept["random"])
+    small_steps(net, optimizer, kept["step"], 8)
+    return net
+
+
+your_turn(interrupted, cases, stubs=[keep, go_on])
+
+# %% [markdown]
+# ### Answer 1
+#
+# At first they differ by rounding. In a new DDP's first pass the bucket is in another order than
+# later, so that some sums of three numbers are added up in another order.
+
+# %% tags=["torch", "solution", "measured"]
+def twelve_steps(path, settle):
+    model, optimizer = new_training()
+    if settle:
+        model(images[:1]).sum().backward()
+        optimizer.zero_grad()
+        torch.manual_seed(dist.get_rank())  # as `new_training` left it
+    begin = 0
+    if os.path.exists(path):
+        begin = restore(path, model, optimizer)
+    for step in range(begin, 12):
+        if step == 8:
+            checkpoint(model, optimizer, step, path)
+        train_step(step, model, optimizer)
+    return flat_weights(model)
+
+
+for settle in [False, True]:
+    path = folder / "three.pt"
+    path.unlink(missing_ok=True)
+    first = ranks(twelve_steps, path, settle, world=3)[0]
+    resumed = ranks(twelve_steps, path, settle, world=3)[0]
+    difference = (first - resumed).abs().max().item()
+    print(f"buckets settled first: {settle}; largest difference: {difference:.0e}")
+assert difference == 0
+
+# %% [markdown]
+# ### Answer 2
+#
+# The optimizer's state holds the present rate, so step 5 is right. But the new scheduler counts its
+# calls from zero: it would halve the rate before step 8, where it is due before step 6.
+
+# %% tags=["torch", "solution", "trains"]
+def learning_rates(done, keep_scheduler):
+    net, optimizer = small_training()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    used = []
+    for step in range(8):
+        if step == done:
+            saved = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+            net, optimizer = small_training()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+            optimizer.load_state_dict(saved["optimizer"])
+            if keep_scheduler:
+                scheduler.load_state_dict(saved["scheduler"])
+        used.append(optimizer.param_groups[0]["lr"])
+        small_steps(net, optimizer, step, step + 1)
+        scheduler.step()
+    return used
+
+
+for keep_scheduler in [True, False]:
+    print("scheduler kept:", keep_scheduler, learning_rates(5, keep_scheduler))
+assert learning_rates(5, True) == learning_rates(0, True)
+assert learning_rates(5, False)[5] == learning_rates(5, True)[5]
+assert learning_rates(5, False)[6:] != learning_rates(5, True)[6:]
+
+# %% [markdown]
+# ### Answer 3
+#
+# The step: 16 is as good a number as 20, and nothing in the checkpoint contradicts it.
+
+# %% tags=["torch", "solution"]
+def complaints(saved):
+    found = []
+    if saved["step"] > 0 and not saved["optimizer"]["state"]:
+        found.append("no momentum after the first step")
+    states = saved["random"]
+    for rank in range(len(states)):
+        new_state = torch.Generator().manual_seed(rank).get_state()
+        if saved["step"] > 0 and torch.equal(states[rank], new_state):
+            found.append(f"rank {rank} would begin its random numbers again")
+        for other in range(rank):
+            if torch.equal(states[rank], states[other]):
+                found.append(f"ranks {other} and {rank} have the same random state")
+    return found
+
+
+print("left:", complaints(left))
+assert not complaints(left)
+for change, saved in incomplete.items():
+    print(f"{change}:", complaints(saved))
+    assert bool(complaints(saved)) == (change != "step 16")

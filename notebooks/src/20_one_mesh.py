@@ -1,0 +1,716 @@
+# %% [markdown]
+# # 20 · One mesh
+#
+# Chapter 14 cut the batch, chapter 18 the matrices. Large models are trained with both at the same
+# time: each rank has a part of the examples *and* a part of the matrices. Then there are two ways
+# to add up, over the ranks that share a part of the model and over those that share examples.
+# *Which gradient is summed over which group?*
+#
+# ![Four ranks in two rows and two columns. Each row is a tensor group, whose ranks have the same
+# examples; each column is a data group, whose ranks have the same half of each
+# matrix.](src/drawings/mesh_groups.svg)
+#
+# > **What you'll do:** write the table that answers this, break each of its entries, and see what
+# > that does.
+# >
+# > **What you'll learn:** why a wrong group need not raise an error; how a gradient norm is found
+# > over a mesh; how to run the program that does all of it with PyTorch's own parts, on one machine
+# > or several.
+# >
+# > **What you need:** chapters 14 and 18, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1`
+# > installs it. Reading takes {reading time}, running about a minute on two cores.
+
+# %% tags=["torch"]
+import copy
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from helpers import your_turn
+from helpers.compare import largest_difference
+from ranks import ranks
+from tensor_parallel import ColumnLinear, RowLinear
+
+# %% [markdown]
+# ## Four ranks, four groups
+#
+# Such an arrangement of ranks is a **device mesh**. That of chapter 18 had one dimension. Ours has
+# two, each with a name, and a rank can ask the mesh for its group in each of them. Collectives such
+# as `all_reduce` take a group as an argument: then only the ranks of this group take part.
+
+# %%
+SHAPE = (2, 2)  # two data ranks times two tensor ranks
+
+
+def make_mesh():
+    mesh = init_device_mesh("cpu", SHAPE, mesh_dim_names=("data", "tensor"))
+    dist.barrier()  # wait for all: no rank may end while another still connects its groups
+    return mesh
+
+
+def sums_of_ranks():
+    mesh = make_mesh()
+    over_data = torch.tensor(dist.get_rank())
+    dist.all_reduce(over_data, group=mesh.get_group("data"))
+    over_tensor = torch.tensor(dist.get_rank())
+    dist.all_reduce(over_tensor, group=mesh.get_group("tensor"))
+    return over_data.item(), over_tensor.item()
+
+
+for rank, (over_data, over_tensor) in enumerate(ranks(sums_of_ranks, world=4)):
+    print(f"rank {rank}: sum over its data group {over_data}, over its tensor group {over_tensor}")
+
+# %% [markdown]
+# Rank 2's data group is the left column, 0 + 2, and its tensor group the lower row, 2 + 3. A group
+# is named after what differs inside it: the ranks of a data group have different data.
+#
+# ## A block, and what must come out
+#
+# Our network is half a block of a transformer: a LayerNorm, and two matrices with GELU between
+# them. In float64 one process trains it for five steps on a batch of 12 examples, and we want the
+# same weights from four ranks. Before each step the gradient is clipped (chapter 16, exercise 1):
+# where the **gradient norm**, that of all gradients together, is more than `LARGEST`, all are
+# scaled down.
+
+# %%
+LARGEST = 0.55
+RATE = 0.5
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4).double()
+        self.up = nn.Linear(4, 8).double()
+        self.down = nn.Linear(8, 4).double()
+
+    def forward(self, x):
+        hidden = F.gelu(self.up(self.norm(x)))
+        return x + self.down(hidden)
+
+
+def make_net():
+    torch.manual_seed(0)
+    return Block()
+
+
+torch.manual_seed(20)
+x = torch.randn(12, 4).double()
+y = torch.randn(12, 4).double()
+
+one_process = make_net()  # what must come out
+for step in range(5):
+    one_process.zero_grad()
+    loss = F.mse_loss(one_process(x), y)
+    loss.backward()
+    square = 0
+    for p in one_process.parameters():
+        square += p.grad.square().sum()
+    norm = square.sqrt()
+    for p in one_process.parameters():
+        p.grad *= min(1, LARGEST / norm)
+        p.data -= RATE * p.grad
+    print(f"step {step + 1}: loss {loss:.3f}, norm {norm:.3f}")
+last_step = {"loss": loss.detach(), "norm": norm}
+
+# %% [markdown]
+# ## Who holds what
+#
+# On the mesh each data rank gets half of the examples, and each tensor rank half of the matrices.
+# `up` is **sharded** by its outputs, with its bias, and `down` by its inputs, as in chapter 18. The
+# LayerNorm and the bias of `down` are **replicated**: each rank has all of them.
+#
+# ![What each of four ranks holds. Ranks 0 and 1 have the first half of the batch, ranks 2 and 3 the
+# second. Ranks 0 and 2 have the first half of up, with its bias, and of down; ranks 1 and 3 the
+# second. All have the whole norm and the whole bias of down.](src/drawings/held_on_the_mesh.svg)
+#
+# The layers are those of [tensor_parallel.py](tensor_parallel.py). They send in the tensor group,
+# which they are given, and know nothing of the data group.
+
+# %%
+KIND = {
+    "norm.weight": "replicated",
+    "norm.bias": "replicated",
+    "up.weight": "sharded",
+    "up.bias": "sharded",
+    "down.weight": "sharded",
+    "down.bias": "replicated",
+}
+
+
+def divide(net, mesh):
+    """Put this rank's parts of both matrices into the network."""
+    tensor_group = mesh.get_group("tensor")
+    net.up = ColumnLinear(net.up, tensor_group)
+    net.down = RowLinear(net.down, tensor_group)
+
+
+def my_examples(batch, mesh):
+    return batch.chunk(mesh["data"].size())[mesh.get_local_rank("data")]
+
+
+def what_i_hold():
+    mesh = make_mesh()
+    net = make_net()
+    net.up.bias.data = torch.arange(8.0)  # to see which of them come here
+    divide(net, mesh)
+    return my_examples(torch.arange(12), mesh), net.up.bias.data
+
+
+for rank, (examples, bias) in enumerate(ranks(what_i_hold, world=4)):
+    print(f"rank {rank}: examples {examples.tolist()}, numbers {bias.tolist()} of up.bias")
+
+# %% [markdown]
+# ## Before anything is summed
+#
+# Each rank computes the mean loss of its examples and calls `backward()`. Take two numbers of its
+# gradient: the first of the LayerNorm's bias, which is replicated, and the first that it has of
+# `up.bias`, which is sharded. **Predict:** how many different numbers do four ranks have for the
+# one, and how many for the other?
+
+# %% tags=["predict"]
+def two_gradients():
+    mesh = make_mesh()
+    net = make_net()
+    divide(net, mesh)
+    loss = F.mse_loss(net(my_examples(x, mesh)), my_examples(y, mesh))
+    loss.backward()
+    return net.norm.bias.grad[0].item(), net.up.bias.grad[0].item()
+
+
+replicated = []  # by rank
+sharded = []
+for rank, (of_norm_bias, of_up_bias) in enumerate(ranks(two_gradients, world=4)):
+    print(f"rank {rank}: norm.bias {of_norm_bias:+.4f}, up.bias {of_up_bias:+.4f}")
+    replicated.append(of_norm_bias)
+    sharded.append(of_up_bias)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# There are two different numbers for `norm.bias`, one in each tensor group, and four for `up.bias`.
+#
+# </details>
+#
+# **Replicated: two numbers.** Ranks 0 and 1 have the same gradient of the LayerNorm, because they
+# have the same examples, and because `ColumnLinear` has already summed over the tensor group, in
+# its backward pass. Ranks 2 and 3 have another one, from other examples. So only the mean over the
+# data group is missing.
+#
+# **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. To add it to rank 0's,
+# which belongs to `up.bias[0]`, would make no sense. But rank 2's belongs to `up.bias[0]`, too, and
+# comes from other examples. So again only the mean over the data group is missing. One process
+# confirms it:
+
+# %%
+net = make_net()
+F.mse_loss(net(x), y).backward()
+norm_bias = net.norm.bias.grad
+up_bias = net.up.bias.grad
+print(f"one process: norm.bias[0] {norm_bias[0]:+.4f}, "
+      f"up.bias[0] {up_bias[0]:+.4f}, up.bias[4] {up_bias[4]:+.4f}")
+assert abs((replicated[0] + replicated[2]) / 2 - norm_bias[0]) < 1e-12
+assert abs((sharded[0] + sharded[2]) / 2 - up_bias[0]) < 1e-12  # the left data group
+assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
+
+# %% [markdown]
+# The loss is the same on ranks 0 and 1, too, so it needs only the mean over the data group. All
+# three are summed over the data group and divided by the number of data ranks. That is right
+# because each has equally many examples. With unequal parts, as padding makes them, sum the losses,
+# and divide by the number of all examples (or tokens).
+#
+# ## The gradient norm: write it before you scroll on
+#
+# Clipping needs the norm of the *whole* gradient, all parameters together. After the means over the
+# data groups, ranks 0 and 2 have equal gradients, and so have ranks 1 and 3. Of a sharded parameter
+# a rank has half, of a replicated one it has all. Which squares must be added up?
+#
+# ### Your turn: the square of the norm
+#
+# `sharded` and `replicated` are lists of four gradients, those of ranks 0 to 3 on our mesh.
+
+# %% tags=["your-turn"]
+def square_of_norm(sharded, replicated):
+    """The sum of the squares of all numbers of the whole gradient, each counted once."""
+    ...
+
+
+first_half = torch.tensor([1.0, 2.0])  # what ranks 0 and 2 have of a sharded parameter
+second_half = torch.tensor([3.0, 1.0])  # what ranks 1 and 3 have of it
+halves = [first_half, second_half, first_half, second_half]
+everywhere = [torch.tensor([10.0])] * 4  # what all ranks have of a replicated one
+nothing = [torch.zeros(1)] * 4
+cases = [
+    ((halves, nothing), 1 + 4 + 9 + 1),
+    ((nothing, everywhere), 100),
+    ((halves, everywhere), 115),
+]
+your_turn(square_of_norm, cases)
+
+# %% [markdown]
+# ## The table
+#
+# Squares of sharded parameters are summed over the tensor group, because its ranks have different
+# numbers. They are not summed over the data group, because data ranks have equal weights and
+# gradients here, so that each would be counted twice. Squares of replicated parameters are not
+# summed at all. So this is the answer to the chapter's question:
+
+# %%
+TABLE = {
+    "sharded": ["data"],  # gradients
+    "replicated": ["data"],
+    "loss": ["data"],
+    "divided by": ["data"],  # the number of ranks in these groups; the three rows above
+    "squares of sharded": ["tensor"],
+    "squares of replicated": [],
+}
+
+
+def add_up(tensor, groups, mesh):
+    """The sum over each of these groups, one after another, in place."""
+    for name in groups:
+        dist.all_reduce(tensor, group=mesh.get_group(name))
+
+# %% [markdown]
+# And this is what one rank does, by any such table. In the end it has its parts of the weights, and
+# the loss and the gradient norm of the last step. To compare them with one process, it divides the
+# network that one process has trained, and so gets the parts that it should have:
+
+# %%
+def train(table):
+    mesh = make_mesh()
+    divisor = 1
+    for name in table["divided by"]:
+        divisor *= mesh[name].size()
+    net = make_net()
+    divide(net, mesh)
+    for step in range(5):
+        net.zero_grad()
+        loss = F.mse_loss(net(my_examples(x, mesh)), my_examples(y, mesh))
+        loss.backward()
+
+        loss = loss.detach()
+        add_up(loss, table["loss"], mesh)
+        loss /= divisor
+
+        squares = {
+            "sharded": torch.tensor(0.0).double(),
+            "replicated": torch.tensor(0.0).double(),
+        }
+        for name, p in net.named_parameters():
+            kind = KIND[name]
+            add_up(p.grad, table[kind], mesh)
+            p.grad /= divisor
+            squares[kind] += p.grad.square().sum()
+
+        add_up(squares["sharded"], table["squares of sharded"], mesh)
+        add_up(squares["replicated"], table["squares of replicated"], mesh)
+        norm = (squares["sharded"] + squares["replicated"]).sqrt()
+        for p in net.parameters():
+            p.grad *= min(1, LARGEST / norm)
+            p.data -= RATE * p.grad
+
+    found = {**net.state_dict(), "loss": loss, "norm": norm}
+    trained = copy.deepcopy(one_process)
+    divide(trained, mesh)
+    expected = {**trained.state_dict(), **last_step}
+    return found, largest_difference(found, expected) < 1e-12
+
+# %% [markdown]
+# We ask two questions about the four ranks. Does each have what one process has? And do ranks agree
+# that should have the same numbers? The second question can be asked even where no single process
+# can hold the model.
+
+# %%
+def all_agree(on_rank):
+    """Whether ranks have the same numbers where they should; on_rank[rank] is a dictionary."""
+    for name in on_rank[0]:
+        if KIND.get(name) == "sharded":
+            pairs = [(0, 2), (1, 3)]  # the data groups
+        else:  # also the loss and the norm
+            pairs = [(0, 1), (0, 2), (0, 3)]
+        for a, b in pairs:
+            if largest_difference(on_rank[a][name], on_rank[b][name]) > 1e-12:
+                return False
+    return True
+
+
+def try_out(table):
+    on_rank = []
+    as_one = True
+    for found, same in ranks(train, table, world=4):
+        on_rank.append(found)
+        if not same:
+            as_one = False
+    agree = all_agree(on_rank)
+    loss = on_rank[0]["loss"]
+    norm = on_rank[0]["norm"]
+    print(f"matches one process: {as_one}, ranks agree: {agree}, loss {loss:.3f}, norm {norm:.3f}")
+
+
+try_out(TABLE)
+
+# %% [markdown]
+# The table is right: all four ranks have their parts of one process's weights, and the loss and the
+# norm that we saw above.
+#
+# ## Broken, entry by entry
+#
+# Does each entry matter? We change one at a time. The gradients of replicated parameters are the
+# same on both ranks of a tensor group, so it might seem harmless to sum them over all four ranks.
+# **Predict:** do the ranks agree afterwards?
+
+# %% tags=["predict"]
+table = dict(TABLE)
+table["replicated"] = ["data", "tensor"]
+try_out(table)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# All ranks agree, on wrong weights: the gradients of the LayerNorm and of `down.bias` are twice too
+# large.
+#
+# </details>
+#
+# (Divided by four instead of two they would be right. For a sharded parameter no divisor helps.)
+#
+# Next, each rank takes the norm of what it has, as `nn.utils.clip_grad_norm_` does with ordinary
+# tensors like these. **Predict:** do the ranks agree now?
+
+# %% tags=["predict"]
+table = dict(TABLE)
+table["squares of sharded"] = []
+try_out(table)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# They don't. Ranks 0 and 1 find different norms, and scale their gradients by different factors, so
+# that replicated parameters, which began equal, go apart. And the loss is *lower* than the right
+# one: all find too small a norm, scale down less, and so take longer steps.
+#
+# </details>
+#
+# These are two of eighteen wrong entries, because each of the six rows could have three other lists
+# of groups. We run them all. **Predict:** how many raise an error? Which kinds leave all ranks
+# agreeing, so that comparing them with each other finds nothing? One isn't found by the comparison
+# with one process either: which?
+
+# %% tags=["predict"]
+for entry, right_groups in TABLE.items():
+    for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
+        if groups != right_groups:
+            table = dict(TABLE)
+            table[entry] = groups
+            print(f"{entry}: {groups}")
+            try_out(table)
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# None raises an error. Ranks agree after ten of the eighteen: where both groups stand, since then
+# all have the same sum; with a wrong divisor, which is the same for all; and with squares of what
+# is equal on all anyway. The comparison doesn't find *divided by tensor*, because our mesh has as
+# many tensor ranks as data ranks.
+#
+# </details>
+#
+# A collective doesn't know what it adds up, so it can't complain. (Here all ranks make the same
+# calls with equal shapes. Where they don't, it may raise an error, hang, or mix up numbers.) The
+# loss doesn't complain, either: in the twelve rows where only weights are wrong it ends below the
+# 1.693 with which it began, and in five of them even below the right one. **The comparison with one
+# process finds all that is wrong on its mesh.** That is why you make it, with a model that is small
+# enough, on a mesh with more than one rank in each direction, and best with different numbers of
+# them (exercise 2). Some steps shouldn't be clipped: clipping takes a common factor out of a
+# gradient, so that with `LARGEST = 0.3` and no division at all the weights come out right.
+#
+# ## The program that you keep
+#
+# You need not write these sums yourself. [train_transformer.py](train_transformer.py) trains the
+# transformer of chapter 17 on a mesh of three dimensions, *data*, *pipeline* (chapter 19) and
+# *tensor*, by PyTorch's own parts. The first of its decisive functions divides the network: first
+# into stages, then each matrix, then each parameter.
+
+# %%
+import inspect
+
+import train_transformer
+
+print(inspect.getsource(train_transformer.divide))
+
+# %% [markdown]
+# `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know along which
+# dimensions of a mesh they are sharded and along which replicated. `fully_shard` (chapter 16) then
+# shards *all* parameters over the data group, too, and averages gradients there. In our own block
+# data ranks had equal parameters. **Predict:** which rows of our table change?
+
+# %% tags=["predict"]
+def four_parameters():
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("data", "pipeline", "tensor"))
+    dist.barrier()  # as in make_mesh
+    net = train_transformer.Transformer(70, width=64, heads=4, layers=1, tokens=64)
+    stage = train_transformer.divide(net, mesh)
+    mlp = stage.blocks["0"].mlp
+    four = {
+        "token.weight": stage.token.weight,
+        "norm1.weight": stage.blocks["0"].norm1.weight,
+        "down.weight": mlp.down.weight,
+        "down.bias": mlp.down.bias,
+    }
+    return {name: (p.device_mesh.mesh_dim_names, p.placements) for name, p in four.items()}
+
+
+on_rank = ranks(four_parameters, world=4)
+for name, (dimensions, placements) in on_rank[0].items():
+    print(f"{name:12} on {dimensions}: {placements}")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# Every parameter is sharded over *data*. (What is on *data* alone is equal on all tensor ranks.) So
+# the last two rows change: squares of sharded parameters are summed over data and tensor, and
+# squares of replicated ones over data, as in exercise 1 of chapter 16. In our block both entries
+# were wrong.
+#
+# </details>
+#
+# Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
+# too. `clip` does that (and `whole_loss`, not shown, the row of the loss):
+
+# %%
+print(inspect.getsource(train_transformer.clip))
+
+# %% [markdown]
+# `get_total_norm` sums the squares of what is sharded over its groups, and not those of what is
+# replicated, because a DTensor knows which it is. (`full_tensor()` makes an ordinary tensor of the
+# result.)
+#
+# In a terminal, in this folder, the program is started like this:
+#
+# ```
+# torchrun --standalone --nproc-per-node=4 train_transformer.py --data 2 --tensor 2
+# ```
+#
+# It learns the text of the course's `LICENSE`, letter by letter, and looks for that file beside
+# itself and one folder up. (To take the program with you, take `LICENSE` and
+# [transformer.py](transformer.py), too.) Here it takes five steps in float64, with two
+# data ranks times two stages, and saves the weights of the whole network:
+
+# %% tags=["trains"]
+import tempfile
+
+from helpers.cluster import torchrun
+
+saved = f"{tempfile.gettempdir()}/one_mesh.pt"
+options = ["--data", 2, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
+printed = torchrun("train_transformer.py", nproc=4, arguments=options, log=None)
+print(printed[0])  # what rank 0 printed
+
+# %% [markdown]
+# And one process, in a loop that knows of no mesh? It takes the same batches:
+
+# %% tags=["trains"]
+from transformer import Transformer
+
+text, vocabulary = train_transformer.read_text()
+torch.manual_seed(0)
+net = Transformer(vocabulary, width=64, heads=4, layers=4, tokens=64).double()
+adam = torch.optim.Adam(net.parameters(), lr=train_transformer.RATE)
+for step in range(5):
+    letters, next_letters = train_transformer.whole_batch(text, step)
+    adam.zero_grad()
+    loss = F.cross_entropy(net(letters).flatten(0, 1), next_letters.flatten())
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(net.parameters(), train_transformer.LARGEST_NORM)
+    adam.step()
+
+last = f"step {step + 1}: loss {loss:.3f}, norm {norm:.3f}"
+print(last)
+apart = largest_difference(torch.load(saved), net.state_dict())
+print("equal to 1e-12:", apart < 1e-12)
+assert last in printed[0]
+assert apart < 1e-12
+
+# %% [markdown]
+# With `--checkpoint` the program saves a training after its last step, and another mesh can
+# `--resume` it, with the same text, sizes and rate: other ones are refused. `make test` goes from 2
+# data × 2 tensor ranks to 2 data × 2 stages, and `make test-tools` compares all 18 meshes of 1, 2,
+# 4 and 8 ranks with one process.
+#
+# ## On GPUs, and on several machines
+#
+# For GPUs two lines at the top of the program change (we have run it on CPUs only):
+#
+# | | here | with GPUs |
+# | --- | --- | --- |
+# | `BACKEND` | `"gloo"` | `"nccl"` |
+# | `DEVICE` | `torch.device("cpu")` | `torch.device("cuda", int(os.environ["LOCAL_RANK"]))` |
+#
+# `LOCAL_RANK` is a process's number on its machine, which torchrun sets, so that each process takes
+# a GPU of its own. On several machines the command changes. On each of two with four GPUs it is:
+#
+# ```
+# torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 \
+#     train_transformer.py --data 2 --tensor 4
+# ```
+#
+# `HOST` is one of the two machines. Both need the program, `transformer.py` and the same `LICENSE`,
+# and must see the folders of `--checkpoint` and `--resume`. Where one process misses the text or a
+# checkpoint, all say so.
+#
+# **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
+# machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`), and in a mesh
+# the *last* dimension has consecutive ranks. So with four GPUs a machine, ranks 0 to 3 are one
+# tensor group, on one machine, and ranks 0 and 4 are a data group, on both.
+#
+# That is why *tensor* is the last dimension in our program. It sends in every block, forward and
+# backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
+# within a machine. A stage of a pipeline sends one activation for each micro-batch and one gradient
+# back. *Data* gathers weights and averages gradients once in a step, which can overlap with
+# computing (chapter 14). (Once because of `reshard_after_forward=False`: by default `fully_shard`
+# frees a block's weights after the forward pass and gathers them again for the backward pass.) D.
+# Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number of
+# GPUs in a machine, and pipelines over machines. Llama 3's dimensions are in the same order, from
+# the innermost to the outermost: tensor, context, pipeline, data (arXiv:2407.21783, section 3.3.2).
+#
+# **What we have not shown.** All of this ran on CPUs. Which sums are right doesn't depend on the
+# device. But four processes that share the cores of one machine say nothing about speed, so nothing
+# was timed here. On GPUs, messages run on streams of their own, beside the computing. And in
+# float32 or bfloat16, different meshes give slightly different results, much further apart than
+# 1e-12. So run the smallest version of your own mesh on CPUs first, in float64, beside one process.
+
+# %% [markdown]
+# ## Summary
+#
+# | | summed over, in our block | in the program, sharded over data |
+# | --- | --- | --- |
+# | gradients, sharded or replicated | data; divided by data ranks ¹ ² | the same |
+# | loss | data; divided by data ranks ¹ | data, from last stages |
+# | squares of sharded parameters' gradients | tensor | data, pipeline, tensor |
+# | squares of replicated parameters' gradients | nothing | data, pipeline |
+#
+# ¹ For equal parts of the batch; else sum, and divide by the number of all tokens. ² Replicated:
+# because `ColumnLinear` has already summed over tensor; with sequence parallelism see exercise 3.
+#
+# - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
+# - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong
+#   weights. The comparison with one process finds it.
+# - In the gradient norm, add up the squares of all shards, but count a replicated gradient once.
+# - The dimension that sends most often goes inside a machine: the last one of the mesh.
+#
+# Next: [the map](map.md).
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. **With Adam.** Train our block in one process with Adam, at a rate of 0.01 and without
+#    clipping, twice: with the right gradients, and with those of all replicated parameters doubled,
+#    as in our first wrong entry. How far apart are the weights after five steps? And with SGD? What
+#    does that mean for tests?
+# 2. **A smaller test.** Somebody tests the table on 4 × 1 ranks, and then on 1 × 4. Which of the
+#    eighteen wrong entries does a comparison with one process find on each? Is there one that
+#    neither finds? (Change `SHAPE`.)
+# 3. **More dimensions, on paper.** Which rows of the table change if a pipeline of two stages is
+#    added? What if the embedding, on its first stage, and the output, on its last, share one
+#    weight? And what if the ranks of a tensor group divide the tokens among themselves wherever a
+#    LayerNorm computes (*sequence parallelism*)?
+
+# %% [markdown]
+# ### Answer to *Your turn*
+#
+# A sharded gradient counts on both ranks of one tensor group, a replicated one on one rank. (Ranks
+# 2 and 3 have the same numbers once more.)
+
+# %% tags=["solution", "your-turn"]
+def square_of_norm(sharded, replicated):
+    square = replicated[0].square().sum()
+    for rank in [0, 1]:  # one tensor group
+        square += sharded[rank].square().sum()
+    return square
+
+
+your_turn(square_of_norm, cases)
+
+# %% [markdown]
+# ### Answer 1
+#
+# Adam divides a running mean of the gradients by the root of a running mean of their squares. A
+# factor that is the same in all steps cancels, but for the small number that keeps Adam from
+# dividing by zero. So a missing division hides in a test with Adam whose tolerance is that of
+# float32. Test with SGD, or compare gradients.
+
+# %% tags=["solution"]
+def after_five_steps(make_optimizer, factor):
+    net = make_net()
+    optimizer = make_optimizer(net.parameters(), lr=0.01)
+    for step in range(5):
+        net.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        for name, p in net.named_parameters():
+            if KIND[name] == "replicated":
+                p.grad *= factor
+        optimizer.step()
+    return net.state_dict()
+
+
+for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
+    expected = after_five_steps(make_optimizer, factor=1)
+    found = after_five_steps(make_optimizer, factor=2)
+    apart = largest_difference(found, expected)
+    print(f"{make_optimizer.__name__}: equal to 1e-5: {apart < 1e-5}, to 1e-12: {apart < 1e-12}")
+
+# %% [markdown]
+# ### Answer 2
+#
+# A group of one rank sums nothing. So on 4 × 1 a test can't see whether *tensor* stands in a row,
+# and on 1 × 4 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
+# them, also *divided by tensor*.
+
+# %% tags=["solution"]
+wrong_tables = {}
+for entry, right_groups in TABLE.items():
+    for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
+        if groups != right_groups:
+            table = dict(TABLE)
+            table[entry] = groups
+            wrong_tables[f"{entry} over {groups}"] = table
+
+
+def same_as_one_process(tables):
+    """For each table: does this rank match the single process?"""
+    by_table = {}
+    for name, table in tables.items():
+        found, same = train(table)
+        by_table[name] = same
+    return by_table
+
+
+missed = {}
+for SHAPE in [(4, 1), (1, 4)]:
+    missed[SHAPE] = []
+    on_rank = ranks(same_as_one_process, wrong_tables, world=4)
+    for name in wrong_tables:
+        if all(by_table[name] for by_table in on_rank):
+            missed[SHAPE].append(name)
+    print(f"{SHAPE} misses {len(missed[SHAPE])} of {len(wrong_tables)}")
+SHAPE = (2, 2)
+assert len(missed[4, 1]) == len(missed[1, 4]) == 6
+assert not any(name in missed[1, 4] for name in missed[4, 1])
+
+# %% [markdown]
+# ### Answer 3
+#
+# *A pipeline.* Gradients are not summed over it, since each stage has parameters of its own. All
+# squares are, since each stage has a part of the whole gradient. The loss is known on the last
+# stage only, so the other stages contribute zero, as in `whole_loss` of the program.
+#
+# *A shared weight.* Each of the two stages finds the part of its gradient that comes from its own
+# use. So both parts are summed over these two stages, and in the norm their squares count once.
+#
+# *Sequence parallelism.* A tensor rank's LayerNorm then sees only some of the tokens, so its
+# gradient is a part of the sum over all tokens. For LayerNorms the row becomes data *and* tensor,
+# still divided by the data ranks only.
