@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from base64 import b64decode
+from functools import cache
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -19,6 +20,7 @@ from myst_nb.sphinx_ import HideCodeCellNode
 from pygments.formatters import HtmlFormatter
 from sphinx.highlighting import PygmentsBridge
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
 SRC = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(SRC))
@@ -60,32 +62,41 @@ html_css_files = ["book.css"]
 html_use_index = False
 
 
+chapters = cache(course.chapters)
+
+
 def write_chapters(app, docname, source):
     """End the first page with the table of chapters and, for the side bar, a list of each part.
 
-    The map loses its first line: a page of the book has links to its neighbours already.
+    A chapter ends with a list of its deeper notebooks, which the side bar folds below it. The map
+    loses its first line: a page of the book has links to its neighbours already.
     """
+    parts = chapters(Path(app.srcdir))
     if docname == "map":
         source[0] = source[0].partition("\n\n")[2]
-    if docname == "index":
+    elif docname == "index":
         # index.md lies beside this file, and Sphinx reads a copy in build/book-source.
-        source[0] = re.sub(r"\]\(\.\./\.\./(\d\d_)", r"](\1", source[0])
-        source[0] = source[0].replace("](../figures/", "](../../notebooks/src/figures/")
+        source[0] = re.sub(r"\]\(\.\./\.\./(\d\d_|deeper/)", r"](\1", source[0])
+        source[0] = source[0].replace("](../drawings/", "](../../notebooks/src/drawings/")
         if repository:
             source[0] = source[0].replace("its repository", f"[its repository]({repository})")
-        parts = course.chapters(Path(app.srcdir))
         source[0] += f"\n{course.short_path(parts)}\n\n{course.table(parts, '', True)}\n"
         for name, rows in parts:
-            files = "\n".join(entry(row) for row in rows)
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{files}\n```\n"
-        source[0] += "\n```{toctree}\n:hidden:\n\nmap\n```\n"
+            files = [row["file"] for row in rows if not row["deeper"]]
+            source[0] += toctree(files, f":caption: {name}")
+        source[0] += toctree(["map"])
+    else:
+        deeper = [f"{row['title']} <{row['file']}>" for _, rows in parts for row in rows
+                  if row["file"].startswith(f"deeper/{docname[:2]}_")]
+        if deeper and not docname.startswith("deeper/"):
+            notebook = nbformat.reads(source[0], 4)
+            notebook.cells.append(nbformat.v4.new_markdown_cell(toctree(deeper)))
+            source[0] = nbformat.writes(notebook)
 
 
-def entry(row):
-    """What the side bar lists a notebook as: a deeper one below its chapter."""
-    if row["deeper"]:
-        return f"↳ {row['title']} <{row['file']}>"
-    return row["file"]
+def toctree(entries, *options):
+    """Markdown that puts pages into the side bar, and shows nothing where it stands."""
+    return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
 
 
 class FoldAnswers(SphinxTransform):
@@ -95,7 +106,7 @@ class FoldAnswers(SphinxTransform):
 
     def apply(self):
         for section in list(self.document.findall(nodes.section)):
-            if re.fullmatch(r"Answer \d+", title := section[0].astext()):
+            if re.fullmatch(r"Answer (\d+|to Your turn)", title := section[0].astext()):
                 # The anchor is within: a browser unfolds what contains the one that it goes to.
                 begin = (f'<details class="answer"><summary>{title}</summary>'
                          f'<div id="{section["ids"][0]}">')
@@ -120,13 +131,25 @@ class LineByLine(HtmlFormatter):
 PygmentsBridge.html_formatter = LineByLine
 
 
+class KeepFromSearch(SphinxPostTransform):
+    """Search finds no word of what cells keep folded."""
+
+    default_priority = 200      # MyST-NB has folded them at 199
+
+    def run(self):
+        for node in self.document.findall(HideCodeCellNode):
+            node["classes"].append("no-search")
+
+
 def begin_folded(translator, node):
-    """A folded cell's code, closed, below its label, in which `names` are code.
+    """A cell's code or its output, closed, below its label, in which `names` are code.
 
     MyST-NB writes an "admonition", and for screen readers it puts "Toggle hidden content" in the
     label's place.
     """
-    label = re.sub("`([^`]+)`", r"<code>\1</code>", escape(node["prompt_show"]))
+    label = "What comes out"
+    if node[0].get("nb_element") == "cell_code_source":
+        label = re.sub("`([^`]+)`", r"<code>\1</code>", escape(node["prompt_show"]))
     translator.body.append(f'<details class="folded"><summary>{label}</summary>')
 
 
@@ -176,6 +199,19 @@ def pass_over_deeper(app, pagename, templatename, context, doctree):
                 "title": app.builder.render_partial(app.env.titles[name])["title"]}
 
 
+def name_folded(app, pagename, templatename, context, doctree):
+    """Say what an arrow in the side bar opens: the theme gives it no name."""
+    by_theme = context["generate_toctree_html"]
+
+    def generate(**options):
+        tree = by_theme(**options)
+        for summary in tree.select("summary"):
+            summary["title"] = summary["aria-label"] = "Optional notebooks"
+        return tree
+
+    context["generate_toctree_html"] = generate
+
+
 def write_sources(app, error):
     """Put what an author edits beside each chapter's page, which leads to it."""
     if not error:
@@ -197,11 +233,14 @@ def setup(app):
     # Light or dark as the reader's system is; the theme does so too, but only after an error.
     app.add_js_file(None, body='document.documentElement.dataset.mode ||= "auto";')
     app.add_transform(FoldAnswers)
+    app.add_post_transform(KeepFromSearch)
     app.add_node(HideCodeCellNode, override=True, html=(begin_folded, end_folded))
     app.connect("source-read", write_chapters)
     app.connect("doctree-read", describe_figures)
     app.connect("html-page-context", offer_notebooks_only)
     app.connect("html-page-context", pass_over_deeper)
-    app.connect("html-page-context", edit_sources, priority=502)    # the theme's buttons: 501
+    # After the theme, which does its part at 501 at the latest.
+    app.connect("html-page-context", edit_sources, priority=502)
+    app.connect("html-page-context", name_folded, priority=502)
     app.connect("build-finished", write_sources)
     app.connect("build-finished", write_pages)

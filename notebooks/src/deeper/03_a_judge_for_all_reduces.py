@@ -37,7 +37,8 @@ def replicas(k, numbers=NUMBERS, order=eight):
     arrays = []
     for rank in range(k):
         array = 3**rank * numbers + 1 / 32
-        arrays.append(array.copyto(order[rank]))  # rank 0 is on the first device of `order`
+        # Rank 0 is on the first device of `order`.
+        arrays.append(array.copyto(order[rank]))
     return arrays
 
 
@@ -50,7 +51,8 @@ for array in replicas(3, NUMBERS[:3]):
 # once with device 2 counted twice:
 
 # %%
-for counts in [[1, 1, 1], [1, 0, 1], [1, 1, 2]]:  # how often devices 0, 1 and 2 are counted
+# How often devices 0, 1 and 2 are counted.
+for counts in [[1, 1, 1], [1, 0, 1], [1, 1, 2]]:
     total = 0
     for count, array in zip(counts, replicas(3)):
         total += count * array[0].asscalar()
@@ -107,7 +109,8 @@ print(BIG_NUMBERS.astype("float32").asnumpy().astype(int))
 def wrong_devices(candidate, k):
     wrong = set()
     for call in range(3):  # an all-reduce must work more than once
-        for order in [eight, backwards]:  # whichever device comes first
+        # Whichever device comes first.
+        for order in [eight, backwards]:
             for numbers in [NUMBERS, NUMBERS.reshape((3, 4)), BIG_NUMBERS]:
                 arrays = replicas(k, numbers + call, order)
                 wrong.update(wrong_ranks(candidate, arrays))

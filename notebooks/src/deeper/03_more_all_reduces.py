@@ -17,7 +17,8 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from helpers.schedules import eight, judge, wrong_devices  # eight: the devices of chapter 03
+# Eight: the devices of chapter 03.
+from helpers.schedules import eight, judge, wrong_devices
 
 import numpy as np
 from mxnet import nd
@@ -44,7 +45,8 @@ class Message(NamedTuple):
     sender: int  # a rank: a place in the list of arrays
     receiver: int
     chunk: int  # which piece of the array; 0 where arrays aren't cut
-    what: str  # ADD: the receiver adds it to its own; COPY: it overwrites its own
+    # ADD: the receiver adds it to its own; COPY: it overwrites its own.
+    what: str
 
 
 def star(k):
@@ -66,8 +68,12 @@ for messages in star(3):
 # measure: `window`, written out, and the four chunks of an array of ten entries
 def window(array, chunk, num_chunks):
     flat = array.reshape(-1)  # one row, without a copy
-    begin = (flat.size * chunk) // num_chunks  # 10 entries in 4 chunks: chunk 1 begins at 10 // 4
-    end = (flat.size * (chunk + 1)) // num_chunks  # where the next chunk begins
+    size = flat.size // num_chunks
+    longer = flat.size % num_chunks  # so many chunks, the first ones, have one entry more
+    begin = chunk * size + min(chunk, longer)
+    end = begin + size
+    if chunk < longer:
+        end += 1
     return flat[begin:end]
 
 
@@ -87,7 +93,8 @@ def run(rounds, arrays, num_chunks):
             if source.size == 0:
                 continue  # more chunks than entries
             if message.what == ADD:
-                target += source.copyto(target.context)  # a copy on the receiver is added
+                # A copy on the receiver is added.
+                target += source.copyto(target.context)
             else:
                 source.copyto(target)  # overwrites
 
@@ -172,7 +179,8 @@ for k in [2, 4, 8]:
 
 # %%
 def partner_of(rank, gap):
-    if rank % (2 * gap) < gap:  # in the first half of its group of 2 * gap
+    # In the first half of its group of 2 * gap.
+    if rank % (2 * gap) < gap:
         return rank + gap
     else:
         return rank - gap
@@ -188,10 +196,12 @@ for gap in [1, 2, 4]:
 # %%
 def exchange(arrays):
     for gap in [1, 2, 4]:
-        before = [array.copy() for array in arrays]  # what each sends in this round
+        # What each sends in this round.
+        before = [array.copy() for array in arrays]
         for rank, array in enumerate(arrays):
             partner = partner_of(rank, gap)
-            if partner < len(arrays):  # or there is nobody to exchange with
+            # Or there is nobody to exchange with.
+            if partner < len(arrays):
                 array += before[partner].as_in_context(array.context)
 
 
@@ -442,7 +452,8 @@ for k in range(2, 65):
 # %%
 for number, messages in enumerate(double_tree(7, num_chunks=4), 1):
     for message in messages:
-        if message.chunk in [0, 2] and message.what == ADD:  # the even ones, on their way up
+        # The even ones, on their way up.
+        if message.chunk in [0, 2] and message.what == ADD:
             print(f"round {number}: {message.sender} sends {message.receiver} chunk", message.chunk)
 
 # %% [markdown]
@@ -651,7 +662,8 @@ print("run sends what the schedules say")
 
 # %%
 def one_switch(sender, receiver, k):
-    return [("up", sender), ("down", receiver)]  # up to the switch, and down from it
+    # Up to the switch, and down from it.
+    return [("up", sender), ("down", receiver)]
 
 
 def two_switches(sender, receiver, k):
@@ -680,7 +692,8 @@ print("from 0 to 3, of 4 devices:", two_switches(0, 3, k=4))
 def bandwidth(network, k):  # of each link, in bytes a second
     if network is all_to_all:
         return 300e9 / (k - 1)  # NVLink, in each direction
-    return 31.5e9  # PCIe 4.0 x16 (deeper: Three ways to divide a network)
+    # PCIe 4.0 x16: 16 lanes of 16 GT/s, and of 130 bits 128 are data.
+    return 31.5e9
 
 
 def latency(network):  # seconds a round, in every scheme
@@ -696,9 +709,11 @@ def latency(network):  # seconds a round, in every scheme
 def predicted_time(rounds, chunk_bytes, network, k):
     total = 0
     for messages in rounds:
-        chunks_on = Counter()  # link: how many chunks it carries in this round
+        # Link: how many chunks it carries in this round.
+        chunks_on = Counter()
         for message in messages:
-            links = network(message.sender, message.receiver, k)  # such as one_switch
+            # Such as one_switch.
+            links = network(message.sender, message.receiver, k)
             for link in links:
                 chunks_on[link] += 1
         most = max(chunks_on.values())
@@ -766,7 +781,8 @@ for network in [one_switch, two_switches, all_to_all]:
     for size in [4e3, 16e6]:
         for k in [8, 64]:
             seconds = predict_all(size, network, k)
-            fastest = min(seconds, key=seconds.get)  # the name with the fewest seconds
+            # The name with the fewest seconds.
+            fastest = min(seconds, key=seconds.get)
             print(f"{network.__name__:12} {size / 1e3:6,.0f} KB, {k:2} devices: {fastest}")
 
 # %% [markdown]

@@ -2,8 +2,8 @@
 # # Deeper · Why float32 jumps
 #
 # Chapter 04 compares two devices with one. After a step in float32 they differ by rounding only.
-# After sixty steps the difference is mostly thousands of times as large. It begins with a jump.
-# Why?
+# After sixty steps the difference is thousands of times as large from some seeds, and not from
+# others. It begins with a jump. Why?
 #
 # > **What you'll do:** train on one device and on two from the same start, and compare them after
 # > each of sixty steps. Count what rounding has put on the other side of zero. Then take away,
@@ -71,7 +71,8 @@ for value in [1e-7, -1e-7]:
 class Relu:
     def __init__(self, borrowed=None):
         self.inputs = []  # of each call
-        self.borrowed = borrowed  # the pattern of each call, or None for its own
+        # The pattern of each call, or None for its own.
+        self.borrowed = borrowed
 
     def __call__(self, h):
         if self.borrowed is None:
@@ -150,7 +151,7 @@ assert own.pattern()[0].asnumpy().tolist() == [0, 1]
 # apart are the weights, and how many units had flipped?
 
 # %% tags=["fold"]
-# define: batches(), as in chapter 04, and flips(): how many units differ between one and two
+# define: batches(), for several epochs, and flips(): how many units differ between one and two
 def batches(dataset, size, epochs=1, seed=0):
     images, labels = dataset
     rng = np.random.default_rng(seed)
@@ -193,7 +194,8 @@ def one_and_two(seed, kind=Relu, borrow=False, dtype="float32"):
         step_with([first], x, y, alone)
 
         patterns = [None, None]  # each device its own
-        if borrow:  # of the first 16 images for device 0, of the others for device 1
+        # Of the first 16 images for device 0, of the others for device 1.
+        if borrow:
             patterns[0] = [on[:16].as_in_context(pair[0]) for on in first.pattern()]
             patterns[1] = [on[16:].as_in_context(pair[1]) for on in first.pattern()]
         relus = [kind(patterns[0]), kind(patterns[1])]
@@ -240,7 +242,7 @@ for kind in ["borrowed", "smooth"]:
     largest = max(runs[kind, seed][:, 0].max() for seed in SEEDS)
     print(f"{kind + ', all steps:':28} at most {largest:.0e}")
 
-# %% tags=["fold", "figure:float32"]
+# %% tags=["fold"]
 # draw: the difference between one device and two, step by step; a dot at the first flip
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 

@@ -275,7 +275,8 @@ assert net.weight.list_ctx() == pair, "on other devices"
 
 # %%
 def one_weight_net(devices):
-    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")  # errors then call it "weight"
+    # Errors then call it "weight".
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="")
     net.initialize(mx.init.Constant(100), ctx=devices)
     return net
 
@@ -491,7 +492,8 @@ net = one_weight_net(pair)
 autograd.backward(losses_of(net, pair))  # to look at the gradients
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    net.initialize(mx.init.Constant(100), ctx=[mx.cpu(0)])  # the second time
+    # The second time.
+    net.initialize(mx.init.Constant(100), ctx=[mx.cpu(0)])
 print("a warning:", said[0].message)
 
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -505,7 +507,8 @@ print_replicas(net.weight)
 # the option that mends it:
 
 # %% tags=["trains"]
-net.initialize(mx.init.Constant(100), ctx=[mx.cpu(0)], force_reinit=True)  # NEW
+# NEW.
+net.initialize(mx.init.Constant(100), ctx=[mx.cpu(0)], force_reinit=True)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 autograd.backward(losses_of(net, [mx.cpu(0)]))
 trainer.step(2)
@@ -516,7 +519,8 @@ print_replicas(net.weight)
 # while the initialization is *deferred*, a second `initialize` counts, without any warning.
 
 # %%
-late = nn.Dense(1, use_bias=False)  # its inputs aren't known, so it is deferred
+# Its inputs aren't known, so it is deferred.
+late = nn.Dense(1, use_bias=False)
 late.initialize(mx.init.Constant(100), ctx=pair)
 late.initialize(mx.init.Constant(7), ctx=four)
 late(nd.ones((1, 1)))

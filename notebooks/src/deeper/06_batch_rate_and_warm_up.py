@@ -217,7 +217,8 @@ def map_network():
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 test = Batches(data.test_images[:1000], data.test_labels[:1000], 500, shuffle=False)
-used = min(3840, len(data.train_labels) // 256 * 256)  # the small digits have fewer
+# The small digits have fewer.
+used = min(3840, len(data.train_labels) // 256 * 256)
 
 
 def map_point(size, rate, seed):

@@ -195,7 +195,8 @@ trainers = {}
 for k in [1, 2, 4]:
     for kind in ["local", "device"]:
         for in_store in [True, False]:
-            store = mx.kvstore.create(kind)  # with only its name, one device would have no store
+            # With only its name, one device would have no store.
+            store = mx.kvstore.create(kind)
             options = {"kvstore": store, "update_on_kvstore": in_store}
             replicas, _, trainer = train_small(four[:k], **options)
             differences[k, kind, in_store] = largest_difference(replicas, whole)
@@ -372,9 +373,9 @@ assert states_first == 79 - 21, "the states were lost"
 #
 # ## Kinds of store
 #
-# Which device sums, and where is the stored weight? An optimizer gets both, so we send a spy, as in
-# chapter 07. Four devices push eight keys. **Predict:** what are stores of the misspelt kinds
-# `devise` and `devices`?
+# Which device sums, and where is the stored weight? An optimizer gets both, so we send a spy that
+# only notes where they are. Four devices push eight keys. **Predict:** what are stores of the
+# misspelt kinds `devise` and `devices`?
 
 # %% tags=["fold"]
 # define: spy_on(kind), an optimizer that notes places, and places, their names
@@ -714,7 +715,8 @@ store.init(0, nd.zeros(4))
 arrived = []
 for push in range(8):
     arrays = [nd.array(grad_of_0, ctx=pair[0]), nd.array(grad_of_1, ctx=pair[1])]
-    store.pushpull(0, arrays)  # the arrays become the sum of what was sent
+    # The arrays become the sum of what was sent.
+    store.pushpull(0, arrays)
     arrived.append(arrays[1].asnumpy())
     print("arrives:", arrived[push])
 print("on average:", np.mean(arrived, axis=0))

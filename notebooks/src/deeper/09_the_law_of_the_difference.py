@@ -536,8 +536,10 @@ for name in ["dense, softrelu", "dense, relu", "ResNet-18, relu"]:
 # %%
 rng = onp.random.default_rng(8)
 x = rng.normal(size=(10, 3, 4, 4))  # 10 images, 3 channels, 4 × 4
-x = x + onp.arange(10).reshape(-1, 1, 1, 1)  # image by image larger, so the shards differ
-above = rng.normal(size=x.shape)  # the gradient from above, of the loss with respect to y
+# Image by image larger, so the shards differ.
+x = x + onp.arange(10).reshape(-1, 1, 1, 1)
+# The gradient from above, of the loss with respect to y.
+above = rng.normal(size=x.shape)
 gamma = rng.normal(size=3)
 
 axes = (0, 2, 3)
@@ -758,7 +760,8 @@ shortest = 3
 both = end_of(devices=2, spaces=64, deadline=60, read_early=False)
 print(f"both devices, 64 spaces: {both.said}, in {both.seconds:.2f} s")
 
-deadline = max(shortest, 7 * both.seconds)  # seven times what is enough when all goes well
+# Seven times what is enough when all goes well.
+deadline = max(shortest, 7 * both.seconds)
 one_sits_out = end_of(devices=1, spaces=64, deadline=deadline, read_early=False)
 print("one sits out, 64 spaces:", one_sits_out.said)
 early = end_of(devices=2, spaces=64, deadline=deadline, read_early=True)
@@ -850,7 +853,8 @@ for name, label in labels.items():
     print(f"{label:31}{onp.median(right):.1f} % ({right.min():.1f} to {right.max():.1f}), loss "
           f"{onp.median(losses):.3f} ({losses.min():.3f} to {losses.max():.3f})")
 for images in ["1x64", "32x2"]:
-    change = percent[f"norm-frozen-{images}"] - percent[f"norm-later-{images}"]  # same seeds
+    # Same seeds.
+    change = percent[f"norm-frozen-{images}"] - percent[f"norm-later-{images}"]
     print(f"{images.split('x')[1]} images: freezing changes it by {change.min():+.2f} to "
           f"{change.max():+.2f} points")
     assert abs(change).max() < 0.25, "a quarter of a point or more"

@@ -36,7 +36,8 @@ npx.set_np()
 # %%
 epoch_on_one = onp.median([4.9, 4.7, 4.6, 4.7, 4.7])
 epoch_on_two = onp.median([2.8, 2.8, 2.8, 2.8, 2.9])
-step_on_one = epoch_on_one / 938  # 60,000 images: 937 batches of 64, and a rest
+# 60,000 images: 937 batches of 64, and a rest.
+step_on_one = epoch_on_one / 938
 step_on_two = epoch_on_two / 469  # 468 batches of 128, and a rest
 print(f"a step: {1e6 * step_on_one:.0f} µs on one, {1e6 * step_on_two:.0f} µs on two")
 print(f"efficiency: {step_on_one / step_on_two:.0%}")
@@ -141,7 +142,8 @@ def one_bucket(job, k, alpha, bandwidth):
 # %%
 def by_key(job, k, alpha, bandwidth):
     messages = 2 * (k - 1)
-    busiest = max(job.nbytes / k, job.largest)  # bytes that this GPU owns
+    # Bytes that this GPU owns.
+    busiest = max(job.nbytes / k, job.largest)
     arrays_owned = job.arrays / k  # on average
     return messages * (arrays_owned * alpha + busiest / bandwidth)
 
@@ -181,7 +183,7 @@ assert onp.isclose(by_key(easy._replace(largest=1e6), 4, 1e-3, 1e9), 24e-3)
 # ## Are data sheets enough?
 #
 # We assume $\alpha$ = 5.7 µs (from a table in NVIDIA's library NCCL, not from a data sheet, deeper:
-# More all-reduces) and $B$ = 15.75 GB/s (PCIe 3.0 ×16, deeper: Three ways to divide a network). A
+# More all-reduces) and $B$ = 15.75 GB/s (PCIe 3.0 ×16: 16 lanes of 8 GT/s, of 130 bits 128). A
 # K80 is a board with two GPUs on one link; we let each have it alone. Loading data, Python and the
 # update take no longer than on one GPU.
 
@@ -418,7 +420,8 @@ print("output:", output.shape, "weights:", layer.weight.shape)
 
 # %%
 def operations_of(layer, output):  # for one image
-    weights_each = int(onp.prod(layer.weight.shape[1:]))  # the first axis is channels or units
+    # The first axis is channels or units.
+    weights_each = int(onp.prod(layer.weight.shape[1:]))
     return 2 * output.size * weights_each
 
 
@@ -443,7 +446,8 @@ def count_operations(net):
     for layer in layers:
         if isinstance(layer, (nn.Conv2D, nn.Dense)):
             hooks.append(layer.register_forward_hook(note))
-    net(np.zeros((1, 1, 28, 28)))  # one image; calls `note` for each of these layers
+    # One image; calls `note` for each of these layers.
+    net(np.zeros((1, 1, 28, 28)))
     for hook in hooks:
         hook.detach()
     return sum(counted)
@@ -487,7 +491,8 @@ assert count_operations(networks["ResNet-18"]) == resnet_on_paper
 def gradient_bytes(net):
     nbytes = []  # of each array
     for parameter in net.collect_params().values():
-        if parameter.grad_req != "null":  # running statistics have no gradient
+        # Running statistics have no gradient.
+        if parameter.grad_req != "null":
             nbytes.append(4 * int(onp.prod(parameter.shape)))
     return nbytes
 

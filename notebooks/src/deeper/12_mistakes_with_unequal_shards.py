@@ -104,7 +104,8 @@ def average(gradients, sizes):
 def step_of_means_or_zero(net, trainer, x, y, sizes, combine):
     backward_or_zero(net, x, y, sizes, nd.mean)
     for parameter in net.collect_params().values():
-        combine(parameter.list_grad(), sizes)  # returns nothing: it changes the gradients
+        # Returns nothing: it changes the gradients.
+        combine(parameter.list_grad(), sizes)
     trainer.update(1)
 
 
@@ -159,7 +160,8 @@ whole = replicas[0]  # the weights of the only device
 
 def distance_to_one(step, cuts, on_store):
     replicas = replicas_after(step, cuts, on_store)
-    return largest_difference(replicas, whole)  # each replica against whole
+    # Each replica against whole.
+    return largest_difference(replicas, whole)
 
 # %% [markdown]
 # Now the last step leaves the third device without images, and who updates differs too.
@@ -312,7 +314,8 @@ def into_new_arrays(gradients, sizes):
     n = sum(sizes)
     second = gradients[1].as_in_context(four[0])
     total = gradients[0] * (sizes[0] / n) + second * (sizes[1] / n)
-    gradients[0] = total  # another array, not `gradients[0][:] = total`
+    # Another array, not `gradients[0][:] = total`.
+    gradients[0] = total
     gradients[1] = total.as_in_context(four[1])
 
 
@@ -437,7 +440,8 @@ draws = np.array(list(product(kinds, repeat=4)))  # [81, 4]
 print("the first two draws:", draws[0], draws[1])
 
 mean_of_all = draws.mean(axis=1)
-mean_of_means = (draws[:, :3].mean(axis=1) + draws[:, 3]) / 2  # shards of 3 and 1
+# Shards of 3 and 1.
+mean_of_means = (draws[:, :3].mean(axis=1) + draws[:, 3]) / 2
 print(f"one image:                {kinds.mean():.1f} on average, variance {kinds.var():.2f}")
 print(f"mean of all four images:  {mean_of_all.mean():.1f} on average, "
       f"variance {mean_of_all.var():.2f}")

@@ -149,7 +149,8 @@ computing = {  # seconds in a step
     "ResNet-18": images * passes * 911_601_664 / flops,
     "language model": tokens * passes * 2 * 1e9 / flops,
 }
-bandwidths = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}  # bytes/s
+# Bytes/s.
+bandwidths = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}
 
 share = {}
 header = f"{'':14}   computing"

@@ -244,7 +244,8 @@ def train_worker(folder, name, kind="dist_sync", divide_by=32, lr=0.25):
     for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(512)
         for batch in np.split(order, 16):
-            rows = batch[store.rank :: store.num_workers]  # a local store: rank 0 of 1, so all
+            # A local store: rank 0 of 1, so all.
+            rows = batch[store.rank :: store.num_workers]
             losses.append(backward_of_sum(net, images[rows], labels[rows]))
             trainer.step(divide_by)
     net.save_parameters(f"{folder}/{name}-{store.rank}.params")
@@ -261,7 +262,8 @@ on_workers(2, start_network, backward_of_sum, train_worker, folder=folder, name=
 one = nd.load(f"{folder}/one-0.params")  # arrays by name
 for rank in range(2):
     weights = nd.load(f"{folder}/two-{rank}.params")
-    difference = largest_difference(weights, one)  # as a part of the largest weight
+    # As a part of the largest weight.
+    difference = largest_difference(weights, one)
     print(f"worker {rank}: within 1e-12 of one worker: {difference < 1e-12}")
     assert difference < 1e-12
 
@@ -407,7 +409,8 @@ def push_stale():
     store._barrier()  # until all workers are here: both have pulled
     if store.rank == 0:
         for _ in range(3):
-            store.push(0, w)  # the gradient for the weight that this worker knows
+            # The gradient for the weight that this worker knows.
+            store.push(0, w)
             store.pull(0, out=w)
             print(f"worker 0 steps to {w.asscalar()}")
     store._barrier()  # now worker 0 has taken its steps
@@ -444,13 +447,16 @@ def mean_age(pauses):
     ages = []
     end = time.perf_counter() + 1.5
     while time.perf_counter() < end:
-        store.pull(0, out=count)  # the worker's own last push is counted in it
+        # The worker's own last push is counted in it.
+        store.pull(0, out=count)
         before = count.asscalar()
-        pause = pauses[store.rank] * np.random.uniform(0.5, 1.5)  # random: not in lockstep
+        # Random: not in lockstep.
+        pause = pauses[store.rank] * np.random.uniform(0.5, 1.5)
         time.sleep(pause)
         store.pull(0, out=count)
         ages.append(count.asscalar() - before)
-        store.push(0, nd.array([-1]))  # SGD subtracts -1: the count goes up by 1
+        # SGD subtracts -1: the count goes up by 1.
+        store.push(0, nd.array([-1]))
     store._barrier()
     print(np.mean(ages))
 

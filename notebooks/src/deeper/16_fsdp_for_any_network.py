@@ -2,7 +2,8 @@
 # # Deeper · FSDP for any network
 #
 # Chapter 16 wrote a linear layer's two passes by hand, so that autograd saves only a shard. How
-# does the `FSDP` of `sharded_train.py` do that for a layer whose formulas it doesn't know?
+# does the `FSDP` of [sharded_train.py](../sharded_train.py) do that for a layer whose formulas it
+# doesn't know?
 #
 # > **What you'll do:** try each piece alone on one linear layer, make the step to any module, put
 # > the pieces together and train.
@@ -25,7 +26,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from helpers.compare import largest_difference
 
-sys.path.insert(0, "..")  # where chapter 16's sharded_train.py is, and chapter 14's ranks.py
+# Where chapter 16's sharded_train.py is, and chapter 14's ranks.py.
+sys.path.insert(0, "..")
 from ranks import ranks
 from sharded_train import FSDP
 
@@ -109,11 +111,12 @@ class GatherAndWait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return mean_shard(gradient), None  # one for the shard; the shape has none
+        # One for the shard; the shape has none.
+        return mean_shard(gradient), None
 
 # %% [markdown]
-# As in chapter 16 the weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each rank, and the input
-# is ones on rank 0, twos on rank 1. Now `F.linear` computes, which knows nothing of shards:
+# On two ranks the weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each, and the input is ones on
+# rank 0, twos on rank 1. `F.linear` computes, which knows nothing of shards:
 
 # %%
 def ordinary_layer():
@@ -133,8 +136,7 @@ for rank, (y, gradient) in enumerate(ranks(ordinary_layer)):
 assert ranks(ordinary_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
 
 # %% [markdown]
-# Outputs and gradients are those of chapter 16's function for linear layers: each shard gets the
-# mean of 1 and 2.
+# Both outputs were computed with the whole weight, and each shard gets the mean of 1 and 2.
 #
 # ## What does autograd save?
 #
@@ -153,7 +155,8 @@ def as_it_is(saved):
     return saved
 
 
-x = torch.ones(3, 4, requires_grad=True)  # only the gradient of x needs the weight
+# Only the gradient of x needs the weight.
+x = torch.ones(3, 4, requires_grad=True)
 layer = nn.Linear(4, 2)
 with saved_tensors_hooks(print_shape, as_it_is):
     y = layer(x)
@@ -283,7 +286,8 @@ def is_held(pack, unpack):
     memory = weakref.ref(weight.untyped_storage())
     del weight
     held = is_still_there(memory)
-    y.sum().backward()  # y has lived till here, and what autograd saved for it
+    # Y has lived till here, and what autograd saved for it.
+    y.sum().backward()
     return held
 
 
@@ -340,10 +344,12 @@ def gather_when_read(name, shape):
 
 def shard_module(module):
     properties = {}
-    for name, p in module.named_parameters(recurse=False):  # not those of modules in it
+    # Not those of modules in it.
+    for name, p in module.named_parameters(recurse=False):
         properties[name] = gather_when_read(name, p.shape)
         flat = p.data.reshape(-1)
-        p.data = my_part(flat).clone()  # a copy, so that the whole is freed
+        # A copy, so that the whole is freed.
+        p.data = my_part(flat).clone()
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), properties)
 
@@ -501,7 +507,8 @@ class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(16)
-        self.conv = nn.Conv1d(1, 3, kernel_size=3)  # 8 numbers in, 3 rows of 6 out
+        # 8 numbers in, 3 rows of 6 out.
+        self.conv = nn.Conv1d(1, 3, kernel_size=3)
         self.norm = nn.LayerNorm(6)
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.last = nn.Linear(18, 4)

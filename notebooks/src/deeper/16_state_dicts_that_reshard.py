@@ -25,7 +25,8 @@ from torch import nn
 
 from helpers.compare import largest_difference
 
-sys.path.insert(0, "..")  # where chapter 16's sharded_train.py is, and chapter 14's ranks.py
+# Where chapter 16's sharded_train.py is, and chapter 14's ranks.py.
+sys.path.insert(0, "..")
 from ranks import ranks
 from sharded_train import FSDP, ShardedGradients, ShardedOptimizer
 
@@ -40,7 +41,8 @@ from sharded_train import FSDP, ShardedGradients, ShardedOptimizer
 generator = torch.Generator().manual_seed(16)
 batches = []
 for step in range(10):
-    x = torch.randn(24, 7, generator=generator).double()  # 24: for 1, 2, 3 and 4 ranks
+    # 24: for 1, 2, 3 and 4 ranks.
+    x = torch.randn(24, 7, generator=generator).double()
     y = torch.randint(3, (24,), generator=generator)
     batches.append((x, y))
 
@@ -97,7 +99,8 @@ numbers = torch.arange(35)  # 5 x 7 weights, flat
 on_four = numbers.split(math.ceil(35 / 4))
 print("on four ranks:", [len(shard) for shard in on_four])
 
-filled = F.pad(on_four[3], (0, 1))  # a zero at its end: all ranks must send equally many numbers
+# A zero at its end: all ranks must send equally many numbers.
+filled = F.pad(on_four[3], (0, 1))
 gathered = torch.cat([on_four[0], on_four[1], on_four[2], filled])
 print("gathered:", len(gathered))
 
@@ -232,7 +235,8 @@ def go_on_with_stage_3(path):
     saved = torch.load(path)
     model = FSDP(odd_net())
     optimizer = adam(model.parameters())
-    model.load_full_params(saved["weights"])  # each rank takes its shards
+    # Each rank takes its shards.
+    model.load_full_params(saved["weights"])
     model.load_optimizer_state(optimizer, saved["adam"])
     train_steps(model, optimizer, my_batches()[5:])
     return model.gather_full_params()

@@ -26,18 +26,20 @@ from torch import nn
 
 from helpers.compare import largest_difference
 
-sys.path.insert(0, "..")  # where chapter 16's sharded_train.py is, and chapter 14's ranks.py
+# Where chapter 16's sharded_train.py is, and chapter 14's ranks.py.
+sys.path.insert(0, "..")
 from ranks import VARIABLES, ranks
 from sharded_train import FSDP, Collectives, ShardedGradients, ShardedOptimizer
 
 # %% [markdown]
 # ## What each stage sends
 #
-# How many bytes does a rank send in a step? The program's classes have an attribute `collectives`,
-# whose two methods return a result and a function that waits for it. We set it to chapter 03's
-# ring, which counts. Each rank sends to the next. A reduce-scatter begins with the piece of the
-# rank before, so a rank's own comes last, with everybody's numbers added. On three ranks rank 0
-# sends piece 2, adds its numbers to piece 1, sends that, and gets piece 0.
+# How many bytes does a rank send in a step? The classes of [sharded_train.py](../sharded_train.py)
+# have an attribute `collectives`, whose two methods return a result and a function that waits for
+# it. We set it to chapter 03's ring, which counts. Each rank sends to the next. A reduce-scatter
+# begins with the piece of the rank before, so a rank's own comes last, with everybody's numbers
+# added. On three ranks rank 0 sends piece 2, adds its numbers to piece 1, sends that, and gets
+# piece 0.
 
 # %%
 class Ring:
@@ -162,7 +164,8 @@ print(f"{sum(p.numel() for p in Reader(64, 2).parameters()):,} numbers")
 # passes, whose gradients add up, and then one update.
 
 # %% tags=["trains"]
-def pass_two_images(model):  # always the same two: only bytes count here
+# Always the same two: only bytes count here.
+def pass_two_images(model):
     F.cross_entropy(model(images[:2]), labels[:2]).backward()
 
 
@@ -206,7 +209,8 @@ def times_the_weights(stage, passes, k):
 
 
 k = 4
-sent_by_a_half = (k - 1) / k  # times the weights, by a half of an all-reduce
+# Times the weights, by a half of an all-reduce.
+sent_by_a_half = (k - 1) / k
 for stage in [1, 2, 3]:
     one = times_the_weights(stage, passes=1, k=k) / sent_by_a_half
     three = times_the_weights(stage, passes=3, k=k) / sent_by_a_half
@@ -358,6 +362,92 @@ for name in ["stage 1", "stage 2", "stage 3"]:
 # is held between steps, and what a ring sends, doesn't depend on the machine.
 
 # %% [markdown]
+# ### Prefetching
+#
+# A layer of stage 3 that gathers its weight when it begins must wait for it. But it is known which
+# layer comes next. So its weight can be gathered while the layer before computes: that is called
+# **prefetching**. To see it we take a forward pass of four layers, in which the link and the layers
+# are slow:
+
+# %%
+from concurrent.futures import ThreadPoolExecutor
+
+
+def slow_gather(shard, events):
+    begin = time.perf_counter()
+    time.sleep(0.015)  # a slow link
+    weight = shard.new_empty(16, 16)
+    dist.all_gather_single(weight, shard)
+    events.append((begin, time.perf_counter(), "communication"))
+    return weight
+
+
+def slow_layer(x, weight, events):
+    begin = time.perf_counter()
+    time.sleep(0.020)  # a large product
+    y = torch.tanh(x @ weight.T)
+    events.append((begin, time.perf_counter(), "compute"))
+    return y
+
+# %% [markdown]
+# A second thread does the gathering. `submit` gives it something to do and returns at once, and
+# `result` waits for what comes out. With prefetching the same line stands *before* the layer:
+
+# %%
+def forward_pass(prefetching):
+    events = []
+    weights = torch.randn(4, 16, 16, generator=torch.Generator().manual_seed(16))
+    shards = []
+    for weight in weights:
+        shards.append(weight.chunk(dist.get_world_size())[dist.get_rank()])
+    link = ThreadPoolExecutor(1)  # one thread
+    x = torch.ones(1, 16)
+    coming = link.submit(slow_gather, shards[0], events)
+    for number in range(4):
+        weight = coming.result()
+        if prefetching and number < 3:
+            coming = link.submit(slow_gather, shards[number + 1], events)
+        x = slow_layer(x, weight, events)
+        if not prefetching and number < 3:
+            coming = link.submit(slow_gather, shards[number + 1], events)
+    return x, events
+
+
+waited, events_without = ranks(forward_pass, False)[0]
+prefetched, events_with = ranks(forward_pass, True)[0]
+assert torch.equal(prefetched, waited)
+
+# %% tags=["fold", "measured"]
+# draw: when rank 0 gathers and computes, without and with prefetching
+from helpers.plotting import curves, show, timeline
+
+
+def lanes(events):
+    first = min(begin for begin, end, kind in events)
+    found = {"link": [], "layers": []}
+    for begin, end, kind in events:
+        lane = "link" if kind == "communication" else "layers"
+        found[lane].append((1000 * (begin - first), 1000 * (end - begin), kind))
+    return found
+
+
+panels = {"without prefetching": lanes(events_without), "with": lanes(events_with)}
+longest = max(begin + length for begin, length, _ in panels["without prefetching"]["layers"])
+fig, _ = timeline("With prefetching, the next weight comes while a layer computes", panels,
+                  dict.fromkeys(panels, (-2, longest + 2)))
+show(fig, alt="Timelines of four gathers and four layers. Without prefetching they take turns. "
+     "With it each gather but the first goes on during a layer, and the pass ends earlier.")
+
+# %% [markdown]
+# With prefetching only the first weight is waited for, because here a gather takes less time than a
+# layer. The price is memory: two whole weights are there at the same time.
+#
+# PyTorch's `fully_shard` prefetches by itself. In the backward pass each group starts to gather the
+# next one (`_backward_prefetch` in `_fsdp_param_group.py`). In the forward pass of a GPU Python
+# runs ahead, and so has started the next gather before a layer has been computed; to start it still
+# earlier, say by `set_modules_to_forward_prefetch` what to gather.
+
+# %% [markdown]
 # ## PyTorch's own
 #
 # Does our FSDP give what PyTorch's gives? That is `fully_shard`, called on each block and then on
@@ -388,7 +478,8 @@ def their_five_steps(compute):
         optimizer.zero_grad()
         F.cross_entropy(net(my_part(images)), my_part(labels)).backward()
         optimizer.step()
-    return {name: shard.full_tensor() for name, shard in net.state_dict().items()}  # gathers
+    # Gathers.
+    return {name: shard.full_tensor() for name, shard in net.state_dict().items()}
 
 
 # %% tags=["trains"]
@@ -611,8 +702,6 @@ for gpus, seconds in published.items():
 
 # %% tags=["fold"]
 # draw: seconds a step against the number of GPUs
-from helpers.plotting import curves, show
-
 counts = list(published)
 lines = {"published": (counts, list(published.values())),
          "our bound: scaled, plus messages": (counts, list(at_most.values()))}
@@ -644,6 +733,7 @@ assert 1.2 < published[384] / published[1536] < 1.25
 # - A reduce-scatter and an all-gather send $(k-1)/k$ each. With one backward pass stages 1 and 2
 #   send two of these halves, as data parallelism does, and stage 3 sends three; with $m$ passes 2,
 #   $m+1$ and almost $3m$.
+# - Prefetching gathers the next weight while a layer computes, for the memory of a second one.
 # - PyTorch's stage 3 is `fully_shard`. Ours gives the same weights but for rounding. Make the
 #   optimizer *after* `fully_shard`, else nothing is trained, without an error.
 # - Published: with a batch that grew, a step on 128 H100s was 2 to 3 % longer than on 8 (single

@@ -1,19 +1,18 @@
-"""The drawings of chapters 02 and 03 and of the deeper notebook on all-reduces.
+"""The drawings of chapter 03 and of the deeper notebook on all-reduces.
 
-Run it to write eight SVG files beside it, the same bytes each time.
+Run it to write six SVG files beside it, the same bytes each time.
 """
 
 from typing import NamedTuple
 
 from elements import (
-    BLUE, FRAME, GREEN, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box,
-    element, group, line, page, words, write,
+    BLUE, FRAME, GREEN, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE,
+    arrow, box, element, group, line, page, words, write,
 )
 
 PARTS = (BLUE, ORANGE, GREEN, GREY)  # the colour of each device's part of a sum
 ADD, COPY = "add", "copy"  # what a receiver does: add the message to its own, or overwrite
 DEVICES = 4
-CHUNK_TITLE = "Each round, every device sends one chunk to the next"
 
 
 # ---- What happens: messages, round by round ----
@@ -107,105 +106,7 @@ def states_of(rounds):
     return states
 
 
-# ---- Messages and cells ----
-
-
-def message_arrow(x1, y1, x2, y2, what, width):
-    """An arrow of a message: solid and blue where the receiver adds, else dashed and orange."""
-    if what == ADD:
-        return arrow(x1, y1, x2, y2, BLUE, width, class_="message add")
-    return arrow(x1, y1, x2, y2, ORANGE, width, dashed=True, class_="message copy")
-
-
-def corner(part, size):
-    """Where a device's quarter of a cell is: 0 and 1 above, 2 and 3 below."""
-    return part % 2 * size / 2, part // 2 * size / 2
-
-
-def quarter(x, y, size, part, **attributes):
-    """The mark that says: the part of device `part` is in this sum."""
-    right, down = corner(part, size)
-    attributes = {"data_part": part, **attributes}
-    return box(x + right, y + down, size / 2, size / 2, PARTS[part], "none", **attributes)
-
-
-def sum_sign(x, y, size, **attributes):
-    """The sign on a cell that has all parts."""
-    middle_x, middle_y = x + size / 2, y + size / 2
-    disc = element("circle", cx=middle_x, cy=middle_y, r=0.34 * size, fill="white")
-    sign = words(middle_x, middle_y + 6.5, "Σ", bold=True)
-    return group([disc, sign], **attributes)
-
-
-def cell(x, y, size, parts, outlined=False, **attributes):
-    """A chunk on a device: a quarter of it is coloured for each part in its sum."""
-    drawn = [box(x, y, size, size, "white", "none")]
-    for part in sorted(parts):
-        drawn.append(quarter(x, y, size, part))
-    drawn.append(box(x, y, size, size, "none", FRAME))
-    if len(parts) == DEVICES:
-        drawn.append(sum_sign(x, y, size))
-    if outlined:
-        drawn.append(box(x, y, size, size, "none", "black", stroke_width=4))
-    return group(drawn, **attributes)
-
-
 # ---- The drawings ----
-
-DIGITS = (  # 3 by 5 pixels each
-    "111 101 101 101 111", "010 110 010 010 111", "111 001 111 100 111", "111 001 111 001 111",
-    "101 101 111 001 001", "111 100 111 001 111", "111 100 111 101 111", "111 001 001 001 001",
-    "111 101 111 101 111", "111 101 111 001 111")
-
-
-def draw_image(x, y, size, digit):
-    """A small picture of a handwritten digit, white on black."""
-    pixel = size / 7
-    drawn = [box(x, y, size, size, "#222222", "none")]
-    for row, pixels in enumerate(DIGITS[digit].split()):
-        for column, lit in enumerate(pixels):
-            if lit == "1":
-                drawn.append(box(x + (column + 2) * pixel, y + (row + 1) * pixel,
-                                 pixel, pixel, "white", "white", stroke_width=0.5))
-    return group(drawn)
-
-
-def draw_row(x, y, digit):
-    """A row of a batch: an image and its label."""
-    label = [box(x + 50, y, 36, 36, PALE_ORANGE, ORANGE), words(x + 68, y + 25, str(digit), 20)]
-    return group([draw_image(x, y, 36, digit), *label], class_="row", data_row=digit)
-
-
-def draw_batch_to_shards():
-    """Chapter 02: how a batch is cut."""
-    cuts = [0, 4, 7, 10]
-    step, gap, top = 44, 26, 104
-    drawn = [words(280, 32, "Ten rows, three devices: 4, 3 and 3", 22, bold=True),
-             words(113, 110, "one batch"), words(418, 80, "three shards")]
-    middle = top + gap  # the batch stands as far down as the middle shard
-    drawn.append(box(58, middle - 10, 110, 10 * step + 14, "none", GREY))
-    for digit in range(10):
-        drawn.append(draw_row(70, middle + step * digit, digit))
-    for device in range(3):
-        first, stop = cuts[device], cuts[device + 1]
-        y = top + step * first + gap * device
-        height = step * (stop - first) - 6
-        if device > 0:
-            cut = middle + step * first - 3
-            drawn.append(line(28, cut, 190, cut, "black", 3, stroke_dasharray="8 5"))
-            drawn.append(words(22, cut + 6, str(first), anchor="end", bold=True))
-        batch_y = middle + step * (first + stop) / 2 - 3
-        drawn.append(arrow(200, batch_y, 300, y + height / 2, BLUE, 4))
-        shard = [box(308, y - 8, 220, height + 16, PALE_BLUE, BLUE, stroke_width=2, rx=6),
-                 words(470, y + height / 2 + 7, f"cpu({device})", 20, bold=True)]
-        for digit in range(first, stop):
-            shard.append(draw_row(320, y + step * (digit - first), digit))
-        drawn.append(group(shard, class_="shard", data_device=device))
-    return page(560, 612, "A batch of ten rows is cut into three shards",
-                "A column of ten images with their labels, 0 to 9, is cut after the fourth and "
-                "after the seventh. Arrows lead to three devices: cpu(0) holds rows 0 to 3, cpu(1) "
-                "rows 4 to 6, cpu(2) rows 7 to 9, each image with its label.", drawn)
-
 
 def draw_array(x, y, value, new=False):
     """An array of which we show one number."""
@@ -262,51 +163,57 @@ def draw_rebinding():
                 drawn)
 
 
-def draw_rounds(left, top, name, rounds, width):
-    """One panel: a column for each device, a row for each round, an arrow for each message."""
-    column, row = 48, 46
-    drawn = [words(left + 1.5 * column, top - 44, name, 20, bold=True)]
-    for device in range(DEVICES):
-        x = left + column * device
-        drawn.append(words(x, top - 14, str(device)))
-        drawn.append(line(x, top - 6, x, top + 6 * row - 8, LIGHT_GREY, 2))
-    for number, messages in enumerate(rounds):
-        y = top + row * number + 16
-        for message in messages:
-            start, end = left + column * message.sender, left + column * message.receiver
-            down = 0
-            if message.chunk is not None and message.receiver == 0:
-                down = 15  # the way back from the last device to the first, below the others
-            drawn.append(message_arrow(start, y + down, end, y + down, message.what, width))
-    return group(drawn, class_="panel", data_name=name)
+CORNERS = ((0, 0), (52, 0), (52, 52), (0, 52))  # of devices 0 to 3, so that a ring is a square
+
+
+def draw_round(x, y, messages, width):
+    """The four devices in one round: those at work are dark, and an arrow is a message."""
+    working = set()
+    drawn = [box(x - 16, y - 16, 84, 84, PALE_GREY, "none", rx=14)]
+    for message in messages:
+        working |= {message.sender, message.receiver}
+        (x1, y1), (x2, y2) = CORNERS[message.sender], CORNERS[message.receiver]
+        length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+        right, down = 13 * (x2 - x1) / length, 13 * (y2 - y1) / length  # to the circle's edge
+        drawn.append(arrow(x + x1 + right, y + y1 + down, x + x2 - right, y + y2 - down, ORANGE,
+                           width, class_=f"message {message.what}"))
+    for device, (right, down) in enumerate(CORNERS):
+        fill, ink = (BLUE, "white") if device in working else ("white", GREY)
+        drawn.append(element("circle", cx=x + right, cy=y + down, r=12, fill=fill,
+                             stroke=BLUE if device in working else LIGHT_GREY, stroke_width=2))
+        drawn.append(words(x + right, y + down + 6, str(device), 17, bold=True, fill=ink))
+    return group(drawn, class_="round")
 
 
 def draw_star_tree_ring():
-    """Chapter 03: who sends what to whom in three all-reduces."""
-    top = 118
-    drawn = [words(320, 32, "Three ways to the same sum on four devices", 22, bold=True)]
-    panels = (("star", star_rounds(), 8, "whole arrays"),
-              ("tree", tree_rounds(), 8, "whole arrays"),
-              ("ring", ring_rounds(), 2, "quarters"))
-    for place, (name, rounds, width, size) in enumerate(panels):
-        left = 72 + 196 * place
-        drawn.append(draw_rounds(left, top, name, rounds, width))
-        drawn.append(words(left + 72, 420, f"{len(rounds)} rounds,", bold=True))
-        drawn.append(words(left + 72, 443, size, bold=True))
+    """Chapter 03: who works in each round of three all-reduces."""
+    title = "A ring sends quarters, and all devices work"
+    drawn = [words(320, 32, title, 22, bold=True), words(586, 74, "rounds"),
+             words(586, 96, "× size")]
+    ways = (("star", star_rounds(), 1, "whole arrays (S), all through device 0"),
+            ("tree", tree_rounds(), 1, "whole arrays (S), in pairs"),
+            ("ring", ring_rounds(), DEVICES, "quarters (S/4), all devices send"))
+    for row, (name, rounds, pieces, text) in enumerate(ways):
+        y = 114 + 138 * row
+        way = [words(8, y - 28, name, 20, "start", bold=True),
+               words(64, y - 28, text, anchor="start")]
+        for number, messages in enumerate(rounds):
+            way.append(draw_round(24 + 88 * number, y, messages, 8 / pieces))
+        size = "S" if pieces == 1 else f"S/{pieces}"
+        way.append(words(586, y + 34, f"{len(rounds)} × {size}", 24, bold=True, class_="cost"))
+        if pieces > 1:
+            way.append(words(586, y + 62, f"= {len(rounds) / pieces:g} S", 20, bold=True,
+                             class_="cost"))
+        drawn.append(group(way, class_="way", data_name=name))
     for number in range(6):
-        drawn.append(words(34, top + 46 * number + 22, str(number + 1)))
-    drawn.append(words(2, top - 14, "device", anchor="start", size=17))
-    drawn.append(words(34, top + 2, "round", size=17))
-    drawn.append(message_arrow(40, 490, 120, 490, ADD, 8))
-    drawn.append(words(132, 496, "the receiver adds", anchor="start"))
-    drawn.append(message_arrow(330, 490, 410, 490, COPY, 8))
-    drawn.append(words(422, 496, "it overwrites", anchor="start"))
-    return page(640, 516, "A star, a tree and a ring, round by round",
-                "Three panels with four devices as columns and rounds as rows. Star: six rounds, "
-                "one thick arrow each, three to device 0, three away from it. Tree: four rounds of "
-                "thick arrows. Ring: six rounds, in each of which every device sends a quarter, a "
-                "thin arrow, to the next one. The receiver adds in the first half and overwrites "
-                "in the second.", drawn)
+        drawn.append(words(50 + 88 * number, 478, f"round {number + 1}"))
+    return page(640, 490, title,
+                "Three rows of four devices, 0 to 3, a column for each round; a device that sends "
+                "or receives is dark. Star: in each of 6 rounds a thick arrow to or from device 0, "
+                "and two devices wait; 6 times S. Tree: 4 rounds of thick arrows, two in the first "
+                "and in the last round, one in those between; 4 times S. Ring: in each of 6 rounds "
+                "all devices work, and each sends a thin arrow, a quarter, to the next; 6 times "
+                "S/4, which is 1.5 S.", drawn)
 
 
 def draw_state(x, y, number, state):
@@ -409,143 +316,6 @@ def draw_halving():
                 "0 and 2, 1 and 3 keep chunks 1 and 3. In round 2 devices 0 and 2, and 1 and 3, "
                 "swap half of that, and the diagonal is 1111. In rounds 3 and 4 the sums go back "
                 "the same way, to two chunks and then to all four.", drawn)
-
-
-# The film of the ring: a start, six rounds and an end, in seconds.
-START, ROUND, END = 2.5, 2.0, 4.5
-WHOLE = START + 6 * ROUND + END
-PLACES = ((225, 88), (404, 262), (225, 436), (46, 262))  # of devices' boxes, clockwise
-CELL, BOX_WIDTH, BOX_HEIGHT = 36, 164, 82
-
-
-def begins(number):
-    """When round `number`, from 1, begins."""
-    return START + ROUND * (number - 1)
-
-
-def keyframes(name, frames):
-    """A CSS animation; `frames` are `(seconds, declarations)`."""
-    lines = [f"@keyframes {name} {{"]
-    for seconds, declarations in frames:
-        lines.append(f"{100 * seconds / WHOLE:.2f}% {{ {declarations} }}")
-    return " ".join([*lines, "}"])
-
-
-def film_style():
-    """The style sheet: what moves when. Without animation the first frame stays."""
-    there = "transform: translate(var(--dx), var(--dy))"
-    here = "transform: translate(0px, 0px)"
-    hidden, shown = "opacity: 0", "opacity: 1"
-    rules = [f".moves {{ animation-duration: {WHOLE:g}s; animation-iteration-count: infinite; "
-             f"animation-timing-function: linear; }}",
-             ".later { opacity: 0; }"]
-    for sender in range(DEVICES):
-        x, y = PLACES[sender]
-        next_x, next_y = PLACES[(sender + 1) % DEVICES]
-        rules.append(f".from{sender} {{ --dx: {next_x - x}px; --dy: {next_y - y}px; }}")
-    for number in range(1, 7):
-        start = begins(number)
-        leaves, arrives, over = start + 0.3, start + 1.5, start + 1.7
-        at_first = shown if number == 1 else hidden  # the first frame marks what will leave
-        rules.append(keyframes(f"go{number}", [
-            (0, f"{at_first}; {here}"), (start, f"{at_first}; {here}"),
-            (start + 0.15, f"{shown}; {here}"),
-            (leaves, f"{shown}; {here}; animation-timing-function: ease-in-out"),
-            (arrives, f"{shown}; {there}"), (over, f"{hidden}; {there}"),
-            (WHOLE, f"{hidden}; {there}")]))
-        rules.append(keyframes(f"fill{number}", [
-            (0, hidden), (arrives, hidden), (over, shown), (WHOLE, shown)]))
-        rules.append(f".go{number} {{ animation-name: go{number}; }}")
-        rules.append(f".fill{number} {{ animation-name: fill{number}; }}")
-    periods = [("now0", 0, START)]
-    for number in range(1, 7):
-        periods.append((f"now{number}", begins(number), begins(number + 1)))
-    periods += [("now7", begins(7), WHOLE), ("first", 0, begins(4)), ("then", begins(4), WHOLE),
-                ("adding", START, begins(4)), ("copying", begins(4), begins(7))]
-    for name, start, end in periods:
-        frames = [(0, shown if start == 0 else hidden)]
-        if start > 0:
-            frames += [(start - 0.01, hidden), (start, shown)]
-        if end < WHOLE:
-            frames += [(end - 0.01, shown), (end, hidden), (WHOLE, hidden)]
-        else:
-            frames += [(WHOLE, shown)]
-        rules.append(keyframes(name, frames))
-        rules.append(f".{name} {{ animation-name: {name}; }}")
-    rules.append("@media (prefers-reduced-motion: reduce) { .moves { animation: none; } }")
-    return element("style", "\n" + "\n".join(rules) + "\n")
-
-
-def film_cell(device, chunk):
-    """A cell that fills: each part is shown from the round on that brings it."""
-    x = PLACES[device][0] + 10 + CELL * chunk
-    y = PLACES[device][1] + 34
-    drawn = [box(x, y, CELL, CELL, "white", "none")]
-    states = ring_states()
-    for part in range(DEVICES):
-        number = 0
-        while part not in states[number][device, chunk]:
-            number += 1
-        look = {} if number == 0 else {"class_": f"moves later fill{number}"}
-        drawn.append(quarter(x, y, CELL, part, data_round=number, **look))
-    drawn.append(box(x, y, CELL, CELL, "none", FRAME))
-    number = 0
-    while len(states[number][device, chunk]) < DEVICES:
-        number += 1
-    drawn.append(sum_sign(x, y, CELL, class_=f"moves later fill{number}"))
-    return group(drawn, class_="cell", data_device=device, data_chunk=chunk)
-
-
-def film_message(number, message):
-    """The chunk that travels in round `number`."""
-    x = PLACES[message.sender][0] + 10 + CELL * message.chunk
-    y = PLACES[message.sender][1] + 34
-    parts = ring_states()[number - 1][message.sender, message.chunk]
-    later = "" if number == 1 else " later"
-    return cell(x, y, CELL, parts, outlined=True,
-                class_=f"moves{later} go{number} from{message.sender}", data_round=number,
-                data_sender=message.sender, data_chunk=message.chunk)
-
-
-def film_arrows(color, dashed=False):
-    """Four arrows, from each device to the next."""
-    return [
-        arrow(396, 150, 466, 250, color, 5, dashed),
-        arrow(466, 352, 396, 452, color, 5, dashed),
-        arrow(218, 452, 148, 352, color, 5, dashed),
-        arrow(148, 250, 218, 150, color, 5, dashed),
-    ]
-
-
-def draw_ring_moving():
-    """Chapter 03: the same ring, moving."""
-    drawn = [film_style(),
-             words(307, 32, CHUNK_TITLE, 22, bold=True),
-             group(film_arrows(BLUE), class_="moves first"),
-             group(film_arrows(ORANGE, dashed=True), class_="moves later then")]
-    for device, (x, y) in enumerate(PLACES):
-        drawn.append(box(x, y, BOX_WIDTH, BOX_HEIGHT, PALE_GREY, "black", stroke_width=2, rx=8))
-        drawn.append(words(x + BOX_WIDTH / 2, y + 23, f"device {device}"))
-        for chunk in range(DEVICES):
-            drawn.append(film_cell(device, chunk))
-    names = ["start", *(f"round {number}" for number in range(1, 7)), "done"]
-    for number, name in enumerate(names):
-        later = "" if number == 0 else " later"
-        drawn.append(words(307, 274, name, 22, bold=True, class_=f"moves{later} now{number}"))
-    drawn.append(box(222, 292, 170, 32, PALE_BLUE, BLUE, class_="moves later adding"))
-    drawn.append(box(212, 330, 190, 32, PALE_ORANGE, ORANGE, class_="moves later copying"))
-    drawn.append(words(307, 314, "rounds 1 to 3: add"))
-    drawn.append(words(307, 352, "rounds 4 to 6: overwrite"))
-    drawn.append(words(307, 390, "framed: is sent"))
-    drawn.append(words(307, 416, "colour: a device's part"))
-    for number, messages in enumerate(ring_rounds(), 1):
-        for message in messages:
-            drawn.append(film_message(number, message))
-    return page(614, 540, "A ring all-reduce on four devices, moving",
-                "Four devices on a ring, four chunks on each. In every round each device sends "
-                "one chunk clockwise to the next. In rounds 1 to 3 the receiver adds it, and "
-                "chunks fill with the parts of all devices; in rounds 4 to 6 finished sums "
-                "overwrite what is there.", drawn)
 
 
 def whole_cell(x, y, size, parts, **attributes):
@@ -691,9 +461,8 @@ def draw_two_trees():
 
 
 DRAWINGS = {
-    "batch_to_shards": draw_batch_to_shards, "rebinding": draw_rebinding,
-    "star_tree_ring": draw_star_tree_ring, "ring_rounds": draw_ring_rounds,
-    "ring_moving": draw_ring_moving, "collectives": draw_collectives,
+    "rebinding": draw_rebinding, "star_tree_ring": draw_star_tree_ring,
+    "ring_rounds": draw_ring_rounds, "collectives": draw_collectives,
     "halving_doubling": draw_halving, "two_trees": draw_two_trees}
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The drawings of chapter 05: what Gluon keeps on each device, and two mistakes.
+"""What Gluon keeps on each device, and two mistakes: an old gradient, and a device named twice.
 
 Run it to write three SVG files beside it, the same bytes each time. All numbers are computed here,
 from one weight and two images: the loss is weight times image, so an image's gradient is itself.
@@ -26,7 +26,7 @@ def draw_gluon_parameter():
     columns = (190, 330)
     drawn = [words(320, 32, "One Parameter: a value and a gradient on each device", 22, bold=True)]
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
-        drawn.append(box(x - 62, 56, 124, 458, PALE_BLUE, BLUE, stroke_width=2, rx=10))
+        drawn.append(box(x - 62, 56, 124, 510, PALE_BLUE, BLUE, stroke_width=2, rx=10))
         drawn.append(words(x, 82, f"cpu({rank})", 20, bold=True))
         drawn.append(number(x, 98, image, PALE_GREY, GREY, class_="image", data_device=rank))
     drawn.append(words(112, 127, "image", anchor="end"))
@@ -37,26 +37,28 @@ def draw_gluon_parameter():
     drawn.append(words(408, 215, "weight.list_data()", anchor="start", font_family="monospace"))
     drawn.append(words(112, 285, "gradients", anchor="end"))
     drawn.append(words(408, 285, "weight.list_grad()", anchor="start", font_family="monospace"))
-    middle = sum(columns) / 2
+    total = " + ".join(str(image) for image in IMAGES)
+    drawn.append(group([
+        box(118, 358, 284, 96, PALE_GREY, "black", stroke_width=3, rx=10),
+        words(260, 390, f"{total} = {sum(IMAGES)}", 20, bold=True),
+        words(260, 432, f"{WEIGHT} − {sum(IMAGES)} / {len(IMAGES)} = {AFTER}", 20, bold=True),
+    ], class_="store", data_sum=sum(IMAGES), data_after=AFTER))
+    drawn.append(words(112, 390, "store: sum", anchor="end"))
+    drawn.append(words(112, 432, "store: weight", anchor="end"))
+    drawn.append(words(408, 411, "trainer.step(2)", anchor="start", font_family="monospace"))
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
-        inwards = 34 if x < middle else -34  # the sum crosses from device to device
         drawn.append(number(x, 186, WEIGHT, class_="value", data_device=rank))
         drawn.append(number(x, 256, image, "white", BLUE, class_="grad", data_device=rank))
-        drawn.append(arrow(x, 302, x + inwards, 346, GREEN, 4))
-        drawn.append(arrow(x + inwards, 398, x, 442, GREEN, 4))
-        drawn.append(number(x, 448, AFTER, class_="after", data_device=rank))
-    total = " + ".join(str(image) for image in IMAGES)
-    drawn.append(number(middle, 352, f"{total} = {sum(IMAGES)}", "white", "black", width=190,
-                        class_="sum"))
-    drawn.append(words(408, 371, "trainer.step(2)", anchor="start", font_family="monospace"))
-    drawn.append(words(408, 397, f"{WEIGHT} − {sum(IMAGES)} / {len(IMAGES)} = {AFTER}",
-                       anchor="start"))
-    drawn.append(words(112, 477, "new values", anchor="end"))
-    return page(640, 530, "One Parameter: a value and a gradient on each device",
+        drawn.append(arrow(x, 302, x, 354, GREEN, 4))
+        drawn.append(arrow(x, 458, x, 500, GREEN, 4))
+        drawn.append(number(x, 506, AFTER, class_="after", data_device=rank))
+    drawn.append(words(112, 535, "new values", anchor="end"))
+    return page(640, 590, "One Parameter: a value and a gradient on each device",
                 f"Two columns, cpu(0) and cpu(1), with the images {IMAGES[0]} and {IMAGES[1]}. A "
                 f"frame around both columns is one Parameter: its values are {WEIGHT} on both "
-                f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. trainer.step(2) adds the "
-                f"gradients to {sum(IMAGES)}; then both values are {AFTER}.", drawn)
+                f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. Below is the store: it adds "
+                f"both gradients to {sum(IMAGES)}, and its weight becomes {AFTER}. Then both "
+                f"values are {AFTER}.", drawn)
 
 
 def draw_step(left, name, images, grads, old):
@@ -87,13 +89,13 @@ def draw_step(left, name, images, grads, old):
 def draw_old_gradient():
     """A device without images adds its gradient of the step before."""
     everything = sum(IMAGES)
-    drawn = [words(320, 32, "No image, but a gradient: the one of the step before", 22, bold=True),
+    drawn = [words(320, 32, "An idle device still holds last step's gradient", 22, bold=True),
              line(342, 56, 342, 376, GREY, 1),
              draw_step(130, "step 1", [[IMAGES[0]], [IMAGES[1]]], IMAGES, old=[]),
              draw_step(430, "step 2", [list(IMAGES), []], (everything, IMAGES[1]), old=[1]),
              words(8, 151, "images", anchor="start"), words(8, 235, "grad", anchor="start"),
              words(500, 368, f"right: {everything}", bold=True)]
-    return page(640, 384, "No image, but a gradient: the one of the step before",
+    return page(640, 384, "An idle device still holds last step's gradient",
                 f"Step 1: cpu(0) has the image {IMAGES[0]} and cpu(1) the image {IMAGES[1]}; their "
                 f"gradients add up to {everything}. Step 2: both images are on cpu(0), whose "
                 f"gradient is {everything}. cpu(1) has no image and still its old gradient, "

@@ -1,4 +1,4 @@
-"""The drawing of chapter 06: from pictures to a step on two devices.
+"""The drawing of chapter 06: from images to a step on two devices.
 
 Run it to write the SVG file beside it, the same bytes each time.
 """
@@ -27,7 +27,7 @@ def call(y, name):
 
 def draw_pictures_to_step():
     """Bytes become numbers, numbers a batch, the batch two shards, and both one step."""
-    drawn = [words(320, 34, "From pictures to the same step on two devices", 22, bold=True)]
+    drawn = [words(320, 34, "From images to the same step on two devices", 22, bold=True)]
     drawn += [stack(MIDDLE, 62, 3, "white", FRAME, class_="row", data_shape="28 × 28 × 1"),
               words(MIDDLE, 106, "28 × 28 × 1, bytes"),
               arrow(MIDDLE, 126, MIDDLE, 170, GREEN, 3), call(154, "ToTensor"),
@@ -47,9 +47,9 @@ def draw_pictures_to_step():
                   arrow(x, 573, MIDDLE + (x - MIDDLE) * 0.5, 622, GREEN, 3)]
     drawn += [call(498, "backward"), call(604, "trainer.step(64)"),
               box(MIDDLE - 230, 626, 460, 50, PALE_GREEN, GREEN, stroke_width=2, rx=8),
-              words(MIDDLE, 657, "both: the same sum, the same new weights")]
-    return page(640, 700, "From pictures to the same step on two devices",
-                "Pictures of bytes become images of numbers, by ToTensor. The DataLoader makes a "
+              words(MIDDLE, 657, "the same new weights on both")]
+    return page(640, 700, "From images to the same step on two devices",
+                "Images of bytes become numbers from 0 to 1, by ToTensor. The DataLoader makes a "
                 "batch of 64 of them. split_and_load sends 32 to each of two devices, which "
                 "compute gradients. step(64) adds them up, and both devices get the same new "
                 "weights.", drawn)

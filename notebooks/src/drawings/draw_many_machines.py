@@ -1,35 +1,74 @@
-"""The drawings of chapter 15: who starts whom, and what a checkpoint holds; and of its deeper
-notebook: a parameter server, and a gradient that comes late.
+"""The drawings of chapter 15: a training that is killed and goes on, and who starts whom; and of
+its deeper notebook: a parameter server, and a gradient that comes late.
 
 Run it to write four SVG files beside it, the same bytes each time.
 """
 
 from elements import (
-    BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow, box,
-    group, line, page, words, write,
+    BLUE, FRAME, GREEN, GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, RED, arrow,
+    box, group, line, page, words, write,
 )
 
-MACHINES, DEVICES = 2, 2
+FIRST, KILLED, LAST = 12, 22, 27  # the steps that are drawn; before which one it is killed
+EVERY = 4  # steps from one checkpoint to the next
 
 
-def process(x, y, rank, local_rank):
-    """A process, with its two numbers."""
+def step_box(x, y, step, color, border):
+    """A step that was done."""
+    return group([box(x, y, 34, 34, color, border, stroke_width=2, rx=4),
+                  words(x + 17, y + 23, str(step))], class_="step", data_step=step)
+
+
+def draw_kill_and_resume():
+    """Steps from left to right; below them those of the new processes, from the last checkpoint."""
+    drawn = [words(320, 30, "Killed, and begun again at the last checkpoint", 22, bold=True)]
+    resumed = KILLED - KILLED % EVERY
+    place = {step: 22 + 37 * (step - FIRST) for step in range(FIRST, LAST + 1)}
+    for step in range(FIRST, KILLED + 1, EVERY):
+        x = place[step] - 2
+        drawn.append(group([box(x - 16, 62, 32, 24, PALE_GREEN, GREEN, stroke_width=2, rx=4),
+                            line(x, 86, x, 138, GREEN, 3)], class_="checkpoint", data_step=step))
+    drawn.append(words(place[resumed] + 24, 80, "checkpoint", anchor="start"))
+    for step in range(FIRST, KILLED):
+        lost = step >= resumed
+        drawn.append(step_box(place[step], 98, step, PALE_GREY if lost else PALE_BLUE,
+                              GREY if lost else BLUE))
+    x = place[KILLED]
+    drawn.append(line(x + 4, 104, x + 26, 126, RED, 5))
+    drawn.append(line(x + 4, 126, x + 26, 104, RED, 5))
+    drawn.append(words(x + 38, 122, "killed", 20, anchor="start", bold=True, fill=RED))
+    drawn.append(arrow(place[resumed] - 2, 142, place[resumed] - 2, 176, GREEN, 4))
+    drawn.append(words(place[resumed] - 20, 206, "new processes", 20, anchor="end", bold=True))
+    for step in range(resumed, LAST + 1):
+        drawn.append(step_box(place[step], 182, step, PALE_BLUE, BLUE))
+    return page(640, 236, "Killed, and begun again at the last checkpoint",
+                f"Steps {FIRST} to {KILLED - 1} in a row, with a checkpoint before every fourth; "
+                f"then the training is killed. Below, new processes begin at step {resumed}, "
+                f"so that steps {resumed} to {KILLED - 1} are done twice.", drawn)
+
+
+DEVICES = 2
+MACHINES = ("HOST", "another machine")
+
+
+def process(x, y, local_rank):
+    """A process, with its number on this machine; that in the job isn't known yet."""
     return group([box(x, y, 118, 84, PALE_BLUE, BLUE, stroke_width=3, rx=8),
-                  words(x + 59, y + 36, f"rank {rank}", 22, bold=True),
+                  words(x + 59, y + 36, "rank ?", 22, bold=True),
                   words(x + 59, y + 66, f"local rank {local_rank}")],
-                 class_="process", data_rank=rank, data_local_rank=local_rank)
+                 class_="process", data_local_rank=local_rank)
 
 
 def draw_torchrun():
-    """Two machines: a torchrun on each, which starts the processes; a rendezvous on the first."""
+    """Two machines: a torchrun on each, which starts the processes; a rendezvous on HOST."""
     drawn = [words(320, 32, "One torchrun per machine, one process per device", 22, bold=True)]
-    for machine in range(MACHINES):
-        left = 16 + 312 * machine
+    for number, name in enumerate(MACHINES):
+        left = 16 + 312 * number
         middle = left + 148
         held = [box(left, 52, 296, 318, "white", FRAME, stroke_width=2, rx=10),
                 box(middle - 70, 174, 140, 42, PALE_GREY, "black", stroke_width=2, rx=6),
                 words(middle, 202, "torchrun", 20, bold=True)]
-        if machine == 0:  # HOST
+        if name == "HOST":
             held.append(group([box(middle - 100, 72, 200, 46, PALE_ORANGE, ORANGE,
                                    stroke_width=3, rx=22),
                                words(middle, 102, "rendezvous", 20, bold=True)],
@@ -37,54 +76,16 @@ def draw_torchrun():
         for local_rank in range(DEVICES):
             x = left + 20 + 138 * local_rank
             held.append(arrow(middle + 40 * (2 * local_rank - 1), 218, x + 59, 252, "black", 3))
-            held.append(process(x, 256, machine * DEVICES + local_rank, local_rank))
-        name = "machine 0 = HOST" if machine == 0 else f"machine {machine}"
+            held.append(process(x, 256, local_rank))
         held.append(words(middle, 396, name, 20))
-        drawn.append(group(held, class_="machine", data_machine=machine))
+        drawn.append(group(held, class_="machine", data_name=name))
     drawn.append(arrow(164, 172, 164, 122, ORANGE, 4))
     drawn.append(arrow(402, 186, 258, 124, ORANGE, 4))
     return page(640, 412, "One torchrun per machine, one process per device",
-                "Machine 0 is HOST and keeps the rendezvous. It runs a torchrun that has started "
-                "rank 0 with local rank 0, and rank 1 with local rank 1. Machine 1 runs one that "
-                "has started rank 2 with local rank 0, and rank 3 with local rank 1. Arrows lead "
-                "from both torchruns to the rendezvous.", drawn)
-
-
-CHANGES = (  # name, and what it is in our program
-    ("model", "weights"),
-    ("optimizer", "momentum"),
-    ("step", "which images are next"),
-    ("random states", "one for each rank"),
-)
-
-
-def draw_checkpoint():
-    """What changes in the processes goes into the file, and from there into new processes."""
-    drawn = [words(320, 32, "All that changes during training", 22, bold=True)]
-    top, height = 92, 66
-    bottom = top + height * len(CHANGES)
-    drawn.append(box(16, 52, 126, bottom - 32, PALE_BLUE, BLUE, stroke_width=3, rx=8))
-    drawn.append(box(498, 52, 126, bottom - 32, "white", BLUE, stroke_width=3, rx=8))
-    drawn.append(words(79, 190, "processes", 18, bold=True))
-    drawn.append(words(79, 216, "that are"))
-    drawn.append(words(79, 240, "killed"))
-    drawn.append(words(561, 190, "new", 18, bold=True))
-    drawn.append(words(561, 216, "processes", 18, bold=True))
-    drawn.append(box(204, 52, 232, bottom - 32, PALE_GREY, "black", stroke_width=3, rx=8))
-    drawn.append(words(320, 80, "checkpoint", 20, bold=True))
-    for number, (name, what) in enumerate(CHANGES):
-        y = top + height * number
-        drawn.append(group([box(216, y, 208, height - 8, PALE_GREEN, GREEN, stroke_width=2, rx=6),
-                            words(320, y + 25, name, 20, bold=True),
-                            words(320, y + 48, what, 17)], class_="part", data_name=name))
-        middle = y + (height - 8) / 2
-        drawn.append(arrow(146, middle, 200, middle, "black", 3))
-        drawn.append(arrow(440, middle, 494, middle, "black", 3))
-    return page(640, bottom + 36, "A checkpoint holds all that changes during training",
-                "A file with four parts: the model's weights, the optimizer's momentum, the step, "
-                "which says which images are next, and the random states, one for each rank. An "
-                "arrow leads into each part from the processes that are killed, and from each part "
-                "to new processes.", drawn)
+                "HOST keeps the rendezvous. It runs a torchrun that has started two processes, "
+                "with the local ranks 0 and 1. Another machine runs one that has done the same. "
+                "The ranks of the four aren't known. Arrows lead from both torchruns to the "
+                "rendezvous.", drawn)
 
 
 def draw_parameter_server():
@@ -150,7 +151,7 @@ def draw_stale_gradient():
                 f"a single gradient. The server takes it as update {MEANWHILE + 1}.", drawn)
 
 
-DRAWINGS = {"checkpoint": draw_checkpoint, "parameter_server": draw_parameter_server,
+DRAWINGS = {"kill_and_resume": draw_kill_and_resume, "parameter_server": draw_parameter_server,
             "stale_gradient": draw_stale_gradient, "torchrun": draw_torchrun}
 
 if __name__ == "__main__":

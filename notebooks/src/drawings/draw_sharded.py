@@ -10,7 +10,7 @@ KINDS = ("weights", "gradients", "state")  # stage s divides the last s of them
 COLORS = {"weights": BLUE, "gradients": ORANGE, "state": GREEN}
 TITLES = ("data parallel: all copied", "stage 1: state divided", "stage 2: gradients, too",
           "stage 3: all divided")
-LAYERS = ("layer 2", "layer 3")  # a first layer is not gathered again
+LAYERS = ("layer 3", "layer 4")
 
 
 def held(stage, kind, rank):
@@ -54,7 +54,7 @@ def draw_who_holds_what():
 def draw_gathered_weight():
     drawn = [words(230, 30, "forward", 20, bold=True), words(478, 30, "backward", 20, bold=True),
              line(354, 12, 354, 292, GREY, 1)]
-    whole = {"layer 2": ((110, 200), (486, 576)), "layer 3": ((214, 304), (366, 456))}
+    whole = {"layer 3": ((110, 200), (486, 576)), "layer 4": ((214, 304), (366, 456))}
     for row, layer in enumerate(LAYERS):
         floor = 148 + 122 * row
         drawn.append(words(10, floor - 2, layer, anchor="start", bold=True))
@@ -73,10 +73,10 @@ def draw_gathered_weight():
     drawn.append(words(624, 318, "gradient, to be reduced", anchor="end"))
     drawn.append(words(100, 318, "thin: the shard, always there", anchor="start"))
     return page(640, 332, "A weight is whole only while its layer computes",
-                "Two rows, one for each of the last two layers of a network, from left to "
+                "Two rows, one for each of the last two of four layers, from left to "
                 "right in time. A thin bar, the rank's shard, is always there. In the forward "
-                "pass layer 2 is gathered, used and freed, then layer 3. In the backward pass "
-                "layer 3 is gathered again, used and freed, then layer 2, and each sends its "
+                "pass layer 3 is gathered, used and freed, then layer 4. In the backward pass "
+                "layer 4 is gathered again, used and freed, then layer 3, and each sends its "
                 "gradient to be reduced.", drawn)
 
 

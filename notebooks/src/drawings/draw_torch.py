@@ -1,92 +1,91 @@
-"""The drawings of chapter 13: MXNet's words and PyTorch's, and a forward pass of DataParallel.
+"""The drawings of chapter 13: one step in Gluon and in PyTorch; a weight in DataParallel.
 
 Run it to write the two SVG files beside it, the same bytes each time.
 """
 
 from elements import (
-    BLUE, GREEN, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, group, line, page, words,
+    BLUE, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, group, line, page, words,
     write,
 )
 
-SAME, OTHER = "same", "other"
-ENTRIES = [  # what is meant, MXNet's word, PyTorch's, and whether they mean the same
-    ("move", "as_in_context", "to", SAME),
-    ("2nd device", "mx.cpu(1)", "cpu:1 is cpu", OTHER),
-    ("cut 10 for 4", "3 3 2 2", "3 3 3 1", OTHER),
-    ("2nd backward", "replaces grad", "adds to grad", OTHER),
-    ("loss", "one per image", "their mean", OTHER),
-    ("momentum", "rate in velocity", "rate afterwards", OTHER),
+FILLS = {"value": (PALE_GREY, "black"), "works": (PALE_BLUE, BLUE),
+         "divides": (PALE_ORANGE, ORANGE)}
+GLUON = [  # what is there or happens, from top to bottom, and which kind it is
+    ("w = 0", "value"),
+    ("losses 9, 36, 81, 144", "value"),
+    ("", ""),
+    ("gradient −180", "value"),
+    ("step(4): ÷ 4, × 0.04", "divides"),
+    ("w = 1.8", "value"),
 ]
-SIZES = [4, 4, 2]  # of ten images on three devices, by chunk
-COLORS = [BLUE, ORANGE, GREEN]
-CELL = 35  # how wide an image is drawn
+PYTORCH = [
+    ("w = 0", "value"),
+    ("losses 9, 36, 81, 144", "value"),
+    ("mean: ÷ 4, so 67.5", "divides"),
+    ("gradient −45", "value"),
+    ("step(): × 0.04", "works"),
+    ("w = 1.8", "value"),
+]
+GRADIENTS = [1, 10, 100]  # of three copies of a weight, one on each GPU
 
 
-def draw_dictionary():
-    """Two columns of words; between them = or ≠."""
-    drawn = [words(276, 36, "MXNet", 24, bold=True), words(518, 36, "PyTorch", 24, bold=True)]
-    y = 54
-    for meaning, ours, theirs, kind in ENTRIES:
-        fill = PALE_BLUE if kind == SAME else PALE_ORANGE
-        edge = BLUE if kind == SAME else ORANGE
-        width = 1.5 if kind == SAME else 3
-        mark = "=" if kind == SAME else "≠"
-        drawn.append(group([
-            words(150, y + 31, meaning, 20, "end"),
-            box(164, y, 212, 46, fill, edge, stroke_width=width, rx=6),
-            words(270, y + 31, ours, 20, class_="ours"),
-            words(397, y + 33, mark, 28, bold=True),
-            box(418, y, 200, 46, fill, edge, stroke_width=width, rx=6),
-            words(518, y + 31, theirs, 20, class_="theirs"),
-        ], class_="entry", data_kind=kind))
-        y += 58
-    return page(632, y + 2, "MXNet's words and PyTorch's: which mean the same",
-                "Six rows. Moving means the same in both. A second device, cutting a batch, a "
-                "second backward pass, the loss and momentum are marked as not the same.", drawn)
+def draw_one_step_twice():
+    """Two columns from a weight to the next one, with the division by 4 where each has it."""
+    drawn = []
+    for x, name, stages in [(164, "Gluon", GLUON), (468, "PyTorch", PYTORCH)]:
+        drawn.append(words(x, 34, name, 24, bold=True))
+        y = 52
+        for place, (text, kind) in enumerate(stages):
+            if text:
+                fill, edge = FILLS[kind]
+                drawn.append(box(x - 140, y, 280, 44, fill, edge, stroke_width=3, rx=6))
+                drawn.append(words(x, y + 30, text, 20, bold=kind == "divides"))
+            if place + 1 < len(stages):
+                if stages[place + 1][0]:
+                    drawn.append(arrow(x, y + 46, x, y + 68, width=3))
+                else:  # nothing happens in the next row
+                    drawn.append(line(x, y + 46, x, y + 116, width=3))
+            y += 70
+    return page(632, y - 16, "The first step of one weight in Gluon and in PyTorch",
+                "Both begin with w = 0 and the losses 9, 36, 81 and 144, and end with w = 1.8. "
+                "Gluon: gradient -180, then step(4) divides by 4. PyTorch: the mean divides by 4, "
+                "gradient -45, and step() doesn't divide.", drawn)
 
 
 def draw_data_parallel():
-    """Scatter, replicate, parallel apply, gather; and gradients that add up on their way back."""
-    left = 150
+    """Two panels of three GPUs: a weight and its copies; their gradients add up in it."""
     drawn = []
-    for y, step in [(54, "1 scatter"), (117, "2 replicate"), (208, "3 apply"), (323, "4 gather")]:
-        drawn.append(words(506, y, step, 21, "start", bold=True))
-    batch, replicas, scores = [], [], []
-    begin = 0
-    for size, color in zip(SIZES, COLORS):
-        x = left + begin * CELL
-        width = size * CELL - 6
-        center = x + width / 2
-        ink = "black" if color == ORANGE else "white"
-        batch.append(box(x, 26, width, 42, color, "black", class_="shard", data_images=size))
-        batch.append(words(center, 54, f"{size} images" if size > 2 else "2", 20, fill=ink))
-        replicas.append(box(center - 33, 152, 66, 100, PALE_GREY, color, stroke_width=5, rx=6,
-                            class_="replica"))
-        replicas.append(words(center, 208, "replica", 17))
-        drawn.append(arrow(center + 14, 70, center + 14, 148, width=4, color=color))
-        drawn.append(arrow(center - 16, 110, center - 16, 148, width=3))
-        drawn.append(arrow(center, 256, center, 292, width=4, color=color))
-        rail_end = center - 16
-        scores.append(box(x, 296, width, 42, color, "black", class_="scores", data_images=size))
-        scores.append(words(center, 323, f"{size} scores" if size > 2 else "2", 20, fill=ink))
-        drawn.append(line(center, 338, center, 372, width=6))  # where the way back begins
-        begin += size
-    scores.append(box(left - 5, 291, begin * CELL + 4, 52, "none", "black", stroke_width=3))
-    drawn += [group(batch), group(replicas), group(scores)]
-    drawn.append(box(8, 152, 100, 100, PALE_GREY, "black", stroke_width=3, rx=6))
-    drawn.append(words(58, 208, "network", 20))
-    drawn.append(line(58, 152, 58, 110, width=3))
-    drawn.append(line(56.5, 110, rail_end + 1.5, 110, width=3))
-    drawn.append(line(center + 3, 372, 58, 372, width=6))
-    drawn.append(arrow(58, 375, 58, 258, width=6))
-    drawn.append(words(320, 404, "back: the gradients of the replicas add up", 21, bold=True))
-    return page(632, 420, "One forward pass of DataParallel and its way back",
-                "A batch of ten images is scattered into shards of 4, 4 and 2; the network is "
-                "replicated for each; replicas are applied in parallel; scores are gathered. On "
-                "the way back the gradients of the replicas add up in the network.", drawn)
+    for left, name in [(0, "forward: w is copied"), (328, "back: gradients add up")]:
+        drawn.append(words(left + 152, 32, name, 22, bold=True))
+        for gpu in range(3):
+            x = left + 2 + 104 * gpu
+            drawn.append(box(x, 48, 92, 264, PALE_GREY, "none", rx=8))
+            drawn.append(words(x + 46, 300, f"GPU {gpu}", 20))
+
+    copies, gradients, ways = [], [], []
+    for gpu, gradient in enumerate(GRADIENTS):
+        x = 48 + 104 * gpu
+        ways.append(arrow(48 + 8 * gpu, 122, x, 204, BLUE, 5))
+        copies.append(box(x - 38, 210, 76, 50, PALE_BLUE, BLUE, stroke_width=3, rx=6))
+        copies.append(words(x, 242, "copy" if gpu else "itself", 20))  # GPU 0 has it already
+        x += 328
+        ways.append(arrow(x, 206, 376 + 14 * gpu, 128, ORANGE, 5))
+        gradients.append(box(x - 38, 210, 76, 50, PALE_ORANGE, ORANGE, stroke_width=3, rx=6))
+        gradients.append(words(x, 242, str(gradient), 22))
+    originals = [box(10, 66, 76, 52, BLUE, "black", stroke_width=3, rx=6),
+                 words(48, 99, "w", 24, fill="white"),
+                 box(338, 66, 76, 52, ORANGE, "black", stroke_width=3, rx=6),
+                 words(376, 99, str(sum(GRADIENTS)), 24, bold=True)]
+    drawn += [*ways, group(copies), group(gradients, class_="gradients"),
+              group(originals, class_="originals")]
+    return page(632, 320, "A weight in DataParallel, forward and backward",
+                "Forward, a broadcast: GPU 0 uses the weight itself, GPUs 1 and 2 use copies. "
+                "Backward, a reduce: the gradients 1, 10 and 100 of the three uses add up to 111 "
+                "on GPU 0.",
+                drawn)
 
 
-DRAWINGS = {"dictionary": draw_dictionary, "data_parallel": draw_data_parallel}
+DRAWINGS = {"one_step_twice": draw_one_step_twice, "data_parallel": draw_data_parallel}
 
 if __name__ == "__main__":
     write(DRAWINGS)

@@ -50,6 +50,8 @@ class Contents(AsyncLargeFileManager):
         return model
 
     async def save(self, model, path=""):
+        if path.strip("/") == START and isinstance(model.get("content"), str):
+            model["content"] = without_marks(model["content"])
         if is_chapter(model, path) and model.get("content"):
             try:
                 old = json.loads(Path(self._get_os_path(path)).read_text("utf-8"))
@@ -104,6 +106,12 @@ def with_marks(text, root):
             link = re.escape(path.removeprefix("notebooks/"))
             text = re.sub(rf"^\| ?(●?) ?(\|.*\({link}\))", r"| \1 ✓ \2", text, flags=re.MULTILINE)
     return text
+
+
+def without_marks(text):
+    """The first page's `text` as its file has it: what `with_marks` adds is not the reader's."""
+    text = re.sub(r"^\| ● ✓ \|", "| ● |", text, flags=re.MULTILINE)
+    return re.sub(r"^\|  ✓ \|", "| |", text, flags=re.MULTILINE)
 
 
 def keep_view(new, old):
