@@ -119,7 +119,7 @@ def logged(function, *given):
 # 3. `step()` takes the mean of all ranks' gradients, updates the shards, and gives all ranks all
 #    new values, in the same `Parameter` objects as before. A gradient that is `None` counts as
 #    zeros, even where it is `None` on all ranks: a parameter without a gradient still decays, and
-#    moves on with its momentum. (Chapter 16 leaves it alone.)
+#    moves on with its momentum. (Chapter 16's program leaves it alone.)
 # 4. `step()` sends two messages, even where there is only one rank: a reduce-scatter, into which
 #    each rank puts its flat gradient with its zeros, and an all-gather, into which each puts its
 #    shard. Nothing else is sent, neither then nor before.
