@@ -444,7 +444,8 @@ value_cases = [
 your_turn(value_after, value_cases)
 
 # %% [markdown]
-# Programs that no longer work as printed are in deeper: Listings you will meet.
+# Lines of published programs that stop, or do something else than they seem to say, are in deeper:
+# MXNet's surprises.
 #
 # ## Summary
 #

@@ -301,7 +301,11 @@ for kind in ["device", "local"]:
 # warns that one GPU may use 90 % of its memory and others 50 %, and that, since batches are split
 # evenly, the fullest limits the batch for all. What helps is `kvstore="local"`, which takes the
 # host's memory instead, but is often slower, says the tutorial; or several small embeddings instead
-# of a large one (exercise 3). Other kinds of store, for GPUs too, are in deeper: KVStore's cases.
+# of a large one (exercise 3).
+#
+# **On GPUs** there is a third kind, `kvstore="nccl"`, which uses NVIDIA's library. Its sums are made
+# on the first GPU (`KVStoreNCCL::InitMergeBuffer` in `src/kvstore/kvstore_nccl.h`, MXNet 1.9.1), so
+# a store that updates holds all of the optimizer's state there. A CPU build doesn't have it.
 #
 # ## Resume on other devices
 #
@@ -396,8 +400,8 @@ for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
 # - The saved count of steps is filed under the device numbers that saved it. To resume with Adam on
 #   other devices, set `begin_num_update`.
 #
-# Next, chapter 08: ResNet-18. Gradient compression, misspelled store names, and the speed of each
-# store are in deeper: KVStore's cases.
+# Next, chapter 08: ResNet-18. What becomes of weights that are written while a store keeps its own
+# is in deeper: MXNet's surprises.
 #
 # **Further reading.** R. Pascanu, T. Mikolov and Y. Bengio, *On the difficulty of training
 # recurrent neural networks* (ICML 2013); GluonNLP's `clip_grad_global_norm`
