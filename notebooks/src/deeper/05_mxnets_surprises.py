@@ -512,7 +512,7 @@ for line in [draft_of_2018, straight_dope, layer_by_name, no_gpu]:
 # %% [markdown]
 # | line | why it stops | instead |
 # | --- | --- | --- |
-# | `import gluonbook as gb` | a package of 2018; `d2l` is another | `pip install --no-deps gluonbook` |
+# | `import gluonbook as gb` | not `d2l`, but older | `pip install --no-deps gluonbook` |
 # | `gluon.autograd` | Gluon no longer imports it | `from mxnet import autograd` |
 # | `"cnn_conv2d0_weight"` | Gluon has changed the names it makes | `net[0].weight` |
 # | `split_and_load(x, [])` | d2l's `try_all_gpus()` without a GPU | `helpers.devices(2)` |
