@@ -1,8 +1,7 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds the judge, and one of its deeper notebooks the judge's arrays and calls; another
-builds the schedules. Each function here is the one that is taught. A *schedule*
-is a list of rounds, a round a list of messages that can be sent at the same time.
+Chapter 03 builds the judge, and one of its optional notebooks the judge's arrays and calls. A
+*schedule* is a list of rounds, a round a list of messages that can be sent at the same time.
 """
 
 from typing import NamedTuple

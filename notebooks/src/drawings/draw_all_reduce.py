@@ -387,83 +387,10 @@ def draw_collectives():
                 "and broadcast together do that, and so do reduce-scatter and all-gather.", drawn)
 
 
-def first_tree():
-    """`{rank: its parent}` for the ranks 0 to 6; the root, 3, has None."""
-    return {3: None, 1: 3, 5: 3, 0: 1, 2: 1, 4: 5, 6: 5}
-
-
-def second_tree():
-    """The same tree, moved by one; what would be rank 7 is rank 0."""
-    moved = {}
-    for rank, parent in first_tree().items():
-        moved[(rank + 1) % 7] = None if parent is None else (parent + 1) % 7
-    return moved
-
-
-def depth(tree, rank):
-    """How many edges lie between a rank and the root."""
-    edges = 0
-    while tree[rank] is not None:
-        rank = tree[rank]
-        edges += 1
-    return edges
-
-
-def draw_tree(top, tree):
-    """Edges, then nodes; a node stands above or below its rank in the row."""
-    inner_of_first = set(first_tree().values())
-    inner_of_second = set(second_tree().values())
-    drawn = []
-    for rank, parent in tree.items():
-        if parent is None:
-            continue
-        x, y = 100 + 74 * rank, top + 72 * depth(tree, rank)
-        parent_x, parent_y = 100 + 74 * parent, top + 72 * depth(tree, parent)
-        if abs(rank - parent) > 4:  # the edge to the rank that moved from the end to the start
-            below = y + 40
-            drawn.append(element("path", d=f"M {parent_x} {parent_y} V {below} H {x} V {y}",
-                                 fill="none", stroke="black", stroke_width=3,
-                                 stroke_linejoin="round", class_="edge"))
-        else:
-            drawn.append(line(x, y, parent_x, parent_y, width=3, class_="edge"))
-    for rank in sorted(tree):
-        x, y = 100 + 74 * rank, top + 72 * depth(tree, rank)
-        fill, ink = "white", "black"
-        if rank in inner_of_first:
-            fill, ink = BLUE, "white"
-        elif rank in inner_of_second:
-            fill = ORANGE
-        drawn.append(group([
-            element("circle", cx=x, cy=y, r=22, fill=fill, stroke="black", stroke_width=2),
-            words(x, y + 8, str(rank), 22, bold=True, fill=ink)], class_="node", data_rank=rank))
-    return drawn
-
-
-def draw_two_trees():
-    """Deeper: the leaves of one tree are the inner nodes of the other."""
-    drawn = [words(312, 32, "Every device but 0 is a leaf in one tree only", 22, bold=True)]
-    for name, top, tree in (("tree 1", 90, first_tree()),
-                            ("tree 2: moved by one", 318, second_tree())):
-        drawn.append(words(14, top + 8, name, 20, anchor="start", bold=True))
-        drawn.append(group(draw_tree(top, tree), class_="tree", data_name=name))
-    legend = ((BLUE, "inside tree 1, a leaf of tree 2"),
-              (ORANGE, "a leaf of tree 1, inside tree 2"),
-              ("white", "a leaf of both"))
-    for row, (fill, text) in enumerate(legend):
-        y = 540 + 32 * row
-        drawn.append(element("circle", cx=150, cy=y, r=11, fill=fill, stroke="black",
-                             stroke_width=2))
-        drawn.append(words(174, y + 6, text, anchor="start"))
-    return page(624, 624, "Two binary trees over seven devices",
-                "Tree 1: root 3, below it 1 and 5, and the leaves 0, 2, 4 and 6. Tree 2 is moved "
-                "by one: root 4, below it 2 and 6, and the leaves 1, 3, 5 and 0. Only device 0 is "
-                "a leaf in both.", drawn)
-
-
 DRAWINGS = {
     "rebinding": draw_rebinding, "star_tree_ring": draw_star_tree_ring,
     "ring_rounds": draw_ring_rounds, "collectives": draw_collectives,
-    "halving_doubling": draw_halving, "two_trees": draw_two_trees}
+    "halving_doubling": draw_halving}
 
 if __name__ == "__main__":
     write(DRAWINGS)
