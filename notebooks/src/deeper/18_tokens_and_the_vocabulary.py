@@ -16,8 +16,8 @@
 # > **What you'll do:** divide a block by tokens, then the embedding, the output layer and the loss
 # > by the vocabulary, and compare all gradients with those of one process.
 # >
-# > **What you'll learn:** what sequence parallelism sends and saves; which gradients it leaves
-# > unfinished; a loss over a divided vocabulary from three numbers a token.
+# > **What you'll learn:** what sequence parallelism sends and saves; which gradients are partial
+# > then; a loss over a divided vocabulary from three numbers a token.
 # >
 # > **What you need:** chapters 17 and 18, no GPU, and PyTorch 2.13 or newer.
 # > Reading takes {reading time}, running about 15 seconds.
@@ -283,36 +283,36 @@ for rank, found in enumerate(ranks(by_tokens)):
 # </details>
 #
 # The divided matrices have seen all tokens, by the gathers. But a norm and the bias of a row layer
-# are whole on every rank, and each rank used them for its own tokens only. So its gradient lacks
-# what the other tokens add. This is data parallelism over the tokens of a sequence, and it needs
-# what data parallelism needs, **an all-reduce of these gradients after the backward pass**. They
-# are added up, and not averaged, because the losses of the tokens are added up here.
+# are whole on every rank, and each rank used them for its own tokens only. So its gradient is
+# partial, because it lacks what the other tokens add. This is data parallelism over the tokens of a
+# sequence, and it needs what data parallelism needs, **an all-reduce of these gradients after the
+# backward pass**. They are added up, and not averaged, because there is one loss, of all tokens.
 
 # %%
-def add_up_unfinished(net):
+def add_up_partial(net):
     for name, p in net.named_parameters():
         last_two = ".".join(name.split(".")[-2:])
         if last_two not in cut_along:  # whole on every rank, used for its own tokens
             dist.all_reduce(p.grad)
 
 
-def by_tokens_finished():
+def by_tokens_summed():
     block = BlockByTokens(make_block())
     hidden = my_part(make_hidden(), 1)
     block(hidden).square().sum().backward()
-    add_up_unfinished(block)
+    add_up_partial(block)
     return joined({name: p.grad for name, p in block.named_parameters()})
 
 
-for rank, found in enumerate(ranks(by_tokens_finished)):
+for rank, found in enumerate(ranks(by_tokens_summed)):
     right = largest_difference(found, whole["gradients"]) < 1e-12
     print(f"rank {rank}: all gradients equal to 1e-12: {right}")
     assert right
 
 # %% [markdown]
 # If this sum is left out, no error says so. Each rank makes its own steps with its norms, and the
-# copies drift apart. (Megatron-LM does the sum in `_allreduce_layernorm_grads`, in
-# `core/distributed/finalize_model_grads.py`; newer versions have a longer name for it.)
+# copies drift apart. (In Megatron-LM's versions of 2024 the sum is in `_allreduce_layernorm_grads`,
+# `megatron/core/distributed/finalize_model_grads.py`.)
 #
 # ## What is held?
 #
@@ -435,9 +435,9 @@ print(f"by tokens {ours:,.0f} bytes, four all-reduces {all_reduces:,.0f}")
 assert ours == all_reduces
 
 # %% [markdown]
-# **So dividing by tokens saves memory and sends no more** (section 4.2.2 of the paper says so,
-# too). What comes on top is small: the gradients of norms and biases, once a step, six times
-# `width` numbers a block.
+# **So dividing by tokens saves memory, and no more of the hidden states is sent** (the paper's
+# section 4.2.2). What comes on top is small: the gradients of norms and biases, once a step, six
+# times `width` numbers a block.
 #
 # ## The embedding, by its rows
 #
@@ -587,7 +587,7 @@ for loss_function in [divided_loss, nothing_subtracted, its_own_largest]:
 # The pieces fit each other. The embedding's sum and scatter leaves each rank its own tokens, which
 # is what the blocks take. Before the output layer comes a gather, as before every column layer. The
 # table of places is whole on every rank, and each uses the rows of its own tokens. So its gradient
-# is unfinished, like those of the norms.
+# is partial, like those of the norms.
 
 # %% tags=["trains"]
 text = Path("../../LICENSE").read_text()
@@ -625,7 +625,7 @@ def all_divided():
     divide(net)
     loss = divided_loss(forward(net, x), labels)
     loss.backward()
-    add_up_unfinished(net)
+    add_up_partial(net)
     held = sum(p.numel() for p in net.parameters())
     return loss.detach(), joined({name: p.grad for name, p in net.named_parameters()}), held
 
@@ -671,8 +671,8 @@ for ours, theirs in ranks(both_losses):
 # ## Dropout: which ranks draw the same numbers?
 #
 # In chapter 18 dropout needed the same seed on all ranks, because each had all hidden states, and
-# they had to stay equal. Here two ranks drop from hidden states of ones, with the same seed and
-# with one of their own. Once each has all four tokens, and once its own two:
+# they had to stay equal. Here two ranks apply dropout to hidden states of ones, first if each has
+# all four tokens, then if each has its own two, with the same seed and with seeds of their own:
 
 # %%
 def dropped(own_seed, divided):
@@ -754,7 +754,7 @@ print("cut by heads:", thirds(by_heads))
 # ### Answer 1
 #
 # The gradient of the weight needs all tokens, and that of the tokens needs only the weight. So the
-# gather in the backward pass can run while the other product is computed, as the paper has it.
+# second gather can run while the other product is computed, as the paper has it. Ours doesn't.
 
 # %% tags=["solution"]
 class ColumnsOfTokens(torch.autograd.Function):
@@ -828,7 +828,7 @@ def with_whole_output(gather_function):
     logits = net.output(gather_function(net.norm(hidden)))
     F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     of_output = net.output.weight.grad.clone()
-    add_up_unfinished(net)
+    add_up_partial(net)
     of_up = joined({"up.weight": net.blocks[0].mlp.up.weight.grad})["up.weight"]
     return of_output, of_up
 
