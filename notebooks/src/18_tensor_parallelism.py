@@ -766,7 +766,9 @@ for world in worlds:
 # They go around plain `nn.Linear` shards, and not around its `ColumnLinear` and `RowLinear`, which
 # send already: with both, gradients or outputs would count $k$ times. With a large vocabulary the
 # embedding and the output layer are large matrices, too. `VocabularyEmbedding` and `cross_entropy`
-# divide them by the tokens of the vocabulary, and the ranks needn't send their logits.
+# divide them by the tokens of the vocabulary, and the ranks needn't send their logits. How both
+# cuts are written, and which mistakes in them raise no error, is in deeper: Tokens and the
+# vocabulary.
 #
 # ## Summary
 #
