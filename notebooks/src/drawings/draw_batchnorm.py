@@ -70,7 +70,8 @@ def draw_sums_of_all():
     mean = totals[0] / 4
     variance = totals[1] / 4 - mean**2
     drawn = []
-    for column, text in ((92, "shard"), (228, "sums"), (420, "totals"), (560, "statistics")):
+    for column, text in ((92, "shard"), (228, "sums"), (332, "all-reduce"), (420, "totals"),
+                         (560, "statistics")):
         drawn.append(words(column, 26, text, bold=True))
     for rank, shard in enumerate(SHARDS):
         top = 40 + 140 * rank
@@ -88,11 +89,9 @@ def draw_sums_of_all():
             drawn.append(words(560, y, statistic, 22, bold=True, class_="statistic"))
         drawn.append(arrow(136, top + 62, 166, top + 62, FRAME, 3))
         drawn.append(arrow(474, top + 62, 500, top + 62, FRAME, 3))
-    for start, tip in ((96, 236), (236, 96)):
-        drawn.append(arrow(300, start, 364, tip, "black", 4))
-        drawn.append(arrow(300, start, 364, start, "black", 4))
-    drawn.append(words(332, 172, "all-reduce", 20, bold=True, stroke="white", stroke_width=6,
-                       paint_order="stroke"))
+    for start, other in ((102, 242), (242, 102)):
+        drawn.append(arrow(290, start, 362, start, "black", 4))
+        drawn.append(arrow(290, start, 362, other + (14 if other < start else -14), "black", 4))
     return page(640, 304, "All-reduced sums give both devices the whole batch's statistics",
                 "Device 0 has 1 and 3, whose sum is 4 and whose sum of squares is 10. Device 1 has "
                 "5 and 7, with the sums 12 and 74. An all-reduce gives both devices the totals 16 "
