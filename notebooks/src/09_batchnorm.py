@@ -308,8 +308,8 @@ for device in pair:
 # </details>
 #
 # One device would have a tenth of 4, which is the average of both. Both variances are $0.9 \cdot 1
-# + 0.1 \cdot 1 = 1.0$. One device's would be $0.9 \cdot 1 + 0.1 \cdot 5 = 1.4$, because no shard
-# sees the variance *between* shards.
+# + 0.1 \cdot 1 = 1.0$. One device's would be larger, $0.9 \cdot 1 + 0.1 \cdot 5 = 1.4$, because it
+# also sees the variance *between* the shards.
 #
 # ### Is one replica as good as the other?
 #
@@ -400,9 +400,9 @@ for device in pair:
 changes = []
 for name in labels:
     for epoch in [0, 1]:
-        pooled = of_seeds(name, epoch, "pooled_accuracy")
-        shared = of_seeds(name, epoch, "accuracy")
-        changes.append(100 * np.abs(shared - pooled).max())
+        before_sharing = of_seeds(name, epoch, "pooled_accuracy")
+        after_sharing = of_seeds(name, epoch, "accuracy")
+        changes.append(100 * np.abs(after_sharing - before_sharing).max())
 print(f"sharing moved the pooled accuracy by {max(changes):.2f} points at most")
 
 # %% [markdown]
@@ -643,7 +643,7 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 # The numbers are few. But at each all-reduce every device waits for all others, because a norm
 # can't go on without its sums. (How long, we haven't measured.)
 #
-# Gluon has one, `mxnet.gluon.contrib.nn.SyncBatchNorm`. It needs shards of equal size, and it can
+# Gluon has a synchronised norm, `mxnet.gluon.contrib.nn.SyncBatchNorm`. It needs shards of equal size, and it can
 # hang (deeper: The law of the difference).
 #
 # ## What is different in PyTorch
@@ -656,12 +656,13 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 #   cuDNN takes $n - 1$, too, and in the forward pass (`cudnn_batch_norm-inl.h` at MXNet 1.9.1).
 # - **Buffers come from rank 0.** Running statistics are *buffers* of a module. By default DDP sends
 #   rank 0's to all ranks before each forward pass (`_sync_buffers` in
-#   `torch/nn/parallel/distributed.py`). The argument is `broadcast_buffers`, which 2.13 renames
-#   `forward_sync_buffers`. So the replicas agree, but on the statistics of rank 0's shards, not on
-#   an average.
+#   `torch/nn/parallel/distributed.py`). Its argument for that is `broadcast_buffers`, and from 2.13
+#   on `forward_sync_buffers`. So the replicas agree, but on the statistics of rank 0's shards, not
+#   on an average.
 # - **SyncBatchNorm.** `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of
-#   every BatchNorm, before DDP gets the model. In a process group it works on GPUs and their like,
-#   and raises for tensors on a CPU (`SyncBatchNorm.forward` in `torch/nn/modules/batchnorm.py`).
+#   every BatchNorm, before DDP gets the model. In a process group it needs GPUs or other
+#   accelerators, and raises for tensors on a CPU (`SyncBatchNorm.forward` in
+#   `torch/nn/modules/batchnorm.py`).
 #
 # ## Summary
 #
