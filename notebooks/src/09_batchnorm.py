@@ -643,8 +643,8 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 # The numbers are few. But at each all-reduce every device waits for all others, because a norm
 # can't go on without its sums. (How long, we haven't measured.)
 #
-# Gluon has a synchronised norm, `mxnet.gluon.contrib.nn.SyncBatchNorm`. It needs shards of equal size, and it can
-# hang (deeper: The law of the difference).
+# Gluon has a synchronised norm, `mxnet.gluon.contrib.nn.SyncBatchNorm`. It needs shards of equal
+# size, and it can hang (deeper: The law of the difference).
 #
 # ## What is different in PyTorch
 #
