@@ -1,4 +1,4 @@
-"""The drawing of chapter 09: its means are those."""
+"""The drawings of chapter 09: means, sums and statistics are those of the numbers."""
 
 import draw_batchnorm
 import numpy as np
@@ -25,3 +25,17 @@ def test_means_and_shifts_are_those_of_the_values():
         assert float(shift.get("data-shift")) == delta
         assert shift.findtext(SVG + "text").replace("−", "-") == f"{delta:+g}"
     assert sum(float(shift.get("data-shift")) for shift in shifts) == 0
+
+
+def test_sums_totals_and_statistics_are_those_of_the_shards():
+    root = read("sums_of_all")
+    shards = [np.array(text.text.split(", "), float) for text in with_class(root, "shard")]
+    own, total, statistic = ([text.text for text in with_class(root, kind)]
+                             for kind in ("own", "total", "statistic"))
+    whole = np.concatenate(shards)
+    for shard in shards:
+        assert own[:2] == [f"Σx = {shard.sum():g}", f"Σx² = {(shard ** 2).sum():g}"]
+        assert total[:2] == [f"Σx = {whole.sum():g}", f"Σx² = {(whole ** 2).sum():g}"]
+        assert statistic[:2] == [f"mean {whole.mean():g}", f"variance {whole.var():g}"]
+        own, total, statistic = own[2:], total[2:], statistic[2:]
+    assert own == total == statistic == []

@@ -46,7 +46,7 @@ STATIC = {"static_alloc": True, "static_shape": True}  # as chapter 08 hybridise
 STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
           "trainer": ("accuracy", "padded_accuracy", "loss"),
           "resnet18": ("losses", "accuracy", "seconds", "others"),
-          "norm": ("loss", "accuracy", "own_accuracy")}
+          "norm": ("loss", "accuracy", "pooled_accuracy")}
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,8 @@ class WithGluon:
         share = accuracy(self.net, self.test, self.devices)
         if self.row.chapter == "norm":
             models.share_statistics(self.net)
-            return {"accuracy": accuracy(self.net, self.test, self.devices), "own_accuracy": share}
+            shared = accuracy(self.net, self.test, self.devices)
+            return {"accuracy": shared, "pooled_accuracy": share}
         if not getattr(self.test, "padding", 0):
             return {"accuracy": share}
         rows = len(self.test) * self.test.iter.batch_size

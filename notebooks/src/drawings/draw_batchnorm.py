@@ -1,6 +1,6 @@
-"""The drawing of chapter 09: one batch, its shards, and the mean that each device sees.
+"""The drawings of chapter 09: the mean that each device sees; sums that give all the same mean.
 
-Run it to write the SVG file beside it, the same bytes each time.
+Run it to write the SVG files beside it, the same bytes each time.
 """
 
 from elements import (
@@ -64,7 +64,41 @@ def draw_shards_and_means():
                 "device 1 sees 5 and 7 with the mean 6, which is 2 more.", drawn)
 
 
-DRAWINGS = {"shards_and_means": draw_shards_and_means}
+def draw_sums_of_all():
+    """Both devices' sums and sums of squares, the totals, and the statistics that follow."""
+    totals = [sum(sum(shard) for shard in SHARDS), sum(v * v for shard in SHARDS for v in shard)]
+    mean = totals[0] / 4
+    variance = totals[1] / 4 - mean**2
+    drawn = []
+    for column, text in ((92, "shard"), (228, "sums"), (332, "all-reduce"), (420, "totals"),
+                         (560, "statistics")):
+        drawn.append(words(column, 26, text, bold=True))
+    for rank, shard in enumerate(SHARDS):
+        top = 40 + 140 * rank
+        color, pale = ((BLUE, PALE_BLUE), (ORANGE, PALE_ORANGE))[rank]
+        drawn.append(box(10, top, 620, 112, pale, color, stroke_width=2, rx=8))
+        drawn.append(words(24, top + 30, f"device {rank}", 20, anchor="start", bold=True))
+        drawn.append(words(92, top + 74, f"{shard[0]}, {shard[1]}", 24, class_="shard"))
+        cells = [(f"Σx = {sum(shard)}", f"Σx = {totals[0]}", f"mean {mean:g}"),
+                 (f"Σx² = {sum(v * v for v in shard)}", f"Σx² = {totals[1]}",
+                  f"variance {variance:g}")]
+        for number, (own, total, statistic) in enumerate(cells):
+            y = top + 48 + 36 * number
+            drawn.append(words(228, y, own, 22, class_="own"))
+            drawn.append(words(420, y, total, 22, bold=True, class_="total"))
+            drawn.append(words(560, y, statistic, 22, bold=True, class_="statistic"))
+        drawn.append(arrow(136, top + 62, 166, top + 62, FRAME, 3))
+        drawn.append(arrow(474, top + 62, 500, top + 62, FRAME, 3))
+    for start, other in ((102, 242), (242, 102)):
+        drawn.append(arrow(290, start, 362, start, "black", 4))
+        drawn.append(arrow(290, start, 362, other + (14 if other < start else -14), "black", 4))
+    return page(640, 304, "All-reduced sums give both devices the whole batch's statistics",
+                "Device 0 has 1 and 3, whose sum is 4 and whose sum of squares is 10. Device 1 has "
+                "5 and 7, with the sums 12 and 74. An all-reduce gives both devices the totals 16 "
+                "and 84, from which both find the mean 4 and the variance 5.", drawn)
+
+
+DRAWINGS = {"shards_and_means": draw_shards_and_means, "sums_of_all": draw_sums_of_all}
 
 if __name__ == "__main__":
     write(DRAWINGS)
