@@ -432,8 +432,15 @@ for entry, right_groups in TABLE.items():
 #
 # You need not write these sums yourself. [train_transformer.py](train_transformer.py) trains the
 # transformer of chapter 17 on a mesh of three dimensions, *data*, *pipeline* (chapter 19) and
-# *tensor*, by PyTorch's own parts. The first of its decisive functions divides the network: first
-# into stages, then each matrix, then each parameter.
+# *tensor*, by PyTorch's own parts. On 2 × 2 × 2 ranks each rank is in three groups of two:
+#
+# ![Eight ranks at the corners of a cube. Its edges are groups of two ranks. Rank 0 is in a data
+# group with rank 4, which has other examples, in a pipeline group with rank 2, which has other
+# layers, and in a tensor group with rank 1, which has the other half of each
+# matrix.](src/drawings/mesh_of_eight.svg)
+#
+# The first of its decisive functions divides the network: first into stages, then each matrix, then
+# each parameter.
 
 # %%
 import inspect
@@ -477,6 +484,35 @@ for name, (dimensions, placements) in on_rank[0].items():
 # were wrong.
 #
 # </details>
+#
+# What does one rank hold, then, on $D \times P \times T$ ranks? Of a matrix in a block it holds one
+# part of $T$, and of that a shard of one in $D$, if the block is in its stage. So with three
+# dimensions a rank holds about $1/(DPT)$ of all matrices. (Norms, embeddings and the output layer
+# aren't divided over *tensor* here.) The same goes for gradients and Adam's state. We count the
+# blocks of a network with two layers:
+
+# %%
+def numbers_held(shape):
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "pipeline", "tensor"))
+    dist.barrier()  # as in make_mesh
+    net = train_transformer.Transformer(70, width=64, heads=4, layers=2, tokens=64)
+    of_blocks = sum(p.numel() for p in net.blocks.parameters())
+    stage = train_transformer.divide(net, mesh)
+    held = 0
+    for p in stage.blocks.parameters():
+        held += p.to_local().numel()
+    return held / of_blocks
+
+
+for shape in [(1, 1, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2)]:
+    D, P, T = shape
+    share, *_ = ranks(numbers_held, shape, world=D * P * T)
+    print(f"{D} x {P} x {T}: rank 0 holds {share:.3f} of the numbers of all blocks")
+
+# %% [markdown]
+# Activations are divided differently: *data* divides them by examples, *tensor* only inside
+# attention and MLP (chapter 18), and a first stage keeps several micro-batches (chapter 19). For
+# the sizes of your own model see deeper: Seven ways, computed.
 #
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
 # too. `clip` does that (and `whole_loss`, not shown, the row of the loss):
@@ -541,6 +577,28 @@ assert apart < 1e-12
 # data × 2 tensor ranks to 2 data × 2 stages, and `make test-tools` compares all 18 meshes of 1, 2,
 # 4 and 8 ranks with one process.
 #
+# ### Random numbers
+#
+# Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
+# tensor group have the same hidden states, so they must drop the same numbers of them, or their
+# replicas go apart (chapter 18). Data ranks have different examples, and should drop different
+# ones. Both hold if the seed comes from the rank's place in its data group:
+
+# %%
+def kept_by_dropout():
+    mesh = make_mesh()
+    torch.manual_seed(mesh.get_local_rank("data"))
+    return F.dropout(torch.ones(8), p=0.5).tolist()
+
+
+for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
+    print(f"rank {rank}:", kept)
+
+# %% [markdown]
+# Stages have different layers, so their seeds should differ as well. And inside attention and MLP
+# each tensor rank has numbers of its own, so there each should draw for itself. Megatron-LM keeps a
+# second random state for these places (M. Shoeybi et al., 2019, arXiv:1909.08053, appendix B.2).
+#
 # ## On GPUs, and on several machines
 #
 # For GPUs two lines at the top of the program change (we have run it on CPUs only):
@@ -602,7 +660,8 @@ assert apart < 1e-12
 # - In the gradient norm, add up the squares of all shards, but count a replicated gradient once.
 # - The dimension that sends most often goes inside a machine: the last one of the mesh.
 #
-# Next: [the map](map.md).
+# To go on: deeper: Seven ways, computed. There you put in the sizes of your own model and see what
+# each way holds and sends, also two that are new, for long sequences and for experts.
 
 # %% [markdown]
 # ## Exercises

@@ -9,16 +9,17 @@
 # ![Four ways to cut, each with two squares, the weights and the batch, and the numbers 0 to 3 of
 # the devices. Data: the batch is cut between sequences, and all have all weights. Context: the
 # batch is cut between tokens. Pipeline: the weights are cut between layers, and all get the whole
-# batch. Tensor: the weights are cut across the width of every layer.](../src/drawings/four_cuts.svg)
+# batch. Tensor: the weights are cut across the width of every
+# layer.](../src/drawings/four_cuts.svg)
 #
-# > **What you'll do:** compute seven ways with your own sizes, count four of them on real ranks, and
-# > run attention and experts that are divided among ranks.
+# > **What you'll do:** compute seven ways with your own sizes, count three of them on real ranks,
+# > and run attention and experts that are divided among ranks.
 # >
 # > **What you'll learn:** what each way divides, holds and sends; what its bytes grow with; which
 # > ways go inside a machine when several are combined.
 # >
-# > **What you need:** chapters 16 to 19, best also 20, no GPU, and PyTorch 2.13 or newer.
-# > Reading takes {reading time}, running about 20 seconds.
+# > **What you need:** chapters 16 to 19, best also 20, no GPU, and PyTorch 2.13 or newer. Reading
+# > takes {reading time}, running about 20 seconds.
 
 # %% tags=["torch"]
 import math
@@ -41,18 +42,18 @@ from transformer import Transformer
 
 # %%
 k = 8  # devices
-n = 8  # sequences in a step, of all devices together
+n = 8  # sequences in a step, of all devices together; a multiple of k
 tokens = 4096  # in a sequence
 width = 4096  # numbers of a token between the layers
 layers = 32
 
 # %% [markdown]
 # Our model is the transformer of chapter 17, without what stands before and after its blocks. The
-# matrices of one layer have $12h^2$ weights, where $h$ is the width: $4h^2$ in attention and $8h^2$ in
-# the MLP. (Norms and biases are much smaller, and left out.) Chapter 17 found that a layer keeps $16h$
-# numbers for each token, where attention doesn't keep its attention weights, as with `F.scaled_dot_product_attention`.
-# So this is what one device would hold if it did everything alone. Like all functions below, this
-# one counts *numbers*, not bytes:
+# matrices of one layer have $12h^2$ weights, where $h$ is the width: $4h^2$ in attention and $8h^2$
+# in the MLP. (Norms and biases are much smaller, and left out.) Chapter 17 found that a layer keeps
+# $16h$ numbers for each token, where attention doesn't keep its attention weights, as with
+# `F.scaled_dot_product_attention`. So this is what one device would hold if it did everything
+# alone. Like all functions below, this one counts *numbers*, not bytes:
 
 # %%
 def alone(k, n, tokens, width, layers):
@@ -83,14 +84,15 @@ print(f"{weights / 1e9:.1f} billion weights; computing takes {seconds:.1f} s a s
 # forward and 4 backward (chapter 17).
 #
 # The picture above shows where one can cut. The batch is a table of sequences by tokens, and the
-# weights are a table of layers by width. Each can be cut in two directions. These four cuts are four
-# of the seven ways, and the other three are built on them.
+# weights are a table of layers by width. Each can be cut in two directions. These four cuts are
+# four of the seven ways, and the other three are built on them.
 #
 # ## Cut the batch: data, and sharded data
 #
 # **Data parallelism** gives each device a part of the sequences and all weights. Once a step the
-# gradients are summed by an all-reduce. In a ring each device sends $2(k-1)/k$ times as many numbers
-# as the array has (chapter 03). If a device has several sequences, it takes one after the other.
+# gradients are summed by an all-reduce. In a ring each device sends $2(k-1)/k$ times as many
+# numbers as the array has (chapter 03). If a device has several sequences, it takes one after the
+# other.
 
 # %%
 def data(k, n, tokens, width, layers):
@@ -130,8 +132,8 @@ show_way(sharded)
 #
 # </details>
 #
-# (We left out the layer that is whole while it computes. FSDP can also leave weights gathered
-# from one sequence to the next, as in chapter 20; then it sends less and holds more.)
+# (We left out the layer that is whole while it computes. FSDP can also leave weights gathered from
+# one sequence to the next, as in chapter 20; then it sends less and holds more.)
 #
 # ## Cut the model: tensor, sequence and pipeline
 #
@@ -159,10 +161,11 @@ print(f"tensor sends {by_tensor / by_data:.1f} times as much as data")
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Tensor parallelism sends 60.1 GB, 2.7 times as much as data parallelism. The one sends activations,
-# which grow with the tokens of a step. The other sends gradients, which don't. The quotient is
-# $4nsh / 12h^2 = ns / 3h$ for $n$ sequences of $s$ tokens and the width $h$, whatever $k$ is. So with
-# more than $3h$ tokens a step tensor parallelism sends more (chapter 18, exercise 3).
+# Tensor parallelism sends 60.1 GB, 2.7 times as much as data parallelism. The one sends
+# activations, which grow with the tokens of a step. The other sends gradients, which don't. The
+# quotient is $4nsh / 12h^2 = ns / 3h$ for $n$ sequences of $s$ tokens and the width $h$, whatever
+# $k$ is. So with more than $3h$ tokens a step tensor parallelism sends more (chapter 18, exercise
+# 3).
 #
 # </details>
 #
@@ -172,9 +175,9 @@ print(f"tensor sends {by_tensor / by_data:.1f} times as much as data")
 # **Sequence parallelism** is added to tensor parallelism. It divides those other 4 numbers, too: a
 # device has only its part of the tokens wherever a norm computes. An all-reduce is a reduce-scatter
 # and an all-gather, and between these two halves each device has its own tokens. So the four
-# all-reduces become eight halves, with no byte more. But what was gathered for the forward pass isn't
-# kept, so it is gathered once more in the backward pass, once for attention and once for the MLP (V.
-# Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
+# all-reduces become eight halves, with no byte more. But what was gathered for the forward pass
+# isn't kept, so it is gathered once more in the backward pass, once for attention and once for the
+# MLP (V. Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
 
 # %%
 def sequence(k, n, tokens, width, layers):
@@ -189,9 +192,9 @@ show_way(sequence)
 
 # %% [markdown]
 # **Pipeline parallelism** cuts between the layers. A stage sends one activation forward and one
-# gradient back for each micro-batch, here one sequence (chapter 19). It has only some of the layers.
-# But the first stage keeps the activations of several micro-batches at a time, with 1F1B as many as
-# there are stages.
+# gradient back for each micro-batch, here one sequence (chapter 19). It has only some of the
+# layers. But the first stage keeps the activations of several micro-batches at a time, with 1F1B as
+# many as there are stages.
 
 # %%
 def pipeline(k, n, tokens, width, layers):
@@ -207,14 +210,14 @@ bubble = (k - 1) / (n + k - 1)
 print(f"each stage is idle for {100 * bubble:.0f} % of the time")
 
 # %% [markdown]
-# A pipeline sends least by far. Its price is the bubble of chapter 19: with as many micro-batches as
-# stages, devices are idle for nearly half of the time. With 64 sequences instead of 8 it would be
-# 10 %.
+# A pipeline sends least by far. Its price is the bubble of chapter 19: with as many micro-batches
+# as stages, devices are idle for nearly half of the time. With 64 sequences instead of 8 it would
+# be 10 %.
 #
 # ## Is it true? Counted on four ranks
 #
-# We compare three of these functions with real ranks. A small model has four blocks of width 16, and
-# a step has 8 sequences of 8 tokens. All is in numbers again. First data parallelism: each rank
+# We compare three of these functions with real ranks. A small model has four blocks of width 16,
+# and a step has 8 sequences of 8 tokens. All is in numbers again. First data parallelism: each rank
 # computes the gradients of its own two sequences, and all matrices' gradients are summed.
 
 # %%
@@ -280,9 +283,9 @@ def count_tensor():
     sizes = []
     all_reduce = dist.all_reduce
 
-    def noted(tensor, **options):
-        sizes.append(tensor.numel())
-        all_reduce(tensor, **options)
+    def noted(array, **options):
+        sizes.append(array.numel())
+        all_reduce(array, **options)
 
     dist.all_reduce = noted  # until the end of this step
     loss = F.mse_loss(blocks(hidden.clone().requires_grad_()), target)
@@ -300,10 +303,10 @@ print(f"tensor: {held:,} weights, {sent:,.0f} numbers sent in {len(sizes)} all-r
 assert (held, sent) == (weights, by_formula)
 
 # %% [markdown]
-# Chapter 18 has counted the activations of its own two blocks, on 1, 2 and 4 ranks. Our formula left
-# out three things that are there: the attention weights, a number for each head and pair of tokens;
-# two numbers for each token and norm; and a mask, one byte for each pair of tokens. With them it finds
-# chapter 18's bytes:
+# Chapter 18 has counted the activations of its own two blocks, on 1, 2 and 4 ranks. Our formula
+# left out three things that are there: the attention weights, a number for each head and pair of
+# tokens; two numbers for each token and norm; and a mask, one byte for each pair of tokens. With
+# them it finds chapter 18's bytes:
 
 # %%
 counted_in_18 = {1: 1_591_296, 2: 935_936, 4: 608_256}  # bytes, by the number of ranks
@@ -317,8 +320,8 @@ for world, counted in counted_in_18.items():
     assert found == counted
 
 # %% [markdown]
-# And a pipeline of four stages, each with one block, which takes one sequence at a time. Its messages
-# go through `batch_isend_irecv`, so we count what is sent there:
+# And a pipeline of four stages, each with one block, which takes one sequence at a time. Its
+# messages go through `batch_isend_irecv`, so we count what is sent there:
 
 # %%
 def count_pipeline():
@@ -345,21 +348,22 @@ print(f"pipeline: stages 0 to 3 send {sent} numbers; formula {by_formula:,}")
 assert sent[1] == sent[2] == by_formula
 
 # %% [markdown]
-# The stages in the middle send what the formula says, and those at the ends half of it, because they
-# have one neighbour. The numbers of sharded data parallelism are those of chapter 16's summary.
+# The stages in the middle send what the formula says, and those at the ends half of it, because
+# they have one neighbour. The numbers of sharded data parallelism are those of chapter 16's
+# summary.
 #
 # ## Context: attention over keys that lie elsewhere
 #
-# What if a single sequence is too long for a device? **Context parallelism** cuts it between tokens,
-# everywhere, and each device has all weights. Norms and MLPs take each token alone, so they need no
-# message. But in attention each token needs the keys and values of *all* tokens. **Ring attention**
-# (H. Liu et al., 2023, arXiv:2310.01889) brings them one block after the other:
+# What if a single sequence is too long for a device? **Context parallelism** cuts it between
+# tokens, everywhere, and each device has all weights. Norms and MLPs take each token alone, so they
+# need no message. But in attention each token needs the keys and values of *all* tokens. **Ring
+# attention** (H. Liu et al., 2023, arXiv:2310.01889) brings them one block after the other:
 #
 # ![Four devices in a ring. Each keeps the queries of its own tokens. The keys and values go from
 # device to device, so that after three hops each device has seen those of all
 # tokens.](../src/drawings/ring_attention.svg)
 #
-# For that, attention must be computed in parts. Let us try two. Four queries, eight keys and values,
+# For that, attention must be computed in parts. Let us try two parts, for eight tokens of width 4,
 # without heads and without the mask of later tokens:
 
 # %%
@@ -392,8 +396,8 @@ print("the mean of two parts:   ", [round(number, 3) for number in mean[0].tolis
 def part_of_attention(query, key, value):
     scores = query @ key.T / math.sqrt(4)
     largest = scores.max(dim=1, keepdim=True).values
-    weights = (scores - largest).exp()
-    return largest, weights.sum(dim=1, keepdim=True), weights @ value
+    powers = (scores - largest).exp()
+    return largest, powers.sum(dim=1, keepdim=True), powers @ value
 
 
 largest_1, sum_1, result_1 = part_of_attention(queries, keys[:4], values[:4])
@@ -408,8 +412,8 @@ assert torch.allclose(combined, whole, rtol=0, atol=1e-12)
 # %% [markdown]
 # FlashAttention does the same with blocks on one device (T. Dao et al., 2022, arXiv:2205.14135,
 # section 3.1). On several ranks, the blocks come round the ring. I am rank $r$. My queries stay
-# here. In hop $j$ I have the keys and values of rank $(r - j) \bmod k$, I add their part, and I send
-# them on to rank $r + 1$.
+# here. In hop $j$ I have the keys and values of rank $(r - j) \bmod k$, I add their part, and I
+# send them on to rank $r + 1$.
 
 # %%
 def ring_attention():
@@ -439,11 +443,12 @@ joined = torch.cat([result for result, _ in on_rank])
 print("equal to 1e-12:", torch.allclose(joined, whole, rtol=0, atol=1e-12))
 print("numbers sent by each rank:", [sent for _, sent in on_rank])
 assert torch.allclose(joined, whole, rtol=0, atol=1e-12)
+assert on_rank[0][1] == 2 * (4 - 1) / 4 * 8 * 4  # the next sentence's formula
 
 # %% [markdown]
 # Each rank sends three blocks of 2 keys and 2 values with 4 numbers each, which is $2(k-1)/k \cdot
-# sh$. The backward pass needs keys and values once more, and their gradients go round with them: two
-# more such rounds, at least, so three for keys and as many for values. And each device has all
+# sh$. The backward pass needs keys and values once more, and their gradients go round with them:
+# two more such rounds, at least, so three for keys and as many for values. And each device has all
 # weights, but saw only some of the tokens. So the gradients of the weights are summed, as in data
 # parallelism:
 
@@ -457,25 +462,23 @@ def context(k, n, tokens, width, layers):
 
 
 show_way(context)
-one_layer = (4 - 1) * 8 / 4 * 4  # `around` in our ring: k - 1 hops with 8 / 4 keys of 4 numbers
-assert on_rank[0][1] == 2 * one_layer  # keys and values, forward
 
 # %% [markdown]
 # So context parallelism cuts activations, not weights: it is for long sequences, and is combined
 # with ways that divide weights. While a device computes with one block, the next can be on its way.
-# In a causal model the last tokens have the most keys, so that ranks with later tokens compute more,
-# unless tokens are dealt out differently (W. Brandon et al., 2023, arXiv:2311.09431). Llama 3 gathers
-# all keys and values instead of sending them round (arXiv:2407.21783, section 3.3.2): its queries
-# share keys, so that there are fewer of them.
+# In a causal model the last tokens have the most keys, so that ranks with later tokens compute
+# more, unless tokens are dealt out differently (W. Brandon et al., 2023, arXiv:2311.09431). Llama 3
+# gathers all keys and values instead of sending them round (arXiv:2407.21783, section 3.3.2): its
+# queries share keys, so that there are fewer of them.
 #
 # ## Experts: each token goes to one of many MLPs
 #
 # The last way comes with another kind of model. A layer with a **mixture of experts** has several
 # MLPs, the *experts*, and a small matrix, the *router*, that sends each token to one of them (W.
-# Fedus et al., *Switch Transformers*, 2021, arXiv:2101.03961, section 2.1) or to two (D. Lepikhin et
-# al., *GShard*, 2020, arXiv:2006.16668, section 2.2). So there are many more weights, and a token
-# still uses only a few of them. In **expert parallelism** each device has some of the experts and a
-# part of the sequences. Tokens travel to their experts and back:
+# Fedus et al., *Switch Transformers*, 2021, arXiv:2101.03961, section 2.1) or to two (D. Lepikhin
+# et al., *GShard*, 2020, arXiv:2006.16668, section 2.2). So there are many more weights, and a
+# token still uses only a few of them. In **expert parallelism** each device has some of the experts
+# and a part of the sequences. Tokens travel to their experts and back:
 #
 # ![Two devices, each with six tokens and one expert. Tokens of either device that chose the other's
 # expert cross over, and their results come back.](../src/drawings/experts.svg)
@@ -499,8 +502,8 @@ with torch.no_grad():
     probability, choice = choose(x)
     expected = torch.empty_like(x)
     for number in range(12):
-        expert = experts[choice[number]]
-        expected[number] = probability[number] * expert(x[number])
+        mlp = experts[choice[number]]
+        expected[number] = probability[number] * mlp(x[number])
 print("chosen experts:", choice[:6].tolist(), choice[6:].tolist())
 
 # %% [markdown]
@@ -548,8 +551,9 @@ assert torch.allclose(joined, expected, rtol=0, atol=1e-12)
 # </details>
 #
 # So the experts' work is uneven, and it depends on the tokens. Both papers set a limit, the
-# **capacity**: what an expert gets beyond it passes the layer unchanged. And both add an **auxiliary
-# loss**, which is smallest where the router spreads its tokens evenly (section 2.2 in both).
+# **capacity**: what an expert gets beyond it passes the layer unchanged. And both add an
+# **auxiliary loss**, which is smallest where the router spreads its tokens evenly (section 2.2 in
+# both).
 #
 # If tokens are spread evenly, $(k-1)/k$ of a device's tokens travel, twice forward, and their
 # gradients twice backward. The weights of attention are on all devices, and their gradients are
@@ -557,12 +561,12 @@ assert torch.allclose(joined, expected, rtol=0, atol=1e-12)
 
 # %%
 def expert(k, n, tokens, width, layers):
-    attention = 4 * width**2 * layers
-    one_expert = 8 * width**2 * layers  # in each layer one of k
-    weights = attention + one_expert
+    shared = 4 * width**2 * layers  # those of attention
+    own = 8 * width**2 * layers  # one expert in each layer
+    weights = shared + own
     activations = 16 * width * tokens * layers
     all_to_all = (k - 1) / k * n / k * tokens * width
-    sent = 4 * all_to_all * layers + 2 * (k - 1) / k * attention
+    sent = 4 * all_to_all * layers + 2 * (k - 1) / k * shared
     return weights, activations, sent
 
 
@@ -575,10 +579,10 @@ print(f"{(4 + 8 * k) * width**2 * layers / 1e9:.1f} billion weights on all devic
 #
 # ## All seven
 #
-# An A100's NVLink sends 300 GB/s to others inside a machine. Between machines each GPU has a network
-# card of 25 GB/s. (These are chapter 18's numbers.) Here are bytes divided by these, beside the time
-# of computing. **Predict:** of which ways do the messages take longer than the computing, if devices
-# are in different machines?
+# An A100's NVLink sends 300 GB/s to others inside a machine. Between machines each GPU has a
+# network card of 25 GB/s. (These are chapter 18's numbers.) Here are bytes divided by these, beside
+# the time of computing. **Predict:** of which ways do the messages take longer than the computing,
+# if devices are in different machines?
 
 # %% tags=["predict"]
 NVLINK = 300e9  # bytes a second
@@ -604,16 +608,16 @@ for way in ways:
 #
 # These are bytes over bandwidth, not measured times, and no latency is in them. How much of such a
 # time a step really waits depends on what can be sent *while* something else is computed. The
-# gradients of data parallelism can leave during the backward pass, and the weights of the next layer
-# can come while this one computes (chapters 14 and 16). The next block of keys can come during this
-# one. But in the forward pass of tensor parallelism the next layer needs the sum before it can begin
-# (chapter 18), and an expert needs its tokens. What overlap is worth on a given link must be measured
-# (deeper: What overlap is worth).
+# gradients of data parallelism can leave during the backward pass, and the weights of the next
+# layer can come while this one computes (chapters 14 and 16). The next block of keys can come
+# during this one. But in the forward pass of tensor parallelism the next layer needs the sum before
+# it can begin (chapter 18), and an expert needs its tokens. What overlap is worth on a given link
+# must be measured (deeper: What overlap is worth).
 #
-# **What grows?** Your model, batch or number of devices may be larger. We double one at a time. (With
-# twice the devices we take twice the sequences, too, so that each computes as much as before.)
-# **Predict:** which ways send no more if the number of sequences doubles? Which send no more if
-# devices *and* sequences double?
+# **What grows?** Your model, batch or number of devices may be larger. We double one at a time.
+# (With twice the devices we take twice the sequences, too, so that each computes as much as
+# before.) **Predict:** which ways send no more if the number of sequences doubles? Which send no
+# more if devices *and* sequences double?
 
 # %% tags=["predict"]
 def computed(k, n, tokens, width, layers):
@@ -640,9 +644,10 @@ for way in [computed, *ways]:
 #
 # Read it against the first row, the computing of a device. With more sequences the computing grows
 # and data parallelism's messages don't, so a larger batch helps it. A larger batch doesn't help
-# tensor parallelism, whose messages grow as fast as the computing. But a *wider* model does: computing
-# grows four times, and its messages twice. And tensor parallelism can't grow with the number of
-# devices as data parallelism can: that is why it stays small, and data parallelism is put around it.
+# tensor parallelism, whose messages grow as fast as the computing. But a *wider* model does:
+# computing grows four times, and its messages twice. And tensor parallelism can't grow with the
+# number of devices as data parallelism can: that is why it stays small, and data parallelism is put
+# around it.
 #
 # ## Combined
 #
@@ -676,10 +681,10 @@ for shape in [(64, 1, 1), (8, 1, 8), (4, 2, 8), (2, 4, 8), (1, 8, 8)]:
           f"{100 * bubble:7.1f} %")
 
 # %% [markdown]
-# With eight tensor ranks a GPU holds less, and with more stages still less. The first mesh that fits
-# in 80 GB is 2 × 4 × 8. **Predict:** on this mesh, the dimension that goes inside a machine sends
-# 300 GB/s, and the others 25. How long do the messages of a step take if tensor is inside, and how
-# long if tensor goes between machines and the other two inside?
+# With eight tensor ranks a GPU holds less, and with more stages still less. The first mesh of this
+# list that fits in 80 GB is 2 × 4 × 8. **Predict:** on this mesh, the dimension that goes inside a
+# machine sends 300 GB/s, and the others 25. How long do the messages of a step take if tensor is
+# inside, and how long if tensor goes between machines and the other two inside?
 
 # %% tags=["predict"]
 _, _, by_tensor, by_pipeline, by_data, _ = on_mesh(2, 4, 8)
@@ -712,37 +717,48 @@ print("data:     1 all-reduce, or one for each bucket")
 # Tensor parallelism sends most bytes and waits most often. So **tensor goes inside a machine, a
 # pipeline goes across machines until the model fits, and data parallelism takes the rest**. This is
 # the advice of D. Narayanan et al. (2021, arXiv:2104.04473, section 3). Sequence parallelism goes
-# where tensor goes. Context parallelism is the next dimension outwards in Llama 3 (arXiv:2407.21783,
-# section 3.3.2), and sharding goes with data. In chapter 20 the last dimension of a mesh has
-# consecutive ranks, so there *tensor* is the last one.
+# where tensor goes. Context parallelism is the next dimension outwards in Llama 3
+# (arXiv:2407.21783, section 3.3.2), and sharding goes with data. In chapter 20 the last dimension
+# of a mesh has consecutive ranks, so there *tensor* is the last one.
 #
 # What the functions leave out: embeddings and the output layer, which also can be divided (chapter
 # 18); recomputation, which keeps less and computes more (chapter 17); gradients summed in float32,
-# which are twice as many bytes; and Megatron's pipelines in which each tensor rank sends only its
-# part of an activation (section 4.1 of the same paper). And a way that sends little may still be
-# slow. Only a measurement on your own machines tells the time.
+# which are twice as many bytes; Adam's state sharded over the data ranks; and Megatron's pipelines,
+# in which each tensor rank sends only its part of an activation (section 4.1 of the same paper).
+# And a way that sends little may still be slow. Only a measurement on your own machines tells the
+# time.
 #
 # ## Summary
 #
-# | way | divides | sends, forward and backward | in PyTorch 2.13 |
-# | --- | --- | --- | --- |
-# | data (chapter 14) | sequences | gradients of weights, once a step | `DistributedDataParallel` |
-# | sharded (chapter 16) | sequences; what is stored of weights | weights, weights, gradients | `fully_shard` |
-# | tensor (chapter 18) | width of each layer | 4 all-reduces of hidden states a layer | `ColwiseParallel`, `RowwiseParallel` |
-# | sequence | as tensor; tokens outside attention and MLP | the same in halves, and 2 more halves | `SequenceParallel` |
-# | pipeline (chapter 19) | layers | one activation and one gradient a micro-batch | `PipelineStage`, `Schedule1F1B` |
-# | context | tokens | keys and values 3 times; gradients of weights | `context_parallel`, experimental |
-# | expert | sequences; experts | tokens 4 times; gradients of shared weights | only its all-to-all |
+# | way | divides | sends in a step |
+# | --- | --- | --- |
+# | data (chapter 14) | sequences | gradients of weights, once |
+# | sharded (chapter 16) | sequences, and where weights are kept | weights twice, gradients |
+# | tensor (chapter 18) | the width of each layer | hidden states, 4 all-reduces a layer |
+# | sequence | the same; tokens elsewhere | hidden states, 10 halves a layer |
+# | pipeline (chapter 19) | layers | hidden states between stages |
+# | context | tokens | keys, values, their gradients; gradients of weights |
+# | expert | sequences, and experts | tokens 4 times; gradients of shared weights |
 #
-# - The batch can be cut between sequences or tokens, the weights between layers or across the width.
-# - Gradients don't grow with the tokens of a step. Activations do, and they don't grow with the square
-#   of the width as computing does. So a larger batch helps data parallelism, and a wider model tensor
-#   parallelism.
-# - Attention can be computed over parts of the keys, if each part tells its largest score and its sum.
+# - **The weights don't fit:** shard them, or divide the model by tensor or pipeline parallelism.
+#   **The activations don't fit:** first recompute (chapter 17), then sequence or context
+#   parallelism. **All fits, and it is slow:** data parallelism, with a batch that grows with the
+#   devices.
+# - The batch can be cut between sequences or tokens, the weights between layers or across the
+#   width.
+# - Gradients don't grow with the tokens of a step. Activations do, and they don't grow with the
+#   square of the width as computing does. So a larger batch helps data parallelism, and a wider
+#   model tensor parallelism.
+# - Attention can be computed over parts of the keys, if each part tells its largest score and its
+#   sum.
 # - Experts make a model larger without more computing for a token. An all-to-all brings tokens to
 #   them, and their work is as even as the router makes it.
 #
+# PyTorch 2.13 has `DistributedDataParallel`, `fully_shard`, `ColwiseParallel` with
+# `RowwiseParallel`, `SequenceParallel`, `PipelineStage` with `Schedule1F1B`, and as an experiment
+# `context_parallel`. For experts it has the all-to-all.
+#
 # **Further reading.** Narayanan et al. is the paper to read first. *The Ultra-Scale Playbook*
 # (huggingface.co/spaces/nanotron/ultrascale-playbook) goes through all of these with measurements,
-# and *picotron* (github.com/huggingface/picotron) has most of them in little code. *How to Scale Your
-# Model* (jax-ml.github.io/scaling-book) does the same arithmetic for TPUs.
+# and *picotron* (github.com/huggingface/picotron) has most of them in little code. *How to Scale
+# Your Model* (jax-ml.github.io/scaling-book) does the same arithmetic for TPUs.
