@@ -504,10 +504,9 @@ def numbers_held(shape):
     return held / of_blocks
 
 
-for shape in [(1, 1, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2)]:
-    D, P, T = shape
-    share, *_ = ranks(numbers_held, shape, world=D * P * T)
-    print(f"{D} x {P} x {T}: rank 0 holds {share:.3f} of the numbers of all blocks")
+for shape in [(4, 1, 1), (1, 2, 2), (2, 1, 2)]:
+    shares = ranks(numbers_held, shape, world=4)
+    print(f"{shape}: rank 0 holds {shares[0]:.3f} of the numbers of all blocks")
 
 # %% [markdown]
 # Activations are divided differently: *data* divides them by examples, *tensor* only inside
@@ -536,14 +535,15 @@ print(inspect.getsource(train_transformer.clip))
 # [transformer.py](transformer.py), too.) Here it takes five steps in float64, with two
 # data ranks times two stages, and saves the weights of the whole network:
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:DATA = 2=>DATA = 1"]
 import tempfile
 
 from helpers.cluster import torchrun
 
 saved = f"{tempfile.gettempdir()}/one_mesh.pt"
-options = ["--data", 2, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
-printed = torchrun("train_transformer.py", nproc=4, arguments=options, log=None)
+DATA = 2  # ranks
+options = ["--data", DATA, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
+printed = torchrun("train_transformer.py", nproc=DATA * 2, arguments=options, log=None)
 print(printed[0])  # what rank 0 printed
 
 # %% [markdown]

@@ -175,9 +175,9 @@ print(f"tensor sends {by_tensor / by_data:.1f} times as much as data")
 # **Sequence parallelism** is added to tensor parallelism. It divides those other 4 numbers, too: a
 # device has only its part of the tokens wherever a norm computes. An all-reduce is a reduce-scatter
 # and an all-gather, and between these two halves each device has its own tokens. So the four
-# all-reduces become eight halves, with no byte more. But what was gathered for the forward pass
-# isn't kept, so it is gathered once more in the backward pass, once for attention and once for the
-# MLP (V. Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
+# all-reduces become eight halves, which send as many bytes. But what was gathered for the forward
+# pass isn't kept, so it is gathered once more in the backward pass, once for attention and once for
+# the MLP (V. Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
 
 # %%
 def sequence(k, n, tokens, width, layers):
@@ -210,9 +210,9 @@ bubble = (k - 1) / (n + k - 1)
 print(f"each stage is idle for {100 * bubble:.0f} % of the time")
 
 # %% [markdown]
-# A pipeline sends least by far. Its price is the bubble of chapter 19: with as many micro-batches
-# as stages, devices are idle for nearly half of the time. With 64 sequences instead of 8 it would
-# be 10 %.
+# With our numbers a pipeline sends least by far. Its price is the bubble of chapter 19: with as
+# many micro-batches as stages, devices are idle for nearly half of the time. With 64 sequences
+# instead of 8 it would be 10 %.
 #
 # ## Is it true? Counted on four ranks
 #
