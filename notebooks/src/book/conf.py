@@ -190,6 +190,7 @@ def pass_over_deeper(app, pagename, templatename, context, doctree):
         name = relations[pagename][place]
         while name and name.startswith("deeper/"):
             name = relations[name][place]
+        context[direction] = None  # at the ends of the book
         if name:
             context[direction] = {
                 "link": app.builder.get_relative_uri(pagename, name),
