@@ -79,7 +79,7 @@ grade: setup  ## mark the assignments in SUBMISSIONS=folder; marks and feedback 
 book: setup  ## make the course a web site, build/book/index.html
 	rm -rf build/book build/book-source
 	mkdir -p build/book-source/src build/book
-	cp -r notebooks/[0-9]*.ipynb notebooks/deeper notebooks/*.py notebooks/map.md \
+	cp -r notebooks/[0-9]*.ipynb notebooks/deeper notebooks/*.py \
 	    notebooks/src/book/index.md build/book-source
 	cp -r notebooks/src/drawings notebooks/src/figures build/book-source/src
 	$(BIN)/python -m sphinx -W --keep-going -q -c notebooks/src/book \

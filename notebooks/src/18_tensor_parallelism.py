@@ -696,9 +696,9 @@ print("backward:", backward)
 # $$4 \cdot \text{blocks} \cdot \frac{2(k-1)}{k} \cdot \text{tokens} \cdot \text{width} \cdot
 # \text{bytes per number}.$$
 #
-# How long does that take? Let us compute it for the example of [the map](map.md): 8 GPUs, 32 blocks
-# of width 4,096, 8 sequences of 4,096 tokens and 2 bytes per number. An A100's NVLink sends 300
-# GB/s inside a machine. Between machines each GPU has a network card of 25 GB/s.
+# How long does that take? Let us compute it for 8 GPUs, 32 blocks of width 4,096, 8 sequences of
+# 4,096 tokens and 2 bytes per number. An A100's NVLink sends 300 GB/s inside a machine. Between
+# machines each GPU has a network card of 25 GB/s.
 
 # %%
 k = 8
@@ -710,7 +710,8 @@ print(f"    inside a machine, 300 GB/s: {sent / 300e9:.1f} s")
 print(f"    between machines,  25 GB/s: {sent / 25e9:.1f} s")
 
 # %% [markdown]
-# The map estimates one second for the computing of this step. So the messages would add a fifth
+# The computing of this step takes about one second, if such a GPU does half of its peak (deeper:
+# Seven ways, computed). So the messages would add a fifth
 # inside a machine, and between machines they would take longer than the computing. In the forward
 # pass the next layer needs the sum at once, so this simple schedule can't hide it behind other
 # work, as DDP hides its buckets. (Backward, the sum could run while the rank computes the

@@ -622,10 +622,11 @@ for rank in range(4):
 #
 # A stage sends one activation forward and gets one gradient back for each micro-batch, whatever the
 # number of its layers. Tensor parallelism (chapter 18) sums activations over all ranks in every
-# layer, and data parallelism sends all gradients. So at the sizes of [the map](map.md) a pipeline
-# sends least. (What it sends grows with the tokens of a step, and gradients don't.) That suits slow
-# links, such as those between machines. D. Narayanan et al. (2021, arXiv:2104.04473, §3.2) advise
-# tensor parallelism inside a machine, and a pipeline across machines. The price is the bubble.
+# layer, and data parallelism sends all gradients. So in an example with numbers (deeper: Seven
+# ways, computed) a pipeline sends least. (What it sends grows with the tokens of a step, and
+# gradients don't.) That suits slow links, such as those between machines. D. Narayanan et al.
+# (2021, arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline across
+# machines. The price is the bubble.
 #
 # ## Summary
 #

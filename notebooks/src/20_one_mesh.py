@@ -432,8 +432,15 @@ for entry, right_groups in TABLE.items():
 #
 # You need not write these sums yourself. [train_transformer.py](train_transformer.py) trains the
 # transformer of chapter 17 on a mesh of three dimensions, *data*, *pipeline* (chapter 19) and
-# *tensor*, by PyTorch's own parts. The first of its decisive functions divides the network: first
-# into stages, then each matrix, then each parameter.
+# *tensor*, by PyTorch's own parts. On 2 × 2 × 2 ranks each rank is in three groups of two:
+#
+# ![Eight ranks at the corners of a cube. Its edges are groups of two ranks. Rank 0 is in a data
+# group with rank 4, which has other examples, in a pipeline group with rank 2, which has other
+# layers, and in a tensor group with rank 1, which has the other half of each
+# matrix.](src/drawings/mesh_of_eight.svg)
+#
+# The first of its decisive functions divides the network: first into stages, then each matrix, then
+# each parameter.
 
 # %%
 import inspect
@@ -478,6 +485,34 @@ for name, (dimensions, placements) in on_rank[0].items():
 #
 # </details>
 #
+# What does one rank hold, then, on $D \times P \times T$ ranks? Of a matrix in a block it holds one
+# part of $T$, and of that a shard of one in $D$, if the block is in its stage. So with three
+# dimensions a rank holds about $1/(DPT)$ of all matrices. (Norms, embeddings and the output layer
+# aren't divided over *tensor* here.) The same goes for gradients and Adam's state. We count the
+# blocks of a network with two layers:
+
+# %%
+def numbers_held(shape):
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "pipeline", "tensor"))
+    dist.barrier()  # as in make_mesh
+    net = train_transformer.Transformer(70, width=64, heads=4, layers=2, tokens=64)
+    of_blocks = sum(p.numel() for p in net.blocks.parameters())
+    stage = train_transformer.divide(net, mesh)
+    held = 0
+    for p in stage.blocks.parameters():
+        held += p.to_local().numel()
+    return held / of_blocks
+
+
+for shape in [(4, 1, 1), (1, 2, 2), (2, 1, 2)]:
+    shares = ranks(numbers_held, shape, world=4)
+    print(f"{shape}: rank 0 holds {shares[0]:.3f} of the numbers of all blocks")
+
+# %% [markdown]
+# Activations are divided differently: *data* divides them by examples, *tensor* only inside
+# attention and MLP (chapter 18), and a first stage keeps several micro-batches (chapter 19). For
+# the sizes of your own model see deeper: Seven ways, computed.
+#
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
 # too. `clip` does that (and `whole_loss`, not shown, the row of the loss):
 
@@ -500,14 +535,15 @@ print(inspect.getsource(train_transformer.clip))
 # [transformer.py](transformer.py), too.) Here it takes five steps in float64, with two
 # data ranks times two stages, and saves the weights of the whole network:
 
-# %% tags=["trains"]
+# %% tags=["trains", "few:DATA = 2=>DATA = 1"]
 import tempfile
 
 from helpers.cluster import torchrun
 
 saved = f"{tempfile.gettempdir()}/one_mesh.pt"
-options = ["--data", 2, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
-printed = torchrun("train_transformer.py", nproc=4, arguments=options, log=None)
+DATA = 2  # ranks
+options = ["--data", DATA, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
+printed = torchrun("train_transformer.py", nproc=DATA * 2, arguments=options, log=None)
 print(printed[0])  # what rank 0 printed
 
 # %% [markdown]
@@ -540,6 +576,28 @@ assert apart < 1e-12
 # `--resume` it, with the same text, sizes and rate: other ones are refused. `make test` goes from 2
 # data × 2 tensor ranks to 2 data × 2 stages, and `make test-tools` compares all 18 meshes of 1, 2,
 # 4 and 8 ranks with one process.
+#
+# ### Random numbers
+#
+# Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
+# tensor group have the same hidden states, so they must drop the same numbers of them, or their
+# replicas go apart (chapter 18). Data ranks have different examples, and should drop different
+# ones. Both hold if the seed comes from the rank's place in its data group:
+
+# %%
+def kept_by_dropout():
+    mesh = make_mesh()
+    torch.manual_seed(mesh.get_local_rank("data"))
+    return F.dropout(torch.ones(8), p=0.5).tolist()
+
+
+for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
+    print(f"rank {rank}:", kept)
+
+# %% [markdown]
+# Stages have different layers, so their seeds should differ as well. And inside attention and MLP
+# each tensor rank has numbers of its own, so there each should draw for itself. Megatron-LM keeps a
+# second random state for these places (M. Shoeybi et al., 2019, arXiv:1909.08053, appendix B.2).
 #
 # ## On GPUs, and on several machines
 #
@@ -602,7 +660,8 @@ assert apart < 1e-12
 # - In the gradient norm, add up the squares of all shards, but count a replicated gradient once.
 # - The dimension that sends most often goes inside a machine: the last one of the mesh.
 #
-# Next: [the map](map.md).
+# To go on: deeper: Seven ways, computed. There you put in the sizes of your own model and see what
+# each way holds and sends, also two that are new, for long sequences and for experts.
 
 # %% [markdown]
 # ## Exercises

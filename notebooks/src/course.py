@@ -150,8 +150,6 @@ def navigation(name, titles):
         links.insert(0, f"[← {titles[names[place - 1]]}]({names[place - 1]}.ipynb)")
     if place + 1 < len(names):
         links.append(f"[{titles[names[place + 1]]} →]({names[place + 1]}.ipynb)")
-    else:
-        links.append("[The map →](map.md)")
     return " · ".join(links)
 
 

@@ -194,18 +194,19 @@ def test_a_page_has_the_parts_of_its_chapter_once(pages, name):
 
 def test_chapters_lead_to_chapters_and_a_deeper_notebook_back_to_its_own(pages):
     around = {name: [before, after] for before, name, after in zip(
-        ["index", *CHAPTERS], CHAPTERS, [*CHAPTERS[1:], "map"])}
+        ["index", *CHAPTERS], CHAPTERS, [*CHAPTERS[1:], None])}
     for name in DEEPER:
         (chapter,) = [each for each in CHAPTERS if each[:2] == Path(name).name[:2]]
-        around[name] = [f"../{chapter}", f"../{around[chapter][1]}"]
+        following = around[chapter][1]
+        around[name] = [f"../{chapter}", following and f"../{following}"]
     for name, links in around.items():
         found = pages[f"{name}.html"].select("a.left-prev, a.right-next")
-        assert [link["href"] for link in found] == [f"{link}.html" for link in links]
+        assert [link["href"] for link in found] == [f"{link}.html" for link in links if link]
 
 
 def test_the_side_bar_folds_optional_notebooks_below_their_chapter(pages):
     titles = {name: pages[f"{name}.html"].h1.text.rstrip("#").removeprefix("Deeper · ")
-              for name in [*NOTEBOOKS, "map"]}
+              for name in NOTEBOOKS}
     chapter, deeper = next(pair for pair in pairwise(NOTEBOOKS) if pair[1] in DEEPER)
     for name, unfolded in (("index", []), (chapter, [chapter]), (deeper, [chapter])):
         side = pages[f"{name}.html"].select_one("nav.bd-links")
@@ -355,7 +356,7 @@ def test_where_nothing_hovers_the_button_that_copies_is_there(chromium, book):
 
 def test_the_book_leads_to_the_repository_if_there_is_one(book, altered):
     for folder, address in ((book, COURSE["repository"]), (altered, OTHER)):
-        for name in ("index", "map", CHAPTERS[0], DEEPER[0]):
+        for name in ("index", CHAPTERS[0], DEEPER[0]):
             text = (folder / f"{name}.html").read_text("utf-8")
             links = [link["href"].split("?")[0] for link in
                      BeautifulSoup(text, "html.parser").select("[class*='btn-source-']")]
@@ -458,8 +459,9 @@ def test_nothing_is_there_that_no_reader_needs(book):
                if path.suffix == ".py"}
     assert sources == {f"{name}.py": (ROOT / f"notebooks/src/{name}.py").read_text("utf-8")
                        for name in NOTEBOOKS}
-    pages = {f"{name}.html" for name in [*NOTEBOOKS, "index", "map", "search"]}
-    assert set(found) - set(sources) - pages - {"deeper"} == {
+    pages = {f"{name}.html" for name in [*NOTEBOOKS, "index", "search"]}
+    moved = {path.name for path in (ROOT / "notebooks/src/book/moved").iterdir()}
+    assert set(found) - set(sources) - pages - moved - {"deeper"} == {
         ".buildinfo", "LICENSE.txt", "_downloads", "_images", "_sources", "_static", "objects.inv",
         "searchindex.js"}
     texts = [path for path in book.rglob("*") if path.is_file() and path.suffix not in (

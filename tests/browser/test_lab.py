@@ -240,10 +240,9 @@ def folded(notebook):
 
 
 def neighbours(name):
-    """By arrow, text and target of the links in a chapter's last cell, or the map's first line."""
-    path = ROOT / "notebooks" / name
-    links = re.findall(r"\[([^]]*)\]\(([^)\s]+)\)", path.read_text().splitlines()[0]
-                       if path.suffix == ".md" else nbformat.read(path, 4).cells[-1].source)
+    """By arrow, text and target of the links in a chapter's last cell."""
+    notebook = nbformat.read(ROOT / "notebooks" / name, 4)
+    links = re.findall(r"\[([^]]*)\]\(([^)\s]+)\)", notebook.cells[-1].source)
     return {text[0 if text.startswith("←") else -1]: (text, target) for text, target in links}
 
 
@@ -294,7 +293,7 @@ def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
     assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
     assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
         "assignments", "deeper", *CHAPTERS.values(), "ddp_train.py", "first_ddp.py",
-        "lenet_contestant.py", "map.md", "ranks.py", "resumable_train.py", "running.md",
+        "lenet_contestant.py", "ranks.py", "resumable_train.py", "running.md",
         "sharded_train.py", "start.md", "train_lenet.py"]
     assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
     assert not complaints((folder / "log").read_text())
@@ -331,7 +330,7 @@ def test_each_link_of_the_first_page_opens_what_it_names(start, lab):
 
 
 def test_each_chapter_leads_to_the_next(start):
-    for name, following in pairwise([*CHAPTERS.values(), "map.md", None]):
+    for name, following in pairwise([*CHAPTERS.values(), None]):
         arrows = neighbours(name)
         assert arrows.get("→", (None, None))[1] == following
         if following:

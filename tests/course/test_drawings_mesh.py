@@ -1,4 +1,4 @@
-"""The drawings of chapter 20: a mesh of four ranks, and what each holds of batch and parameters."""
+"""The drawings of chapter 20: meshes of four and eight ranks, and what each of four holds."""
 
 import numpy as np
 from svg import classes, read, texts, with_class
@@ -44,3 +44,23 @@ def test_each_rank_holds_its_parts():
                 expected[:] = False
                 expected[(part, slice(None)) if axis == 0 else (slice(None), part)] = True
             assert (held == expected.flatten()).all(), (rank, kind)
+
+
+def test_an_edge_of_the_cube_joins_ranks_that_differ_in_one_dimension():
+    drawing = read("mesh_of_eight")
+    mesh = np.arange(8).reshape(2, 2, 2)  # as in train_transformer.py: data, pipeline, tensor
+    place = {}
+    for rank in with_class(drawing, "rank"):
+        place[float(rank.get("x")), float(rank.get("y")) - 8] = int(rank.text)
+    for axis, name in enumerate(["data", "pipeline", "tensor"]):
+        found = []
+        for edge in with_class(drawing, "edge"):
+            if edge.get("data-dimension") == name:
+                x1, y1, x2, y2 = (float(edge.get(key)) for key in ("x1", "y1", "x2", "y2"))
+                found.append([place[x1, y1], place[x2, y2]])
+        expected = np.moveaxis(mesh, axis, -1).reshape(4, 2).tolist()
+        assert sorted(found) == sorted(expected)
+        (partner,) = (each.text for each in with_class(drawing, "partner")
+                      if each.get("data-dimension") == name)
+        (other,) = (b for a, b in expected if a == 0)
+        assert partner == f"rank 0 is with rank {other}"

@@ -58,6 +58,7 @@ if repository:
 html_favicon = "static/favicon.svg"
 templates_path = ["templates"]
 html_static_path = ["static"]
+html_extra_path = ["moved"]  # for each page that there is no more, one that leads to its successor
 html_css_files = ["book.css"]
 html_use_index = False
 
@@ -68,13 +69,10 @@ chapters = cache(course.chapters)
 def write_chapters(app, docname, source):
     """End the first page with the table of chapters and, for the side bar, a list of each part.
 
-    A chapter ends with a list of its deeper notebooks, which the side bar folds below it. The map
-    loses its first line: a page of the book has links to its neighbours already.
+    A chapter ends with a list of its deeper notebooks, which the side bar folds below it.
     """
     parts = chapters(Path(app.srcdir))
-    if docname == "map":
-        source[0] = source[0].partition("\n\n")[2]
-    elif docname == "index":
+    if docname == "index":
         # index.md lies beside this file, and Sphinx reads a copy in build/book-source.
         source[0] = re.sub(r"\]\(\.\./\.\./(\d\d_|deeper/)", r"](\1", source[0])
         source[0] = source[0].replace("](../drawings/", "](../../notebooks/src/drawings/")
@@ -84,7 +82,6 @@ def write_chapters(app, docname, source):
         for name, rows in parts:
             files = [row["file"] for row in rows if not row["deeper"]]
             source[0] += toctree(files, f":caption: {name}")
-        source[0] += toctree(["map"])
     else:
         deeper = [f"{row['title']} <{row['file']}>" for _, rows in parts for row in rows
                   if row["file"].startswith(f"deeper/{docname[:2]}_")]
@@ -172,7 +169,7 @@ def describe_figures(app, doctree):
 
 def offer_notebooks_only(app, pagename, templatename, context, doctree):
     """No button to download the Markdown of a page that is no chapter."""
-    if pagename in ("index", "map"):
+    if pagename == "index":
         context["page_source_suffix"] = ""
 
 
@@ -193,6 +190,7 @@ def pass_over_deeper(app, pagename, templatename, context, doctree):
         name = relations[pagename][place]
         while name and name.startswith("deeper/"):
             name = relations[name][place]
+        context[direction] = None  # at the ends of the book
         if name:
             context[direction] = {
                 "link": app.builder.get_relative_uri(pagename, name),

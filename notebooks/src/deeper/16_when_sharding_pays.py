@@ -724,7 +724,7 @@ assert 1.2 < published[384] / published[1536] < 1.25
 # should do. Each then has one sequence in place of four, which may make computing less efficient;
 # the paper blames communication between machines. We can't separate the two. With tensor and
 # pipeline parallelism, which gather no weights, it estimates 23 days on 1,536 GPUs in place of 74
-# (see [the map](../map.md)).
+# (how such ways are combined: deeper: Seven ways, computed).
 #
 # ## Summary
 #

@@ -1,6 +1,6 @@
-"""The drawings of chapter 20: a mesh of four ranks with its groups, and what each rank holds.
+"""The drawings of chapter 20: meshes of four and of eight ranks, and what each of four ranks holds.
 
-Run it to write two SVG files beside it, the same bytes each time.
+Run it to write three SVG files beside it, the same bytes each time.
 """
 
 from elements import (
@@ -12,6 +12,7 @@ from elements import (
     PALE_BLUE,
     box,
     group,
+    line,
     page,
     words,
     write,
@@ -121,7 +122,57 @@ def draw_held_on_the_mesh():
                 "the whole norm and the whole bias of down.", drawn)
 
 
-DRAWINGS = {"mesh_groups": draw_mesh_groups, "held_on_the_mesh": draw_held_on_the_mesh}
+# --- a mesh of three dimensions: a cube, whose edges are groups of two ---
+
+EDGES = {  # of a dimension: how far it leads, colour, dashes, what its two ranks have different
+    "data": ((116, -74), ORANGE, "none", "other examples"),
+    "pipeline": ((0, 152), GREEN, "3 6", "other layers"),
+    "tensor": ((152, 0), BLUE, "14 6", "other halves of matrices"),
+}
+
+
+def corner(data, pipeline, tensor):
+    """The middle of a rank's square."""
+    x, y = 46, 122
+    for number, (step, *_) in zip((data, pipeline, tensor), EDGES.values()):
+        x += number * step[0]
+        y += number * step[1]
+    return x, y
+
+
+def draw_mesh_of_eight():
+    drawn = []
+    ranks = [(data, pipeline, tensor) for data in range(2) for pipeline in range(2)
+             for tensor in range(2)]
+    for direction, (name, (_, color, dashes, _)) in enumerate(EDGES.items()):
+        for rank in ranks:
+            if rank[direction] == 0:
+                other = list(rank)
+                other[direction] = 1
+                drawn.append(line(*corner(*rank), *corner(*other), color, 7, class_="edge",
+                                  data_dimension=name, stroke_dasharray=dashes))
+    for number, rank in enumerate(ranks):
+        x, y = corner(*rank)
+        drawn.append(box(x - 19, y - 19, 38, 38, "white", FRAME, rx=6))
+        drawn.append(words(x, y + 8, str(number), 24, bold=True, class_="rank"))
+    y = 62
+    drawn.append(words(366, y - 28, "a line joins two ranks", anchor="start"))
+    for (name, (_, color, dashes, differs)), partner in zip(EDGES.items(), (4, 2, 1)):
+        drawn.append(line(366, y, 424, y, color, 7, stroke_dasharray=dashes))
+        drawn.append(words(436, y + 7, f"{name} group", 20, bold=True, anchor="start"))
+        drawn.append(words(366, y + 34, differs, anchor="start"))
+        drawn.append(words(366, y + 58, f"rank 0 is with rank {partner}", anchor="start",
+                           class_="partner", data_dimension=name))
+        y += 100
+    return page(640, 340, "A mesh of 2 by 2 by 2 ranks: each is in three groups",
+                "Eight ranks at the corners of a cube. Its edges are groups of two ranks, four in "
+                "each direction. Rank 0 is in a data group with rank 4, which has other examples, "
+                "in a pipeline group with rank 2, which has other layers, and in a tensor group "
+                "with rank 1, which has the other half of each matrix.", drawn)
+
+
+DRAWINGS = {"mesh_groups": draw_mesh_groups, "held_on_the_mesh": draw_held_on_the_mesh,
+            "mesh_of_eight": draw_mesh_of_eight}
 
 if __name__ == "__main__":
     write(DRAWINGS)

@@ -1,16 +1,10 @@
 """The drawings of chapter 19: two stages and their messages, why micro-batches, and two schedules.
 
-Run it to write three SVG files beside it, the same bytes each time. The timelines are simulated by
-`../map_numbers.py`: a forward pass takes 1, a backward pass 2, a message nothing.
+Run it to write three SVG files beside it, the same bytes each time. The timelines are simulated: a
+forward pass takes 1, a backward pass 2, a message nothing.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import map_numbers  # noqa: E402
-from elements import (  # noqa: E402
+from elements import (
     BLUE, FRAME, ORANGE, PALE_BLUE, PALE_GREY, arrow, box, element, group, line, page, words, write,
 )
 
@@ -18,6 +12,45 @@ LEFT = 78  # where time begins
 RIGHT = 632  # where it ends
 ROW = 32  # of a stage
 COLORS = {"F": (BLUE, "white"), "B": (ORANGE, "black")}
+
+
+def steps_of(schedule, stage, stages, micro):
+    """What a stage does, one after the other: `[("F" or "B", micro-batch), ...]`."""
+    warm_up = {"GPipe": micro, "1F1B": min(stages - stage, micro)}[schedule]
+    steps = [("F", number) for number in range(warm_up)]
+    for number in range(micro):
+        steps.append(("B", number))
+        if warm_up + number < micro:
+            steps.append(("F", warm_up + number))
+    return steps
+
+
+def simulate(schedule, stages, micro):
+    """`[(stage, "F" or "B", micro-batch, start, end), ...]`.
+
+    A pass begins when its stage is free and what it needs has ended: a forward pass needs the one
+    on the stage before, a backward pass the one on the stage after, and on the last stage nothing
+    but its own forward pass.
+    """
+    todo = [steps_of(schedule, stage, stages, micro) for stage in range(stages)]
+    free = [0] * stages
+    ended = {}
+    events = []
+    while any(todo):
+        for stage in range(stages):
+            while todo[stage]:
+                kind, number = todo[stage][0]
+                before = stage - 1 if kind == "F" else stage + 1
+                start = free[stage]
+                if 0 <= before < stages:
+                    if (kind, number, before) not in ended:
+                        break
+                    start = max(start, ended[kind, number, before])
+                end = start + (1 if kind == "F" else 2)
+                free[stage] = ended[kind, number, stage] = end
+                events.append((stage, kind, number, start, end))
+                del todo[stage][0]
+    return events
 
 
 def timeline(top, stages, events, end, **attributes):
@@ -75,9 +108,9 @@ def draw_two_stages():
 
 def draw_fill(stages=4, micro=4):
     whole = []
-    for stage, kind, number, start, stop in map_numbers.simulate("GPipe", stages, 1):
+    for stage, kind, number, start, stop in simulate("GPipe", stages, 1):
         whole.append((stage, kind, number, micro * start, micro * stop))
-    parts = map_numbers.simulate("GPipe", stages, micro)
+    parts = simulate("GPipe", stages, micro)
     end = max(stop for *_, stop in whole)
     drawn = []
     for panel, (title, events) in enumerate((("the whole batch at once", whole),
@@ -130,7 +163,7 @@ def draw_schedules(stages=4, micro=8):
              "1F1B": "forward and backward in turns, as soon as possible"}
     for panel, name in enumerate(texts):
         top = 40 + 176 * panel
-        events = map_numbers.simulate(name, stages, micro)
+        events = simulate(name, stages, micro)
         last = max(stop for *_, stop in events)
         drawn.append(words(4, top - 12, f"{name}: {texts[name]}", 20, bold=True, anchor="start"))
         drawn.append(timeline(top, stages, events, last, data_name=name))
@@ -140,7 +173,7 @@ def draw_schedules(stages=4, micro=8):
         drawn.append(line(x, bottom + 4, x, bottom + 12, FRAME, 1))
         drawn.append(words(min(x, 628), bottom + 30, str(time), class_="time"))
     drawn.append(words(4, bottom + 30, "time", anchor="start"))
-    share = map_numbers.bubble(stages, micro)
+    share = (stages - 1) / (micro + stages - 1)
     drawn.append(words(4, bottom + 58, "blue: forward, orange: backward, grey: idle, "
                        f"{100 * share:.0f} % in both", anchor="start"))
     covers = [box(LEFT, top - 2, RIGHT - LEFT + 8, ROW * stages + 4, "white", "none",
