@@ -117,6 +117,8 @@ def product_operations(left, right):
 print("forward:               ", product_operations(x, weight))
 print("gradient of the weight:", product_operations(x.T, grad_y))
 print("gradient of the input: ", product_operations(grad_y, weight.T))
+assert grad_weight.shape == weight.shape
+assert grad_x.shape == x.shape
 
 # %% [markdown]
 # So **training takes three times the operations of a forward pass.** (The first layer needs no
@@ -144,9 +146,9 @@ for tokens in [1024, 4096, 32_768, 131_072]:
           "matrices take")
 
 # %% [markdown]
-# So **6N is right while sequences are short beside the width**: the two are in proportion $T / 6d$.
-# (We let a token meet all others. In a causal network it meets only those before it, so half of
-# them on average. PaLM's appendix B counts all, as we do: arXiv:2204.02311.)
+# So **6N is right while sequences are short beside six times the width**: the two are in the ratio
+# $T / 6d$. (We let a token meet all others. In a causal network it meets only those before it, so
+# half of them on average. PaLM's appendix B counts all, as we do: arXiv:2204.02311.)
 #
 # Also left out is recomputation (chapter 17). It adds up to one forward pass, so that the *device*
 # does $8N$, of which the *model* needs $6N$.
@@ -155,9 +157,10 @@ for tokens in [1024, 4096, 32_768, 131_072]:
 #
 # A data sheet names a peak. How much of it does a training reach? **Model FLOPs utilization** (MFU)
 # is the operations a second that the model needs, $6N$ for each token, divided by the peak. What is
-# recomputed doesn't count, so MFU can't be raised by doing more than is needed. The number comes
-# from PaLM's paper: 540 billion parameters, 6,144 chips with a peak of 275 · 10¹² each, and 238,300
-# tokens a second (section 4.1). **Predict:** is its MFU about 10, 50 or 90 %?
+# recomputed doesn't count, so MFU can't be raised by doing more than is needed. The measure comes
+# from the paper on PaLM, a transformer: 540 billion parameters, 6,144 chips with a peak of 275 ·
+# 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is its MFU about 10, 50 or 90
+# %?
 
 # %% tags=["predict"]
 needed = 6 * 540e9 * 238_300  # operations a second
@@ -184,9 +187,9 @@ print(f"LeNet, 2017: {lenet_rate / 1e9:.0f} · 10⁹ operations a second")
 print(f"as a share of a V100's peak in float32, 14 · 10¹²: {lenet_rate / 14e12:.1%}")
 
 # %% [markdown]
-# (The page doesn't name its GPU; we take one of that year.) So **the share isn't a constant of the
-# device**: it depends on the network, the batch and the program. On paper it is an assumption, and
-# the first thing to measure.
+# (Loading data and Python are in it. The page doesn't name its GPU; we take one of that year.) So
+# **the share isn't a constant of the device**: it depends on the network, the batch and the
+# program. On paper it is an assumption, and the first thing to measure.
 #
 # ## What a training takes
 #
@@ -214,7 +217,7 @@ for share in [0.2, 0.4, 0.6]:
 # ### Bytes, in 16 bits and in 32
 #
 # **bfloat16** has float32's range in half of the bits (deeper: bfloat16 and scaled losses). What
-# does it save? Mixed precision keeps weights, gradients and activations in bfloat16, and besides a
+# does it save? Mixed precision keeps weights, gradients and activations in 16 bits, and besides a
 # copy of the weights and Adam's two moments in float32 (arXiv:1910.02054, section 3.1). For each
 # parameter:
 
@@ -264,7 +267,8 @@ for name, (nbytes, largest, on_one, on_16) in published.items():
 # %% [markdown]
 # Paper was too optimistic for both, and far too much for AlexNet. Its store was no ring: each array
 # goes whole to one GPU, its owner (chapter 07). So the owner of AlexNet's largest array receives 15
-# copies of more than half of all bytes, and sends 15 sums. We fit *one* number to *one* point, the
+# copies of more than half of all bytes, and sends 15 sums. (The busiest owner has at least the
+# largest array, and at least a $k$-th of all bytes.) We fit *one* number to *one* point, the
 # bandwidth that ResNet-152 shows on two GPUs, and ask both formulas for AlexNet:
 
 # %%
@@ -294,10 +298,15 @@ for k, rate in images_a_second.items():
 #
 # - A layer's forward pass takes 2 operations for each output and each weight that goes into it.
 #   Training takes three times a forward pass; for a transformer that is $6N$ a token, while
-#   sequences are short beside the width.
+#   sequences are short beside six times the width.
 # - MFU is the operations that the model needs, as a share of the peak: 46 % for PaLM, about 1 % for
 #   LeNet in 2017. It is the assumption to measure first.
 # - bfloat16 halves the bytes that are sent, and keeps 16 bytes a parameter with Adam. Since
 #   computing gains more, the efficiency falls.
 # - For 2017's table a data sheet's bandwidth was far too optimistic. With one fitted point, whole
 #   arrays came within 6 points of AlexNet.
+#
+# **Sources.** NVIDIA, *H100 Tensor Core GPU* and *Tesla V100* (data sheets). *The Straight Dope*,
+# "Training on multiple GPUs with gluon" (commit 72a83ca, 2017). MXNet 1.9.1:
+# `example/image-classification/README.md` and `symbols/alexnet.py` there. Horovod,
+# `docs/benchmarks.rst`.
