@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 11 · How far it scales
 #
-# *How many devices are worth using?* More devices compute more at the same time, but they also
-# have to exchange gradients. So the answer is a comparison of two times: **communication** against
+# *How many devices are worth using?* More devices compute more at the same time, but they also have
+# to exchange gradients. So the answer is a comparison of two times: **communication** against
 # **computing**. Here are both, for a network that needs 1 ms an image:
 #
 # ![Bars for the time of a step on 1, 2, 4 and 8 devices. Strong scaling, the same 32 images for
-# all: 32, 20, 14 and 11 ms, since computing halves and communication grows. Weak scaling, 32
-# images for each device: 32, 36, 38 and 39 ms.](src/drawings/strong_and_weak.svg)
+# all: 32, 20, 14 and 11 ms, since computing halves and communication grows. Weak scaling, 32 images
+# for each device: 32, 36, 38 and 39 ms.](src/drawings/strong_and_weak.svg)
 #
 # > **What you'll do:** compute both times for three networks on a GPU of today, fit two terms to a
 # > published table, and predict a step on your own machine before you measure it.
@@ -68,9 +68,8 @@ for k in [1, 2, 4, 8]:
 # And with even more devices? A ring's communication stays below 8 ms, however many devices there
 # are. So in this model a weak step never takes longer than 40 ms, and its efficiency never falls
 # below 80 %. But a strong step never takes less than 8 ms, so that it is never more than four times
-# as fast as on one device. (That a part which doesn't shrink limits the speed-up is **Amdahl's
-# law**,
-# 1967. That one can let the work grow instead is J. Gustafson's answer, 1988.)
+# as fast as on one device. (**Amdahl's law** of 1967 says that a part which doesn't shrink limits
+# the speed-up. J. Gustafson answered in 1988 that one can let the work grow instead.)
 #
 # Both efficiencies depend on one ratio, communication to computing, for what *one* device has to
 # do. What is that ratio for real networks?
@@ -81,25 +80,25 @@ for k in [1, 2, 4, 8]:
 # by bytes a second, the **bandwidth**. Here are our assumptions:
 #
 # - **The device** is an NVIDIA H100 (SXM). Its peak is 989 · 10¹² operations a second in bfloat16,
-#   a format of 2 bytes a number. (The data sheet says 1,979, for matrices half of whose entries
-#   are zero.)
+#   a format of 2 bytes a number. (The data sheet says 1,979, for matrices half of whose entries are
+#   zero.)
 # - **Training reaches 40 %** of the peak (its *model FLOPs utilization*, MFU). That is about what
 #   *Llama 3*, a transformer, reached on up to 16,384 H100s: 38 to 43 % (arXiv:2407.21783, table 4).
 #   We take it for all three networks, though it was measured for one.
-# - **Links** are those of NVIDIA's DGX H100. It has eight devices. Inside, *NVLink* sends 450 ·
-#   10⁹ bytes a second from each device. To other machines each device has 400 Gbit/s, which is 50
-#   · 10⁹ bytes a second.
-# - **The all-reduce is hierarchical.** First there is a reduce-scatter inside each machine, so
-#   that each device has the sum of an eighth. Only this eighth goes round a ring through all
-#   machines. At last there is an all-gather inside (deeper: More all-reduces).
+# - **Links** are those of NVIDIA's DGX H100. It has eight devices. Inside, *NVLink* sends 450 · 10⁹
+#   bytes a second from each device. To other machines each device has 400 Gbit/s, which is 50 · 10⁹
+#   bytes a second.
+# - **The all-reduce is hierarchical.** First there is a reduce-scatter inside each machine, so that
+#   each device has the sum of an eighth. Only this eighth goes round a ring through all machines.
+#   Then an all-gather inside gives each device the whole sum (deeper: More all-reduces).
 # - **A device's share** of the batch is 256 images, or 8,192 tokens. (A token is a piece of a
 #   word.)
 # - **Operations**: a forward pass takes 4.5 million an image for LeNet, and 912 million for
 #   ResNet-18 on 28 × 28 pixels. The backward pass takes twice as many (deeper: Costs on paper
 #   counts them). A transformer takes 2 for each weight and token forward and 4 backward, six
 #   together.
-# - **Bytes**: gradients have 2 bytes a number, and a ring sends what it sums nearly twice.
-#   Latencies are left out (exercise 1), and nothing overlaps yet.
+# - **Bytes**: gradients have 2 bytes a number, and in a ring each device sends nearly twice what is
+#   summed. Latencies are left out (exercise 1), and nothing overlaps yet.
 
 # %%
 reached = 0.4 * 989e12  # operations a second
@@ -177,10 +176,10 @@ print(f"{without_nvlink / computing_one_token:,.0f} tokens, with one device in e
 # (arXiv:2307.09288, section 2.2), and its smallest network has 7 billion parameters.
 #
 # Gradients can be sent during the backward pass, which is two thirds of computing. Then only what
-# is longer than that adds to the step, the **exposed communication** (chapter 10). That is the
-# best case, since at the beginning of the backward pass there is nothing to send yet. **Predict:**
-# among how many H100s can this batch be divided before the efficiency is below a half? Is it about
-# 400, 4,000 or 40,000?
+# is longer than that adds to the step, the **exposed communication** (chapter 10). That is the best
+# case, since at the beginning of the backward pass there is nothing to send yet. **Predict:** among
+# how many H100s can this batch be divided before the efficiency is below a half? Is it about 400,
+# 4,000 or 40,000?
 
 # %% tags=["predict"]
 for k in [64, 512, 4096, 32_768]:
@@ -200,15 +199,15 @@ for k in [64, 512, 4096, 32_768]:
 # </details>
 #
 # That is an answer on paper: **by data parallelism, a batch of 4 million tokens keeps hundreds of
-# such devices busy, and a few thousand half busy, but not tens of thousands.** (*Llama 2*'s
-# authors report on up to 2,000 GPUs, A100s, in section 2.2.1. Weights, gradients and Adam's state
-# of 7 billion parameters take 112 GB, and an H100 has 80. So they would be sharded, which sends
-# half as much again: chapter 16. For more devices one cuts the model as well: chapters 18 to 20.)
+# such devices busy, and a few thousand half busy, but not tens of thousands.** (*Llama 2*'s authors
+# report on up to 2,000 GPUs, A100s, in section 2.2.1. Weights, gradients and Adam's state of 7
+# billion parameters take 112 GB, and an H100 has 80. So they would be sharded, which sends half as
+# much again: chapter 16. For more devices one cuts the model as well: chapters 18 to 20.)
 #
 # ## Sixteen GPUs, measured
 #
-# Does it hold where somebody has measured? MXNet's examples have a table of images a second in
-# weak scaling. The GPUs are K80s, 16 in a machine:
+# Does it hold where somebody has measured? MXNet's examples have a table of images a second in weak
+# scaling. The GPUs are K80s, 16 in a machine:
 
 # %%
 images_a_second = {  # by the number of GPUs
@@ -251,8 +250,8 @@ show(fig, "Time of a step against the number of GPUs, from 1 to 16. It rises nea
 # %% [markdown]
 # The points lie nearly on lines. So we describe a step by **two terms**, $t = a + b\,k$: the first
 # is what a step takes anyway, and $b$ is what each GPU adds. Which line is the best? *Least
-# squares* takes the one for which the sum of the squared distances in $t$ is the smallest. It has
-# a formula, with means $\bar k$ and $\bar t$:
+# squares* takes the one for which the sum of the squared distances in $t$ is the smallest. It has a
+# formula, with means $\bar k$ and $\bar t$:
 #
 # $$b = \frac{\sum (k - \bar k)(t - \bar t)}{\sum (k - \bar k)^2}, \qquad a = \bar t - b\,\bar k$$
 #
@@ -267,7 +266,7 @@ def fit_line(counts, seconds):
 
 
 on_a_line = ((np.array([1, 2, 4]), np.array([3.0, 5.0, 9.0])), (1, 2))
-not_on_a_line = ((np.array([1, 2, 3]), np.array([1.0, 4.0, 4.0])), (0, 1.5))
+not_on_a_line = ((np.array([1, 2, 3, 6]), np.array([3.0, 1.0, 5.0, 7.0])), (1, 1))
 your_turn(fit_line, [on_a_line, not_on_a_line])
 
 # %% [markdown]
@@ -311,8 +310,8 @@ for name in seconds:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# All three lines say too much: by 33 % for AlexNet and by 6 % for the two others. From 16 to 32 GPUs
-# a step gets at most 7 % longer.
+# All three lines say too much: by 33 % for AlexNet and by 6 % for the two others. From 16 to 32
+# GPUs a step gets at most 7 % longer.
 #
 # </details>
 #
@@ -451,9 +450,9 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Latency.** On 64 devices in eight machines the all-reduce takes 2 · 7 rounds inside a
-#    machine and 2 · 7 between machines. Let each round cost 10 µs besides its bytes. For which of
-#    the three networks does that change the efficiency, and why?
+# 1. **Latency.** On 64 devices in eight machines the all-reduce takes 2 · 7 rounds inside a machine
+#    and 2 · 7 between machines. Let each round cost 10 µs besides its bytes. For which of the three
+#    networks does that change the efficiency, and why?
 # 2. **A faster device.** A new device computes twice as fast on the same link. How does the
 #    efficiency of the transformer change, with 8,192 tokens a device? And how many tokens does it
 #    need for the efficiency of before?

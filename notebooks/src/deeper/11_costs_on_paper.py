@@ -128,8 +128,8 @@ assert grad_x.shape == x.shape
 #
 # In a transformer each token goes through all matrices once, so each weight is one multiplication
 # and one addition: $2N$ operations forward for $N$ parameters, and $6N$ with the backward pass.
-# What does that leave out? In attention each token's query also meets the keys of all $T$ tokens
-# of its sequence, and its weights meet all their values. For a width $d$ that is $2Td$ operations
+# What does that leave out? In attention each token's query also meets the keys of all $T$ tokens of
+# its sequence, and its weights meet all their values. For a width $d$ that is $2Td$ operations
 # each. So a layer takes, for each token:
 
 # %%
@@ -155,12 +155,12 @@ for tokens in [1024, 4096, 32_768, 131_072]:
 #
 # ## Which share of the peak?
 #
-# A data sheet names a peak. How much of it does a training reach? **Model FLOPs utilization**
-# (MFU) is the operations a second that the model needs, $6N$ for each token, divided by the peak.
-# What is recomputed doesn't count, so MFU can't be raised by doing more than is needed. The
-# measure comes from the paper on PaLM, a transformer: 540 billion parameters, 6,144 chips with a
-# peak of 275 · 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is its MFU about
-# 10, 50 or 90 %?
+# A data sheet names a peak. How much of it does a training reach? **Model FLOPs utilization** (MFU)
+# is the operations a second that the model needs, $6N$ for each token, divided by the peak. What is
+# recomputed doesn't count, so MFU can't be raised by doing more than is needed. The measure comes
+# from the paper on PaLM, a transformer: 540 billion parameters, 6,144 chips with a peak of 275 ·
+# 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is its MFU about 10, 50 or
+# 90 %?
 
 # %% tags=["predict"]
 needed = 6 * 540e9 * 238_300  # operations a second
@@ -246,8 +246,8 @@ for name, peak, width in [("float32", 67e12, 4), ("bfloat16", 989e12, 2)]:
           f"efficiency {computing / (computing + communication):.0%}")
 
 # %% [markdown]
-# **What computes faster, scales worse, if its link doesn't keep up.** So a good efficiency may
-# only say that the devices are slow.
+# **What computes faster, scales worse, if its link doesn't keep up.** So a good efficiency may only
+# say that the devices are slow.
 #
 # ## Paper against the clock: 2017
 #
@@ -265,11 +265,11 @@ for name, (nbytes, largest, on_one, on_16) in published.items():
           f"published {on_one / on_16:.0%}; largest array {largest / nbytes:.0%} of all bytes")
 
 # %% [markdown]
-# Paper was too optimistic for both, and far too much for AlexNet. Its store was no ring: each
-# array goes whole to one GPU, its owner (chapter 07). So the owner of AlexNet's largest array
-# receives 15 copies of more than half of all bytes, and sends 15 sums. (The busiest owner has at
-# least the largest array, and at least a $k$-th of all bytes.) We fit *one* number to *one* point,
-# the bandwidth that ResNet-152 shows on two GPUs, and ask both formulas for AlexNet:
+# Paper was too optimistic for both, and far too much for AlexNet. Its store was no ring: each array
+# goes whole to one GPU, its owner (chapter 07). So the owner of AlexNet's largest array receives 15
+# copies of more than half of all bytes, and sends 15 sums. (The busiest owner has at least the
+# largest array, and at least a $k$-th of all bytes.) We fit *one* number to *one* point, the
+# bandwidth that ResNet-152 shows on two GPUs, and ask both formulas for AlexNet:
 
 # %%
 nbytes, largest, on_one, _ = published["ResNet-152"]
@@ -287,12 +287,12 @@ for k, rate in images_a_second.items():
           f"whole arrays {on_one / (on_one + whole_arrays):.0%}")
 
 # %% [markdown]
-# Whole arrays come within 6 points, a ring misses by up to 34. Does that prove that the large
-# array was the reason? It doesn't: the store of that table also sends to a server, and reading
-# data may have set a limit. Networks with large dense layers can scale badly with rings, too: on
-# 512 GPUs Horovod reports 90 % for Inception V3 and 68 % for VGG-16 (`docs/benchmarks.rst`). So
-# **paper says which of two costs is larger. How large they are, one measured point says better
-# than a data sheet.**
+# Whole arrays come within 6 points, a ring misses by up to 34. Does that prove that the large array
+# was the reason? It doesn't: the store of that table also sends to a server, and reading data may
+# have set a limit. Networks with large dense layers can scale badly with rings, too: on 512 GPUs
+# Horovod reports 90 % for Inception V3 and 68 % for VGG-16 (`docs/benchmarks.rst`). So **paper says
+# which of two costs is larger. How large they are, one measured point says better than a data
+# sheet.**
 #
 # ## Summary
 #
