@@ -199,10 +199,11 @@ for k in [64, 512, 4096, 32_768]:
 # </details>
 #
 # That is an answer on paper: **by data parallelism, a batch of 4 million tokens keeps hundreds of
-# such devices busy, and a few thousand half busy, but not tens of thousands.** (*Llama 2*'s authors
-# report on up to 2,000 GPUs, A100s, in section 2.2.1. Weights, gradients and Adam's state of 7
+# such devices busy.** A few thousand would wait for half of the time, and there wouldn't be enough
+# sequences for them: of 4,096 tokens each, as in *Llama 2*, the batch has only 977. For more
+# devices one cuts the model as well (chapters 18 to 20). (Weights, gradients and Adam's state of 7
 # billion parameters take 112 GB, and an H100 has 80. So they would be sharded, which sends half as
-# much again: chapter 16. For more devices one cuts the model as well: chapters 18 to 20.)
+# much again: chapter 16.)
 #
 # ## Sixteen GPUs, measured
 #
