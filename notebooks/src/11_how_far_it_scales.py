@@ -415,7 +415,8 @@ else:
 # The last line says it, for the machine on which this page was made or for yours. If the step is
 # longer than predicted, then a step on two devices costs something that neither of the two terms
 # has. Two simulated devices share the memory's bandwidth, for example, and one Python pushes the
-# operators of both. Which of these it is, this experiment can't say.
+# operators of both. Which of these it is, this experiment can't say. (Other programs disturb both
+# measurements. A line above says so if there were any; then run both cells again.)
 #
 # </details>
 #
