@@ -590,8 +590,8 @@ print("one rank alone goes on from step", min(alone))
 print("equal to `whole`:", torch.equal(alone[47], whole[47]))
 
 # %% [markdown]
-# How long the gradients travel between machines, and how often one should save: deeper: Costs on
-# paper.
+# How often should one save? If saving takes $C$ seconds, and failures come every $M$ seconds on
+# average, then about every $\sqrt{2CM}$ seconds (J. W. Young, *CACM* 17, 1974).
 #
 # ## A rank that hangs
 #

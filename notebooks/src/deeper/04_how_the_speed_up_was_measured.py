@@ -170,8 +170,7 @@ show(fig, alt="Images per second of each round, with medians: one device with on
 # - *both cores* against *two devices*: is a larger device as good as two? Only a CPU offers this
 #   choice.
 # - *two devices* against *no messages*: only a gap between these two can be the all-reduce, with
-#   the waiting that it causes. (When messages cost more is asked in deeper: Counting operations,
-#   predicting GPUs.)
+#   the waiting that it causes. (When messages cost more is asked in deeper: Costs on paper.)
 # - *no messages* against 2: what is missing there can't be the all-reduce. We haven't tested what
 #   it is.
 # - *stock MXNet* against *one device*: if it isn't faster, our baseline is no straw man. On x86 its

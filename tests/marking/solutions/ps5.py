@@ -511,7 +511,7 @@ def fit_line(sizes, seconds):
     return t - beta * b, 1 / beta
 
 
-# %% right line: chapter 11's fit, columns of equal length and no constant below zero
+# %% right line: relative residuals by nnls, columns of equal length and no constant below zero
 def fit_line(sizes, seconds):
     from scipy.optimize import nnls
 

@@ -146,9 +146,9 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 # ## 2. Latency and bandwidth (3 points)
 #
 # A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a latency of $\alpha$ seconds, then
-# bytes at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. The
-# times scatter by a few per cent, whatever the size, so take *relative* residuals, as chapter 11
-# did: find the $\alpha$ and $B$ for which
+# bytes at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. Fit
+# the two terms to them, as chapter 11 did. But these times scatter by a few per cent, whatever the
+# size, so take *relative* residuals: find the $\alpha$ and $B$ for which
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
