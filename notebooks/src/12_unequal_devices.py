@@ -96,15 +96,15 @@ print(f"The first is {speeds[0] / speeds[1]:.1f} times as fast.")
 # %% [markdown]
 # ## Equal shards, or shares by speed?
 #
-# Let us first count on paper. The fast device alone takes 1 for a batch. The slow one takes $h$
-# times as long for an image. (In the drawing $h$ is 3.)
+# Let us first count on paper. Say that the fast device alone takes one second for a batch, and the
+# slow one $h$ times as long for an image. (In the drawing $h$ is 3.)
 #
-# - With *equal shards* each has half of the batch. The slow device takes $\frac{h}{2}$ for its
-#   half, and the fast one waits for it.
-# - With *shares by speed* nobody waits. Then both speeds add up to $1 + \frac1h$ batches, so a
-#   batch takes $1 / (1 + \frac1h)$.
+# - With *equal shards* each has half of the batch. The slow device takes $\frac{h}{2}$ seconds for
+#   its half, and the fast one waits for it.
+# - With *shares by speed* nobody waits. Then both speeds add up to $1 + \frac1h$ batches a second,
+#   so a batch takes $1 / (1 + \frac1h)$ seconds.
 #
-# **Predict:** from which $h$ on would the fast device be better off alone than with equal shards?
+# **Predict:** for which $h$ is the fast device faster alone than both with equal shards?
 
 # %% tags=["predict"]
 print("   h   equal shards   shares by speed")
@@ -116,14 +116,15 @@ for h in [1, 1.1, 1.5, 2, 3, 6, 30]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# From 2 on: then the slow device takes as long for its half as the fast one for the whole batch.
-# With $h = 3$ a step with equal shards takes 1.5. So one straggler makes *two* devices slower than
-# one.
+# For every $h$ above 2. At 2 the slow device takes as long for its half as the fast one for the
+# whole batch. With $h = 3$ a step with equal shards takes 1.5 seconds, so one straggler makes *two*
+# devices slower than one.
 #
 # </details>
 #
-# Shares by speed are never above 1, but with $h = 30$ the second device saves only 3 %. (This count
-# leaves out the all-reduce, which only two devices need.)
+# With shares by speed a step never takes longer than on the fast device alone. But with $h = 30$
+# the second device saves only 3 %. (This count leaves out the all-reduce, which a single device
+# doesn't need.)
 #
 # ## Whole images
 #
@@ -147,10 +148,10 @@ print("rounded:", rounded, "together", sum(rounded))
 #
 # </details>
 #
-# Therefore we round the *ends* of the shards instead. The first device has 22.22 images, so its
-# shard ends at image 22. The first two have 55.56 together, so the second shard ends at image 56.
-# All three have 100, so the third ends at image 100, and no image is lost. The sizes are the
-# distances between the ends: 22, 34 and 44.
+# Therefore we round the *ends* of the shards instead. The first device is due 22.22 images, so its
+# shard ends at image 22. The first two are due 55.56 together, so the second shard ends at image
+# 56. All three are due 100, so the third shard ends at image 100, and no image is lost. The sizes
+# are the distances between the ends: 22, 34 and 44.
 #
 # ### Your turn: shares by speed
 #
@@ -389,7 +390,7 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 #    if an all-reduce takes 5 ms, both together need 130 ms. A device that does 500 a second brings
 #    it to 102 ms, and with the all-reduce to 107 ms.
 # 2. **If it is nearly as fast, keep equal shards**, which are simpler. With $h = 1.1$ a step takes
-#    0.55 instead of 0.52, by the count on paper.
+#    0.55 instead of 0.52 seconds, by the count on paper.
 # 3. **Else cut by measured speed**, and train with sums, or with weighted means. If speeds change
 #    during the training, measure again (exercise 3). If examples differ in length, as sentences do,
 #    then balance the work, not the number of examples.
