@@ -4,11 +4,12 @@
 # Chapter 14's DDP finds the right gradients. What can still go wrong in a training with it, and
 # what tells you?
 #
-# > **What you'll do:** make six mistakes on purpose, and three that the program refuses. Time two
+# > **What you'll do:** make seven mistakes on purpose, and three that the program refuses. Time two
 # > processes of this machine. Send half the bytes.
 # >
 # > **What you'll learn:** which mistakes leave all replicas equal; what happens when ranks don't
-# > send the same; when a second process on one machine pays.
+# > send the same; when a second process on one machine pays; how to send rounded gradients and
+# > lose nothing for good.
 # >
 # > **What you need:** chapter 14 and PyTorch. Reading takes {reading time}, running twenty seconds
 # > on two cores.
@@ -128,7 +129,84 @@ for of_all_ranks in [False, True]:
 # replicas agree on it.** So divide the *sum* of a rank's losses by the mean number of valid labels
 # on a rank.
 #
-# ### 3. A mean of percentages
+# ### 3. Unequal shards
+#
+# At the end of an epoch, or on unequal devices (chapter 12), ranks may have unequal shards. Rank
+# $i$ has $n_i$ of $n$ examples. DDP divides by the $k$ ranks itself, so there are two ways that are
+# right on paper: a mean with the weight $k\,\frac{n_i}{n}$, or a sum divided by $\frac{n}{k}$. We
+# try both, and a plain mean. In the last case rank 1 has no example at all. **Predict:** which of
+# the nine gradients are those of one process?
+
+# %% tags=["predict"]
+net = small_net()
+F.cross_entropy(net(x), y).backward()
+whole = net[2].bias.grad
+
+
+def unequal(sizes):
+    rank = dist.get_rank()
+    own = slice(0, sizes[0]) if rank == 0 else slice(sizes[0], 12)
+    found = {}
+    for name in ["mean", "weighted mean", "sum"]:
+        model = DistributedDataParallel(small_net())
+        outputs = model(x[own])
+        if name == "mean":
+            loss = F.cross_entropy(outputs, y[own])
+        elif name == "weighted mean":
+            loss = 2 * sizes[rank] / 12 * F.cross_entropy(outputs, y[own])
+        else:
+            loss = F.cross_entropy(outputs, y[own], reduction="sum") / (12 / 2)
+        loss.backward()
+        found[name] = model.module[2].bias.grad
+    return found
+
+
+print("one process:                ", whole)
+for sizes in [[6, 6], [9, 3], [12, 0]]:
+    on_rank_0, on_rank_1 = ranks(unequal, sizes)
+    print("shards", sizes)
+    for name, gradient in on_rank_0.items():
+        assert torch.equal(gradient, on_rank_1[name])
+        right = torch.allclose(gradient, whole, rtol=0, atol=1e-12)
+        print(f"    {name:13} right: {right!s:5}  {gradient}")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# All but two. With equal shards all three are right, so **equal shards hide the mistake.** With 9
+# and 3 the plain mean is wrong, because rank 1's three examples count as much as rank 0's nine.
+# With 12 and 0 it is half of the right gradient: rank 1 has zeros, but counts as one of two.
+#
+# </details>
+#
+# All ranks have the same gradient in each case, right or wrong, so replicas stay equal. (A rank
+# without examples must still run the forward and the backward pass, or the others wait for it: see
+# 7.)
+#
+# How much harm does the plain mean do? If the examples are dealt at random, it is right on average,
+# but noisier. A mean of $n_i$ examples has $\frac{1}{n_i}$ of one example's variance. So the mean
+# of $k$ such means has $\frac{1}{k^2} \sum_i \frac{1}{n_i}$ of it, as much as the mean of only
+# $k^2 / \sum_i \frac{1}{n_i}$ examples. We count it out for examples with the gradients 0, 1 or 5:
+
+# %%
+def worth(sizes):
+    return len(sizes)**2 / sum(1 / n for n in sizes)
+
+
+kinds = torch.tensor([0.0, 1, 5])
+draws = torch.cartesian_prod(kinds, kinds, kinds, kinds)  # all 81 ways to draw four examples
+mean_of_means = (draws[:, :3].mean(dim=1) + draws[:, 3]) / 2  # shards of three and one
+counted = kinds.var(correction=0) / mean_of_means.var(correction=0)
+print(f"right on average: {mean_of_means.mean():.2f}, as one example: {kinds.mean():.2f}")
+print(f"shards of 3 and 1: worth {counted:.2f} examples by the 81 draws, {worth([3, 1]):.2f} by "
+      "the formula")
+for sizes in [[128, 128], [192, 64], [240, 16]]:
+    print(f"shards of {sizes[0]} and {sizes[1]}: worth {worth(sizes):.0f} examples")
+
+# %% [markdown]
+# Cut 240 to 16, a batch of 256 is worth only 60 examples.
+#
+# ### 4. A mean of percentages
 #
 # Five images are tested on two ranks. Rank 0 has three of them, rank 1 has two:
 
@@ -156,7 +234,7 @@ for mean_of_percentages, of_counts, rows in ranks(accuracies):
 # `DistributedSampler` gives all ranks equally many, so image 0 goes to both. (The program's
 # `test_accuracy` does without it.)
 #
-# ### 4. A sampler without set_epoch
+# ### 5. A sampler without set_epoch
 #
 # When it shuffles, which is its default, `DistributedSampler` gives each rank its share of one
 # random order. Is that a new order in each epoch?
@@ -173,7 +251,7 @@ print("after set_epoch(2):", list(sampler))
 #
 # ## Ranks that don't send the same
 #
-# ### 5. A parameter that a rank doesn't use
+# ### 6. A parameter that a rank doesn't use
 #
 # Chapter 14's program sends a flag with each gradient: 1 if it is there, 0 if not. Its `flatten`
 # and `write_back` are the chapter's `pack` and `unpack` with these flags. Here a bucket has three
@@ -245,7 +323,7 @@ for find_unused in [False, True]:
 # last bucket leaves (`mark_variable_ready` in `reducer.cpp`), so rank 1 doesn't wait, and its
 # second forward pass raises the error. Rank 0 waits until then.
 #
-# ### 6. Uneven inputs
+# ### 7. Uneven inputs
 #
 # Rank 1 has one batch less than rank 0, so it doesn't come to the last all-reduce. For PyTorch's
 # DDP there is `join`: a rank that has no more data answers the others with zeros.
@@ -359,7 +437,7 @@ def seconds_a_step():
 
 
 print("                      median (middle half of the rounds)")
-print_times(ranks(seconds_a_step)[0])
+print_times(ranks(seconds_a_step, seconds=300)[0])
 
 # %% [markdown]
 # In our run no way that sends was faster than one process, because 21 MB are much to send for 64
@@ -399,8 +477,51 @@ print("sent as float64: ", ranks(last_bias, DDP)[0])
 print("sent as bfloat16:", ranks(last_bias, BFloat16)[0])
 
 # %% [markdown]
-# Two digits are right. Does a training suffer? Try it in a copy of `ddp_train.py`. (PyTorch has
-# `bf16_compress_hook`, in `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.)
+# Two digits are right. (PyTorch has `bf16_compress_hook`, in
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.)
+#
+# ### Nothing is lost for good
+#
+# What is rounded off is lost, and where it is the same in each step, it adds up. With **error
+# feedback** it isn't lost: a rank keeps what its message left out, the *residual*, and adds it to
+# the next message (Seide et al., *1-Bit Stochastic Gradient Descent*, 2014). Here the ranks gather
+# all messages and add them up in float64. (An all-reduce in bfloat16 would round the sum, too, and
+# no residual would know of it.)
+
+# %%
+def sum_of_steps(kind, steps):
+    """The last bias's gradients of so many steps on the same batch, added up."""
+    net = small_net()
+    residuals = {}
+    total = torch.zeros(3).double()
+    for _ in range(steps):
+        net.zero_grad()
+        F.cross_entropy(net(own_part(x)), own_part(y)).backward()
+        for p in net.parameters():
+            residual = residuals.get(p, 0)
+            message = p.grad + residual
+            if kind != "float64":
+                message = message.bfloat16()
+            if kind == "bfloat16 with feedback":
+                residuals[p] = p.grad + residual - message
+            messages = [torch.empty_like(message), torch.empty_like(message)]
+            dist.all_gather(messages, message)
+            p.grad.copy_((messages[0].double() + messages[1].double()) / 2)
+        total += net[2].bias.grad
+    return total
+
+
+for steps in [1, 10, 100]:
+    exact = ranks(sum_of_steps, "float64", steps)[0]
+    print(f"the sum of {steps} gradients is off by")
+    for kind in ["bfloat16", "bfloat16 with feedback"]:
+        difference = ranks(sum_of_steps, kind, steps)[0] - exact
+        print(f"    {difference.abs().max():.5f} ({kind})")
+
+# %% [markdown]
+# Without feedback the error grows with each step. With it the sum is off only by what the last
+# messages left out. PyTorch's `PowerSGDState` has it as `use_error_feedback`, and MXNet's
+# gradient compression keeps residuals, too.
 #
 # ## Summary
 #
@@ -408,9 +529,10 @@ print("sent as bfloat16:", ranks(last_bias, BFloat16)[0])
 # | --- | --- | --- |
 # | 1. a loss without gradient | equal | gradients that are zero |
 # | 2. masked labels | equal | one process with the whole batch |
-# | 3. a mean of percentages | equal | one process |
-# | 4. no `set_epoch` | equal | printing the order |
-# | 5. unused on one rank (PyTorch's) | | one rank waits, one fails |
-# | 6. uneven inputs | | one rank waits |
+# | 3. unequal shards | equal | one process, and a test on unequal shards |
+# | 4. a mean of percentages | equal | one process |
+# | 5. no `set_epoch` | equal | printing the order |
+# | 6. unused on one rank (PyTorch's) | | one rank waits, one fails |
+# | 7. uneven inputs | | one rank waits |
 #
 # **Equal replicas are no proof.** Compare with one process, by a loss that has a gradient.

@@ -238,9 +238,9 @@ assert np.isclose(seconds, 0.160), f"alone it takes 0.160 s, not {seconds:.3g}"
 
 # %% [markdown] nbgrader={"grade_id": "why", "points": 2, "solution": true}
 # One point for the formula: alone 85.3 ms, together 82.6 + 2 = 84.6 ms. The CPU pays, by less than
-# one per cent: with a handicap of 30 it is below $b\,n/c - 1$, which is about 42. A slow device is
-# better left out where it saves less than the all-reduce costs: when it is very slow, the batch is
-# small or the all-reduce takes long.
+# one per cent: it saves 2.8 ms of computing, and the all-reduce costs 2. A slow device is better
+# left out where it saves less than the all-reduce costs: when it is very slow, the batch is small
+# or the all-reduce takes long.
 #
 # One point for two things that the formula doesn't know, and a decision that fits them. Such as:
 # the CPU has other work (Python, the loader, starting the GPU's operators); its speed changes, and
