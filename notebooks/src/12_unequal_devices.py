@@ -149,9 +149,9 @@ print("rounded:", rounded, "together", sum(rounded))
 # </details>
 #
 # Therefore we round the *ends* of the shards instead. The first device is due 22.22 images, so its
-# shard ends at image 22. The first two are due 55.56 together, so the second shard ends at image
-# 56. All three are due 100, so the third shard ends at image 100, and no image is lost. The sizes
-# are the distances between the ends: 22, 34 and 44.
+# shard ends at image 22. The first two are due 55.56 together, so the second shard ends at 56, and
+# the third at 100, so that no image is lost. The sizes are the distances between the ends: 22, 34
+# and 44.
 #
 # ### Your turn: shares by speed
 #

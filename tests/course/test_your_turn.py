@@ -19,6 +19,8 @@ MISTAKES = {
     "07": ("nd.minimum(1, limit / squares.sqrt())", "limit / squares.sqrt()"),
     "08": ("loss.sum()", "loss.mean()"),
     "09": ("        variance += size * (shard_mean - mean) ** 2 / n  # between\n", ""),
+    "11": ("seconds.mean() - b * counts.mean()", "seconds[0]"),
+    "12": ("end - begin", "round(n * speed / sum(speeds))"),
     "13": ("        optimizer.zero_grad()\n", ""),
     "14": ("while next_bucket < len", "if next_bucket < len"),
     "15": ('torch.set_rng_state(kept["random"])', "pass"),
