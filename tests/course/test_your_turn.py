@@ -18,6 +18,7 @@ MISTAKES = {
     "06": ("step(len(images))", "step(len(devices))"),
     "07": ("nd.minimum(1, limit / squares.sqrt())", "limit / squares.sqrt()"),
     "08": ("loss.sum()", "loss.mean()"),
+    "10": ("sending - busy", "sending & busy"),
     "13": ("        optimizer.zero_grad()\n", ""),
     "14": ("while next_bucket < len", "if next_bucket < len"),
     "15": ('torch.set_rng_state(kept["random"])', "pass"),
