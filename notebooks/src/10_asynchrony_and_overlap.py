@@ -90,15 +90,14 @@ from helpers.plotting import show, timeline
 
 fig, _ = timeline("A training step on two devices", {"": recording.rows})
 show(fig, alt="Three rows: Python, which dispatches the work at first, and two devices, which "
-              "compute for most of the step. Communication and update are short, at the end.")
+              "compute for most of the step. Communication and updates are hair lines.")
 
 # %% [markdown]
-# Most of what the devices do is compute. Communication and update come at the step's end, and are
-# too short to be told apart. (Python needs a core, too. So with two cores in all, a device may
-# begin late.)
+# Most of what the devices do is compute. Communication and updates are hair lines, too short to be
+# told apart. (Python needs a core, too. So with two cores in all, a device may begin late.)
 #
-# What happens there? We take one parameter, the weight of the first dense layer, with a trainer of
-# its own, and record its `step`:
+# What are these hair lines? We take one parameter, the weight of the first dense layer, with a
+# trainer of its own, and record its `step`:
 
 # %% tags=["measured", "trains"]
 dense_trainer = gluon.Trainer([net[4].weight], "sgd", {"learning_rate": 0.01})
@@ -224,8 +223,8 @@ show(fig, alt="Two panels. Above, Python dispatches a step, waits until the devi
 
 # %% [markdown]
 # Look at where the second step begins. With `waitall` both devices are idle there until Python
-# dispatches their operators. Without it, these are in the queue already. (A gap before the update
-# is another matter: there a device waits for the other one's gradients.)
+# dispatches their operators. Without it, these are in the queue already. (Other gaps are
+# another matter. In some a device waits for the other one's gradients.)
 #
 # Does that make a step longer? Three steps are too few to tell, so eight of each kind take turns,
 # for several rounds. Each line shows the median of the rounds, and in brackets their middle half,
@@ -269,7 +268,8 @@ say_winner(times, "waitall", "no waitall")
 # ## When can communication begin?
 #
 # Must the all-reduce wait for the end of the backward pass? The *last* layer's gradient is ready
-# first, so it could be sent while the pass goes on with the layers before it:
+# first, so it could be sent while the pass goes on with the layers before it. In MXNet
+# nobody has to program that: a copy of a gradient needs only this gradient, and the engine knows it.
 #
 # ![At the end: the link carries three gradients after the backward pass, and all of that time is
 # exposed. At once: it starts with layer 3's as soon as that is ready, so only layer 1's is exposed,
@@ -663,7 +663,7 @@ for size in [15, 3, 0]:
     for _ in range(3):
         step_at_once(bulk_net, bulk_trainer)
     recording = record(step_at_once, bulk_net, bulk_trainer)
-    print("bulks of", size, "at most:", len(bulk_events(recording, "cpu(0)")), "events")
+    print("backward_bulk_size", size, "events", len(bulk_events(recording, "cpu(0)")))
     if size == 15:
         ends = [bulk_events(recording, lane)[-1].end for lane in ["cpu(0)", "cpu(1)"]]
         assert recording.lanes["link"][0].start > min(ends) - 0.002
