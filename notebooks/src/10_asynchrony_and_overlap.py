@@ -269,7 +269,8 @@ say_winner(times, "waitall", "no waitall")
 #
 # Must the all-reduce wait for the end of the backward pass? The *last* layer's gradient is ready
 # first, so it could be sent while the pass goes on with the layers before it. In MXNet
-# nobody has to program that: a copy of a gradient needs only this gradient, and the engine knows it.
+# nobody has to program that, because a copy of a gradient needs only this gradient, and the engine
+# knows it.
 #
 # ![At the end: the link carries three gradients after the backward pass, and all of that time is
 # exposed. At once: it starts with layer 3's as soon as that is ready, so only layer 1's is exposed,
