@@ -19,6 +19,7 @@ MISTAKES = {
     "07": ("nd.minimum(1, limit / squares.sqrt())", "limit / squares.sqrt()"),
     "08": ("loss.sum()", "loss.mean()"),
     "09": ("        variance += size * (shard_mean - mean) ** 2 / n  # between\n", ""),
+    "10": ("sending - busy", "sending & busy"),
     "11": ("seconds.mean() - b * counts.mean()", "seconds[0]"),
     "12": ("end - begin", "round(n * speed / sum(speeds))"),
     "13": ("        optimizer.zero_grad()\n", ""),
