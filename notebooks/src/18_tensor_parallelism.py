@@ -141,8 +141,8 @@ print("sum first, then ReLU: ", F.relu(part_0 + part_1).tolist())
 #
 # Write the backward pass of `copy_to_ranks` before you scroll on. It gets the gradient that *this*
 # rank has found, and returns the one that goes on to the layers before. Leave the tensor that it
-# gets as it is, because it isn't yours: autograd may need it elsewhere. The folded cell
-# only tests your function, on two ranks and on three.
+# gets as it is, because it isn't yours: autograd may need it elsewhere. The folded cell only tests
+# your function, on two ranks and on three.
 
 # %% tags=["fold", "your-turn"]
 # define: cases for your function: the ranks' gradients, and what is due on each rank
@@ -651,10 +651,10 @@ def norm_and_loss():
 for world in [1, 2]:
     norms = []
     losses = []
-    for norm, loss in ranks(norm_and_loss, world=world):
+    for rank, (norm, loss) in enumerate(ranks(norm_and_loss, world=world)):
         norms.append(norm)
         losses.append(loss)
-        print(f"ranks: {world}, gradient norm {norm:.4f}, loss with dropout {loss:.3f}")
+        print(f"rank {rank} of {world}: gradient norm {norm:.4f}, loss with dropout {loss:.3f}")
 assert norms[0] != norms[1]  # on two ranks
 assert losses[0] != losses[1]
 
@@ -725,7 +725,8 @@ assert of_the_module == (forward, backward)
 # 4,096 tokens and 2 bytes per number. An A100's NVLink sends 300 GB/s inside a machine. Between
 # machines each GPU has a network card of 25 GB/s. For comparison, this step's computation: a block
 # has $12 \cdot \text{width}^2$ weights, and each takes 6 operations for each token, 2 forward and 4
-# backward (chapter 17). We assume that a GPU does 156 · 10¹² a second, half of what an A100 can.
+# backward (chapter 17). We assume 156 · 10¹² operations a second, half of an A100's peak in
+# bfloat16.
 
 # %%
 k = 8
@@ -915,6 +916,7 @@ whole_x, whole_A, whole_B, whole_bias = leaf(x), leaf(A), leaf(B), leaf(bias)
 whole_y = F.relu(whole_x @ whole_A) @ whole_B + whole_bias
 weights_of_y = torch.tensor([1.0, 3.0])  # so that its gradient isn't just ones
 (whole_y * weights_of_y).sum().backward()
+whole_y = whole_y.detach()
 of_x, of_A, of_B, of_bias = whole_x.grad, whole_A.grad, whole_B.grad, whole_bias.grad
 
 

@@ -446,7 +446,8 @@ def most_bytes(schedule, micro_batches):
     stages = dist.get_world_size()
     net = make_net()
     layers = cut(net, rank, stages)
-    left_out = {tensor.untyped_storage()._cdata for tensor in [x, *net.parameters()]}  # addresses
+    parts = [x, y, *net.parameters()]
+    left_out = {part.untyped_storage()._cdata for part in parts}  # addresses
     alive = weakref.WeakValueDictionary()  # by its address, what was saved
     most = 0
 
@@ -486,11 +487,11 @@ for schedule in [gpipe, one_f_one_b]:
         found.update(part)
     assert largest_difference(found, whole) < 1e-12
 
-    times = []
+    as_much = []
     for of_all, of_each in zip(ranks(most_bytes, schedule, 8, world=4), of_one):
-        times.append(round(of_all / of_each, 2))
-    print(f"{schedule.__name__}: stages 0 to 3 hold {times} times as much")
-assert times == [4, 3, 2, 1]  # of 1F1B
+        as_much.append(round(of_all / of_each, 2))
+    print(f"{schedule.__name__}: stages 0 to 3 hold {as_much} times as much")
+assert as_much == [4, 3, 2, 1]  # of 1F1B
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -616,9 +617,9 @@ for name, title in [("gpipe", "GPipe"), ("one_f_one_b", "1F1B")]:
         counts = {"forward": 0, "backward": 0}
         for kind, begin, end in passes:
             color, ink = (BLUE, "white") if kind == "forward" else (ORANGE, "black")
-            left, width = 1000 * (begin - start), 1000 * (end - begin)
-            ax.broken_barh([(left, width)], (rank - 0.42, 0.84), fc=color, ec="white", lw=0.5)
-            ax.text(left + width / 2, rank, counts[kind], color=ink, ha="center", va="center",
+            left, length = 1000 * (begin - start), 1000 * (end - begin)
+            ax.broken_barh([(left, length)], (rank - 0.42, 0.84), fc=color, ec="white", lw=0.5)
+            ax.text(left + length / 2, rank, counts[kind], color=ink, ha="center", va="center",
                     fontsize=8)
             counts[kind] += 1
     ax.set_yticks(range(4), [f"stage {rank}" for rank in range(4)])
