@@ -233,7 +233,7 @@ def both_send_and_go_on():
     return received.sum().item()
 
 
-print(ranks(both_send_and_go_on))
+print(ranks(both_send_and_go_on, seconds=200))  # new processes must start first
 
 # %% [markdown]
 # The price is that a handle keeps its message, and so its memory, until we have waited for it.
