@@ -167,8 +167,10 @@ net = make_net()
 print(net(x).shape)
 
 # %% [markdown]
-# [transformer.py](transformer.py), the file that you keep, has the same network. Does it compute
-# the same? And do logits know nothing of later tokens? We change the last token of each sequence:
+# [transformer.py](transformer.py), the file that you keep, has the same network, but for one thing:
+# its attention stores the width of a head instead of the number of heads. (Chapter 18 needs that.)
+# Does it compute the same? And do logits know nothing of later tokens? We change the last token of
+# each sequence:
 
 # %%
 import transformer
@@ -527,11 +529,12 @@ show(fig, alt="Megabytes kept during a step. All kept: up to 9.9 in the forward 
      "0 in the backward pass. Recomputed: up to 1 in the forward pass, then four teeth, the first "
      "up to 2.8, the last up to 2.4.")
 
-# %% [markdown] Those are the drawing's hill and saw. (From left to right it shows the order of
-# events, not time.) In a tooth a block's activations are computed again and then freed. The first
-# tooth is the highest, because it belongs to the last block, so that the inputs of the three blocks
-# before it are still kept. Together with the ids, which exist all the time, that is the peak,
-# unless the end of the forward pass is higher: a large vocabulary has large logits.
+# %% [markdown]
+# Those are the drawing's hill and saw. (From left to right the figure shows the order of events,
+# not time.) In a tooth a block's activations are computed again and then freed. The first tooth is
+# the highest, because it belongs to the last block, so that the inputs of the three blocks before
+# it are still kept. Together with the ids, which exist all the time, that is the peak, unless the
+# end of the forward pass is higher: a large vocabulary has large logits.
 
 # %%
 def peak_when_recomputed(n, tokens, width, heads, layers, vocabulary):

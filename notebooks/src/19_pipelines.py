@@ -9,8 +9,8 @@
 # time works. Below, the same batch in four micro-batches: several stages work at a time, and it
 # ends after 21 units of time instead of 48.](src/drawings/pipeline_fill.svg)
 #
-# > **What you'll do:** send activations forward and gradients back, run two schedules, and measure
-# > how long the stages are idle.
+# > **What you'll do:** send hidden states forward and gradients back, run two schedules, and
+# > measure how long the stages are idle.
 # >
 # > **What you'll learn:** what a stage sends; what a schedule is; how large the *bubble* is, and
 # > what GPipe and 1F1B hold.
@@ -21,11 +21,13 @@
 
 # %% tags=["torch"]
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from helpers import your_turn
 from helpers.compare import largest_difference
@@ -41,9 +43,13 @@ from transformer import Transformer
 # finds these gradients:
 
 # %%
+tokens = 8  # in a sequence
+width = 16
+
+
 def make_net():
     torch.manual_seed(19)
-    return Transformer(vocabulary=20, width=16, heads=2, layers=4, tokens=8).double()
+    return Transformer(20, width, heads=2, layers=4, tokens=tokens).double()  # vocabulary of 20
 
 
 def mean_loss(logits, y):
@@ -59,7 +65,7 @@ def gradients(net):
 
 
 torch.manual_seed(0)
-text = torch.randint(20, (8, 9))
+text = torch.randint(20, (8, tokens + 1))  # 8 sequences
 x = text[:, :-1]
 y = text[:, 1:]  # after each token, the next one
 
@@ -85,9 +91,9 @@ class Embedding(nn.Module):
         self.token = net.token
         self.place = net.place
 
-    def forward(self, tokens):
-        places = torch.arange(tokens.shape[1])
-        return self.token(tokens) + self.place(places)
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        return self.token(x) + self.place(places)
 
 
 def cut(net, rank, stages):
@@ -108,13 +114,14 @@ for rank in range(2):
     print(f"stage {rank}:", [type(layer).__name__ for layer in layers])
 
 # %% [markdown]
-# In the forward pass rank 0 sends its output, the **activation**, to rank 1. The backward pass goes
-# the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0 needs just
-# that gradient to go on: `activation.backward(gradient)` is the backward pass of everything that
-# made `activation`.
+# In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. (They are often
+# called activations. In chapters 17 and 18 that word means all that autograd keeps.) The backward
+# pass goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0
+# needs just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything
+# that made `hidden`.
 #
 # ![Rank 0 has the embedding and blocks 0 and 1, rank 1 blocks 2 and 3, norm, output and loss. The
-# activation goes from rank 0 to rank 1; its gradient, of the same shape, comes
+# hidden states go from rank 0 to rank 1; their gradient, of the same shape, comes
 # back.](src/drawings/pipeline_two_stages.svg)
 #
 # A message is only numbers, without autograd's graph. So what is sent is detached, and rank 1
@@ -128,18 +135,18 @@ def two_stages():
     net = make_net()
     layers = cut(net, rank, stages=2)
     if rank == 0:
-        activation = layers(x)
-        dist.send(activation.detach(), dst=1)
-        gradient = torch.empty_like(activation)
+        hidden = layers(x)
+        dist.send(hidden.detach(), dst=1)
+        gradient = torch.empty_like(hidden)
         dist.recv(gradient, src=1)
-        activation.backward(gradient)
+        hidden.backward(gradient)
     else:
-        activation = torch.empty(8, 8, 16).double()
-        dist.recv(activation, src=0)
-        activation.requires_grad_()
-        loss = mean_loss(layers(activation), y)
+        hidden = torch.empty(len(x), tokens, width).double()
+        dist.recv(hidden, src=0)
+        hidden.requires_grad_()
+        loss = mean_loss(layers(hidden), y)
         loss.backward()
-        dist.send(activation.grad, dst=0)
+        dist.send(hidden.grad, dst=0)
     return gradients(net)
 
 
@@ -151,8 +158,8 @@ assert largest_difference(found, whole) < 1e-12
 
 # %% [markdown]
 # Each rank has the gradients of its own layers, and together they are those of one process. So a
-# model can be divided by layers. But look at the ranks: rank 1 waits for the activation, then rank
-# 0 for its gradient. At no time do both work.
+# model can be divided by layers. But look at the ranks: rank 1 waits for the hidden states, then
+# rank 0 for their gradient. At no time do both work.
 #
 # ## A schedule is a list
 #
@@ -162,7 +169,7 @@ assert largest_difference(found, whole) < 1e-12
 #
 # In which order should a stage run its forward and backward passes? That is called a **schedule**.
 # We write it as data: for each stage a list of `("forward", i)` and `("backward", i)`, where `i` is
-# the number of a micro-batch. The plainest schedule, of GPipe (Y. Huang et al., 2018,
+# the number of a micro-batch. The simplest schedule, GPipe's (Y. Huang et al., 2018,
 # arXiv:1811.06965), runs all forward passes, and then all backward passes. Its list is the same for
 # each stage:
 
@@ -185,37 +192,51 @@ print(gpipe(stages=2, micro_batches=3)[0])
 # ## Who sends first?
 #
 # Before we write the function that runs such a list, one question. With several micro-batches there
-# are moments when two neighbours have something for each other: rank 0 has an activation for rank
-# 1, and rank 1 has the gradient of an earlier one for rank 0. Suppose that both send first, and
-# then receive. **Predict:** what comes out?
+# are moments when two neighbours have something for each other: rank 0 has hidden states for rank
+# 1, and rank 1 has the gradient of earlier ones for rank 0. Suppose that both send first, and then
+# receive. **Predict:** what comes out?
 
 # %% tags=["predict"]
 def both_send_first():
     other = 1 - dist.get_rank()
-    received = torch.empty(8, 8, 16).double()
-    dist.send(torch.ones(8, 8, 16).double(), dst=other)
+    received = torch.empty(len(x), tokens, width).double()
+    dist.send(torch.ones(len(x), tokens, width).double(), dst=other)
     dist.recv(received, src=other)
     return received.sum().item()
 
 
 try:
-    print(ranks(both_send_first, seconds=3))
+    print(ranks(both_send_first, seconds=8))
 except TimeoutError as error:
     print("TimeoutError:", error)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Nothing came out within 3 seconds. With gloo each `send` waits until the other rank receives, and
-# each rank would receive only after its own `send`. That is a **deadlock**. PyTorch reports
-# nothing; the message comes from `ranks`, which ends both processes.
+# Nothing came out within 8 seconds. With gloo each `send` waits until the other rank receives, and
+# each rank would receive only after its own `send`. That is a **deadlock**. PyTorch reports nothing
+# yet, because its own timeout is 30 minutes (`default_pg_timeout` in
+# `torch/distributed/constants.py`). The message comes from `ranks`, which ends both processes.
 #
 # </details>
 #
 # One remedy is `dist.isend`, which returns at once and gives a handle, as `all_reduce` does with
-# `async_op=True` in chapter 14. We collect the handles and wait for them at the end, so that no
-# rank waits for a receiver before it goes on. (The price: a message is kept until it is
-# received.)
+# `async_op=True` in chapter 14. So no rank waits for a receiver before it goes on:
+
+# %%
+def both_send_and_go_on():
+    other = 1 - dist.get_rank()
+    received = torch.empty(len(x), tokens, width).double()
+    handle = dist.isend(torch.ones(len(x), tokens, width).double(), dst=other)
+    dist.recv(received, src=other)
+    handle.wait()
+    return received.sum().item()
+
+
+print(ranks(both_send_and_go_on, seconds=200))  # new processes must start first
+
+# %% [markdown]
+# The price is that a handle keeps its message, and so its memory, until we have waited for it.
 #
 # ## One function runs any schedule
 #
@@ -223,12 +244,15 @@ except TimeoutError as error:
 # for each other in a circle. It is `two_stages` once more, with micro-batches. Two dictionaries
 # keep what the backward pass of a micro-batch needs from its forward pass: what came in, and what
 # came out, which on the last stage is the loss. When the backward pass is done, both are dropped.
-# We count how many micro-batches are held at a time, for later.
+#
+# And the messages? When the gradient of a micro-batch comes back, its hidden states have arrived,
+# so that we can wait for their handle and drop it. A gradient's handle is waited for when the next
+# gradient is to be sent, so that at most one is kept.
 
 # %%
 def receive(source, n):
-    """From the rank `source`: an activation of n sequences, or its gradient."""
-    message = torch.empty(n, 8, 16).double()
+    """From the rank `source`: hidden states of n sequences, or their gradient."""
+    message = torch.empty(n, tokens, width).double()
     dist.recv(message, src=source)
     return message
 
@@ -239,9 +263,9 @@ def run_schedule(layers, steps, x_parts, y_parts, loss_function, divide_by):
     n = len(x_parts[0])  # sequences in a micro-batch
     inputs = {}  # by micro-batch
     outputs = {}
-    sent = []  # the handles of all messages
+    hidden_sent = {}  # by micro-batch: the handle of the message
+    gradient_sent = None  # the handle of the latest one
     loss = 0
-    held = 0  # micro-batches at a time, at most
 
     for kind, i in steps:
         if kind == "forward":
@@ -253,24 +277,24 @@ def run_schedule(layers, steps, x_parts, y_parts, loss_function, divide_by):
             if rank == last:
                 outputs[i] = loss_function(outputs[i], y_parts[i]) / divide_by
                 loss += outputs[i].item()
-            held = max(held, len(outputs))
-            message = outputs[i].detach()
-            target = rank + 1
+            else:
+                hidden_sent[i] = dist.isend(outputs[i].detach(), dst=rank + 1)
         else:
             if rank == last:
                 outputs[i].backward()
             else:
-                outputs[i].backward(receive(rank + 1, n))
-            message = inputs[i].grad
-            target = rank - 1
+                gradient = receive(rank + 1, n)
+                hidden_sent.pop(i).wait()
+                outputs[i].backward(gradient)
+            if rank > 0:
+                if gradient_sent is not None:
+                    gradient_sent.wait()
+                gradient_sent = dist.isend(inputs[i].grad, dst=rank - 1)
             del inputs[i], outputs[i]
 
-        if 0 <= target <= last:
-            sent.append(dist.isend(message, dst=target))
-
-    for work in sent:
-        work.wait()
-    return loss, held
+    if gradient_sent is not None:
+        gradient_sent.wait()
+    return loss
 
 # %% [markdown]
 # The loss of a batch is the mean over its tokens, so with $m$ micro-batches each one's loss must be
@@ -287,13 +311,13 @@ def with_schedule(schedule, micro_batches, divide_by):
     steps = schedule(stages, micro_batches)[rank]
     x_parts = x.chunk(micro_batches)
     y_parts = y.chunk(micro_batches)
-    loss, held = run_schedule(layers, steps, x_parts, y_parts, mean_loss, divide_by)
-    return gradients(net), loss, held
+    loss = run_schedule(layers, steps, x_parts, y_parts, mean_loss, divide_by)
+    return gradients(net), loss
 
 
 of_rank_0, of_rank_1 = ranks(with_schedule, gpipe, 4, 4)  # 4 parts, divided by 4
-part_0, _, _ = of_rank_0
-part_1, loss, _ = of_rank_1  # the last stage has the loss
+part_0, _ = of_rank_0
+part_1, loss = of_rank_1  # the last stage has the loss
 found = {**part_0, **part_1}
 print(f"loss {loss:.3f}")
 assert abs(loss - whole_loss) < 1e-12
@@ -305,9 +329,15 @@ assert largest_difference(found, whole) < 1e-12
 
 # %% tags=["predict"]
 of_rank_0, of_rank_1 = ranks(with_schedule, gpipe, 4, 1)
-found, loss, _ = of_rank_1
-ratio = found["output.bias"] / whole["output.bias"]
-print(f"loss {loss:.3f}, gradients {ratio.min():.3f} to {ratio.max():.3f} times the right ones")
+part_0, _ = of_rank_0
+part_1, loss = of_rank_1
+found = {**part_0, **part_1}
+ratios = []
+for name, gradient in whole.items():
+    some = gradient.abs() > 1e-9  # a token that isn't in the batch has none
+    ratios.append(found[name][some] / gradient[some])
+ratios = torch.cat(ratios)
+print(f"loss {loss:.3f}, gradients {ratios.min():.3f} to {ratios.max():.3f} times the right ones")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -325,22 +355,20 @@ print(f"loss {loss:.3f}, gradients {ratio.min():.3f} to {ratio.max():.3f} times 
 for stages in [1, 3, 4]:
     for micro_batches in [1, 8]:
         found = {}
-        holding = []
-        of_ranks = ranks(with_schedule, gpipe, micro_batches, micro_batches, world=stages)
-        for part, _, held in of_ranks:
+        for part, _ in ranks(with_schedule, gpipe, micro_batches, micro_batches, world=stages):
             found.update(part)
-            holding.append(held)
-        assert largest_difference(found, whole) < 1e-12
-        print(f"{stages} stages, {micro_batches} micro-batches: they hold {holding}")
+        right = largest_difference(found, whole) < 1e-12
+        print(f"stages: {stages}, micro-batches: {micro_batches}, equal to 1e-12: {right}")
+        assert right
 
 # %% [markdown]
-# So a stage holds *all* micro-batches when the backward passes begin: their inputs, their outputs,
-# and what autograd keeps of each layer. That is as much as for the whole batch at once. (GPipe's
-# authors therefore recompute, as in chapter 17.)
+# By its list, a stage holds *all* micro-batches when the backward passes begin: their inputs, their
+# outputs, and what autograd keeps of each layer. (GPipe's authors therefore recompute, as in
+# chapter 17.)
 #
 # ## 1F1B: a backward pass as soon as possible
 #
-# Does a stage have to hold them all? Micro-batch 0 is through the last stage long before
+# Does a stage have to hold them all? Micro-batch 0 has passed the last stage long before
 # micro-batch 7, so its backward pass could begin, and then it need not be held any longer. This
 # schedule is called **1F1B**, one forward, one backward (PipeDream-Flush, D. Narayanan et al.,
 # 2020, arXiv:2006.09503):
@@ -373,17 +401,20 @@ third_of_4 = [("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2),
 two_micro_batches = [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]
 first_of_3 = [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 0), ("forward", 3),
               ("backward", 1), ("backward", 2), ("backward", 3)]
+first_of_4 = [("forward", 0), ("forward", 1), ("forward", 2), ("forward", 3), ("backward", 0),
+              ("forward", 4), ("backward", 1), ("backward", 2), ("backward", 3), ("backward", 4)]
 cases = [
     ((3, 4, 3), last_of_4),
     ((2, 4, 3), third_of_4),
     ((0, 4, 2), two_micro_batches),
     ((0, 3, 4), first_of_3),
+    ((0, 4, 5), first_of_4),
 ]
 your_turn(steps_of, cases)
 
 # %% [markdown]
 # Here is ours, for all stages. `warm_up` is the number of forward passes before the first backward
-# pass:
+# pass: one more than the extra ones, because the steady state here begins with a backward pass.
 
 # %%
 def one_f_one_b(stages, micro_batches):
@@ -404,39 +435,85 @@ def one_f_one_b(stages, micro_batches):
 print(one_f_one_b(stages=4, micro_batches=3)[2])
 
 # %% [markdown]
-# **Predict:** with four stages and eight micro-batches each stage of GPipe holds 8. How many does
-# each stage of 1F1B hold at most?
+# What does a stage hold? As in chapter 17 we count the bytes that autograd keeps, and here also the
+# outputs that are sent. Weak references note only what still exists. Each micro-batch is one
+# sequence.
+
+# %%
+def most_bytes(schedule, micro_batches):
+    """What this stage holds at most, without parameters and token ids."""
+    rank = dist.get_rank()
+    stages = dist.get_world_size()
+    net = make_net()
+    layers = cut(net, rank, stages)
+    parts = [x, y, *net.parameters()]
+    left_out = {part.untyped_storage()._cdata for part in parts}  # addresses
+    alive = weakref.WeakValueDictionary()  # by its address, what was saved
+    most = 0
+
+    def save(tensor):
+        nonlocal most
+        memory = tensor.untyped_storage()
+        if memory._cdata not in left_out:
+            alive[memory._cdata] = memory
+        most = max(most, sum(memory.nbytes() for memory in alive.values()))
+        return tensor
+
+    def use(tensor):
+        return tensor
+
+    def save_output(module, inputs, output):
+        if rank < stages - 1:
+            save(output)
+
+    layers.register_forward_hook(save_output)
+    steps = schedule(stages, micro_batches)[rank]
+    with saved_tensors_hooks(save, use):
+        run_schedule(layers, steps, x.chunk(8), y.chunk(8), mean_loss, micro_batches)
+    return most
+
+
+of_one = ranks(most_bytes, gpipe, 1, world=4)
+print("one micro-batch, stages 0 to 3:", of_one)
+
+# %% [markdown]
+# **Predict:** with eight micro-batches each stage of GPipe holds eight times as much. How many
+# times as much does each stage of 1F1B hold at most?
 
 # %% tags=["predict"]
 for schedule in [gpipe, one_f_one_b]:
     found = {}
-    holding = []
-    for part, loss, held in ranks(with_schedule, schedule, 8, 8, world=4):
+    for part, loss in ranks(with_schedule, schedule, 8, 8, world=4):
         found.update(part)
-        holding.append(held)
-    print(f"{schedule.__name__}: stages 0 to 3 hold {holding}")
     assert largest_difference(found, whole) < 1e-12
-assert holding == [4, 3, 2, 1]  # of 1F1B
+
+    as_much = []
+    for of_all, of_each in zip(ranks(most_bytes, schedule, 8, world=4), of_one):
+        as_much.append(round(of_all / of_each, 2))
+    print(f"{schedule.__name__}: stages 0 to 3 hold {as_much} times as much")
+assert as_much == [4, 3, 2, 1]  # of 1F1B
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Stage 0 holds 4, stage 1 holds 3, stage 2 holds 2 and stage 3 holds 1: as many as there are stages
-# from it to the end. The gradients are the same.
+# Stage 0 holds 4 micro-batches, stage 1 holds 3, stage 2 holds 2 and stage 3 holds 1: as many as
+# there are stages from it to the end. The gradients are the same.
 #
 # </details>
 #
 # **GPipe holds $m$ micro-batches, 1F1B at most as many as there are stages.** So with 1F1B one can
-# take more micro-batches, without holding more. Why one wants more of them comes next.
+# take more micro-batches of the same size, without holding more. Why one wants more of them comes
+# next.
 #
 # ## The bubble, on a clock
 #
 # How much do the stages wait? In the drawing every stage has grey parts, in which it is idle. They
 # are called the **bubble**. Look at the last stage, with $p$ stages and $m$ micro-batches. It
 # begins after $p-1$ forward passes of others, runs $m$ forward and $m$ backward passes, and at the
-# end waits for $p-1$ backward passes of others. If all stages take equally long, the step takes
-# $m+p-1$ micro-batch times, and the stage is idle for $p-1$ of them. (The other stages are idle for
-# as long, as you can count in the drawing.)
+# end waits for $p-1$ backward passes of others. Let all stages take equally long, and let a forward
+# and a backward pass of one micro-batch together be the unit of time. Then the step takes $m+p-1$
+# units, and the stage is idle for $p-1$ of them. (The other stages are idle for as long, as you can
+# count in the drawing.)
 #
 # $$\text{bubble} = \frac{p - 1}{m + p - 1}$$
 #
@@ -453,33 +530,38 @@ noted = []  # (kind, begin, end) of each pass, on this rank
 
 class Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
         begin = time.time()
-        time.sleep(0.020)
+        time.sleep(seconds)
         noted.append(("forward", begin, time.time()))
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
         begin = time.time()
-        time.sleep(0.040)
+        time.sleep(2 * ctx.seconds)
         noted.append(("backward", begin, time.time()))
-        return gradient
+        return gradient, None  # for each argument of forward
 
 
 def mean_output(outputs, y_part):
     return outputs.mean()  # it has no labels
 
 
+def sleeping(x):
+    return Sleep.apply(x, 0.020)
+
+
 def on_the_clock(schedule, micro_batches):
     steps = schedule(dist.get_world_size(), micro_batches)[dist.get_rank()]
     parts = []
     for i in range(micro_batches):
-        parts.append(torch.zeros(1, 8, 16).double().requires_grad_())  # or stage 0 has no gradient
+        part = torch.zeros(1, tokens, width).double()
+        parts.append(part.requires_grad_())  # or stage 0 has no gradient
     noted.clear()
     dist.barrier()  # all begin together
-    layers = Sleep.apply  # that is all that a stage does
-    run_schedule(layers, steps, parts, parts, mean_output, micro_batches)
+    run_schedule(sleeping, steps, parts, parts, mean_output, micro_batches)
     return noted
 
 # %% [markdown]
@@ -507,6 +589,8 @@ for schedule in [gpipe, one_f_one_b]:
         for i in range(3):
             runs.append(ranks(on_the_clock, schedule, micro_batches, world=4))
         best = min(runs, key=bubble)
+        for passes, steps in zip(best, schedule(4, micro_batches)):
+            assert [kind for kind, _, _ in passes] == [kind for kind, _ in steps]
         recorded[schedule.__name__, micro_batches] = best
         predicted = 3 / (micro_batches + 3)
         print(f"{schedule.__name__}, {micro_batches} micro-batches: predicted {predicted:.0%},",
@@ -533,9 +617,9 @@ for name, title in [("gpipe", "GPipe"), ("one_f_one_b", "1F1B")]:
         counts = {"forward": 0, "backward": 0}
         for kind, begin, end in passes:
             color, ink = (BLUE, "white") if kind == "forward" else (ORANGE, "black")
-            left, width = 1000 * (begin - start), 1000 * (end - begin)
-            ax.broken_barh([(left, width)], (rank - 0.42, 0.84), fc=color, ec="white", lw=0.5)
-            ax.text(left + width / 2, rank, counts[kind], color=ink, ha="center", va="center",
+            left, length = 1000 * (begin - start), 1000 * (end - begin)
+            ax.broken_barh([(left, length)], (rank - 0.42, 0.84), fc=color, ec="white", lw=0.5)
+            ax.text(left + length / 2, rank, counts[kind], color=ink, ha="center", va="center",
                     fontsize=8)
             counts[kind] += 1
     ax.set_yticks(range(4), [f"stage {rank}" for rank in range(4)])
@@ -582,19 +666,14 @@ for name, first, second in zip(["GPipe", "1F1B"], of_stage_0, of_stage_1):
     print(f"{name}: the gradients of one process")
 
 # %% [markdown]
-# PyTorch divides by $m$ at the end, and divides whatever was in `.grad` before, too. So set
-# gradients to zero before each step (`scale_grads` in `pipelining/stage.py`). And on GPUs `isend`
-# alone may not be enough: NCCL's guide asks to group calls that need each other, to avoid deadlocks
-# (*Point-to-point communication*). So PyTorch's 1F1B hands over a send and the receive that follows
-# it together, by `batch_isend_irecv` (`Schedule1F1B` in `pipelining/schedules.py`).
+# PyTorch divides by $m$ at the end, and so also scales whatever was already in `.grad`. So set
+# gradients to zero before each step (`scale_grads` in `pipelining/stage.py`).
 #
 # ## The module that you keep
 #
 # [pipeline.py](pipeline.py) has `gpipe`, `one_f_one_b`, and `train_step`, for other modules and any
-# group of ranks. Like PyTorch's 1F1B, it hands over a send and the next receive together. It
-# refuses lists that would hang, such as one in which a pass is missing. It also refuses a stage
-# wrapped in DDP, whose replicas would end with different gradients: add up the gradients of
-# replicas after the step instead. It finds the same as ours:
+# group of ranks. Instead of keeping handles it hands over a send and the next receive together, and
+# waits for both, as PyTorch's 1F1B does (`batch_isend_irecv`). It finds the same as ours:
 
 # %%
 import pipeline
@@ -605,7 +684,7 @@ def with_the_module():
     net = make_net()
     layers = cut(net, rank, stages=4)
     steps = pipeline.one_f_one_b(4, 8)[rank]
-    pipeline.train_step(layers, steps, x, y, mean_loss, 8, shape=(1, 8, 16))
+    pipeline.train_step(layers, steps, x, y, mean_loss, 8, shape=(1, tokens, width))
     return gradients(net)
 
 
@@ -614,30 +693,51 @@ assert pipeline.one_f_one_b(4, 8) == one_f_one_b(4, 8)
 ours = ranks(with_schedule, one_f_one_b, 8, 8, world=4)
 of_the_module = ranks(with_the_module, world=4)
 for rank in range(4):
-    expected, _, _ = ours[rank]
+    expected, _ = ours[rank]
     assert largest_difference(of_the_module[rank], expected) < 1e-12
 
 # %% [markdown]
 # ## When a pipeline, and where?
 #
-# A stage sends one activation forward and gets one gradient back for each micro-batch, whatever the
-# number of its layers. Tensor parallelism (chapter 18) sums activations over all ranks in every
-# layer, and data parallelism sends all gradients. So in an example with numbers (deeper: Seven
-# ways, computed) a pipeline sends least. (What it sends grows with the tokens of a step, and
-# gradients don't.) That suits slow links, such as those between machines. D. Narayanan et al.
-# (2021, arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline across
-# machines. The price is the bubble.
+# A stage sends hidden states forward and gets their gradient back, once for each token, whatever
+# the number of its layers. Tensor parallelism (chapter 18) sums them over all ranks in every block,
+# and data parallelism sends all gradients. We compute it for chapter 18's example, 8 GPUs, 32
+# blocks of width 4,096, 8 sequences of 4,096 tokens and 2 bytes per number:
+
+# %%
+k = 8
+hidden_bytes = 8 * 4096 * 4096 * 2
+gradient_bytes = 32 * 12 * 4096 ** 2 * 2  # of the blocks
+by_tensors = 4 * 32 * 2 * (k - 1) / k * hidden_bytes  # four all-reduces per block
+by_data = 2 * (k - 1) / k * gradient_bytes  # one all-reduce
+print(f"pipeline, a middle stage: {2 * hidden_bytes / 1e9:4.1f} GB sent in a step")
+print(f"tensor parallelism:       {by_tensors / 1e9:4.1f} GB")
+print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
+
+# %% [markdown]
+# So here a pipeline sends least. (What it sends grows with the tokens of a step, and gradients
+# don't.) That suits slow links, such as those between machines. D. Narayanan et al. (2021,
+# arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline across
+# machines. The price is the bubble, and stages that must take equally long. With a large vocabulary
+# the output layer and the loss are much work, so the last stage then gets fewer blocks.
+#
+# Before you train with a pipeline, take one step of a small network on it and in one process, and
+# compare all gradients, as we did.
 #
 # ## Summary
 #
-# - A stage sends a detached activation forward, and the next one sends its gradient back. Summed
+# - A stage sends detached hidden states forward, and the next one sends their gradient back. Summed
 #   over micro-batches, with losses divided by $m$, the gradients are those of one process.
 # - Several stages work at the same time when the batch comes in micro-batches. With $p$ stages that
 #   take equally long and $m$ micro-batches each is idle for $(p-1)/(m+p-1)$ of the time, if
 #   messages take no time.
 # - GPipe and 1F1B both have this bubble. GPipe holds $m$ micro-batches, 1F1B at most as many as
-#   there are stages to the end.
-# - Two neighbours that both send first, and wait until it has arrived, deadlock.
+#   there are stages to the end, if what was sent is dropped, too.
+# - If two neighbours both send first and each waits until its message is received, they deadlock.
+#
+# Next, chapter 20: each way of dividing has its limit, such as the number of heads, of layers, or
+# of examples. So large models are trained in several ways at the same time, on ranks arranged as a
+# mesh.
 #
 # **Further reading.** P. Qi et al., *Zero Bubble Pipeline Parallelism* (2023), arXiv:2401.10241,
 # which divides the backward pass into two.
@@ -677,20 +777,16 @@ def simulate(lists, stages, micro_batches):
     passes = 2 * micro_batches * stages
     for turn in range(passes):  # at least one pass each, or they wait for each other
         for rank, steps in enumerate(lists):
-            if place[rank] == len(steps):
-                continue
-            kind, i, stage = steps[place[rank]]
-            assert stage % len(lists) == rank, "another rank has this stage"
-            assert (kind, i, stage) not in ended, "this pass is there twice"
-            begin = free[rank]
-            ready = True
-            for need in needs_of(kind, i, stage, stages):
-                ready = ready and need in ended
-                begin = max(begin, ended.get(need, 0))
-            if ready:
-                free[rank] = begin + (1 if kind == "forward" else 2)
-                ended[kind, i, stage] = free[rank]
-                place[rank] += 1
+            if place[rank] < len(steps):
+                kind, i, stage = steps[place[rank]]
+                assert stage % len(lists) == rank, "another rank has this stage"
+                assert (kind, i, stage) not in ended, "this pass is there twice"
+                needs = needs_of(kind, i, stage, stages)
+                if all(need in ended for need in needs):
+                    begin = max([free[rank]] + [ended[need] for need in needs])
+                    free[rank] = begin + (1 if kind == "forward" else 2)
+                    ended[kind, i, stage] = free[rank]
+                    place[rank] += 1
     assert len(ended) == passes, "a pass is missing, or the ranks wait for each other"
     working = 3 * micro_batches * stages  # a forward pass takes 1, a backward pass 2
     return 1 - working / max(free) / len(lists)
@@ -754,22 +850,14 @@ assert abs(simulate(lists, 8, 8) - 3 / 19) < 1e-12
 # instead of 0.66. So stages should take equally long. Give the slow one fewer layers.
 
 # %% tags=["solution", "measured"]
-class SlowSleep(Sleep):
-    @staticmethod
-    def forward(ctx, x):
-        time.sleep(0.020)
-        return Sleep.forward(ctx, x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(0.040)
-        return Sleep.backward(ctx, gradient)
+def sleeping_longer(x):
+    return Sleep.apply(x, 0.040)
 
 
 def with_a_slow_stage():
     rank = dist.get_rank()
-    layers = SlowSleep.apply if rank == 1 else Sleep.apply
-    parts = [torch.zeros(1, 8, 16).double().requires_grad_() for i in range(8)]
+    layers = sleeping_longer if rank == 1 else sleeping
+    parts = [torch.zeros(1, tokens, width).double().requires_grad_() for i in range(8)]
     dist.barrier()
     begin = time.time()
     run_schedule(layers, gpipe(4, 8)[rank], parts, parts, mean_output, 8)
@@ -807,5 +895,7 @@ def with_tied_weights():
 net = tied_net()
 mean_loss(net(x), y).backward()
 for own, total in ranks(with_tied_weights):
-    print("own right:", largest_difference(own, net.token.weight.grad) < 1e-12,
-          "sum right:", largest_difference(total, net.token.weight.grad) < 1e-12)
+    own_right = largest_difference(own, net.token.weight.grad) < 1e-12
+    sum_right = largest_difference(total, net.token.weight.grad) < 1e-12
+    print("own right:", own_right, "sum right:", sum_right)
+    assert sum_right and not own_right

@@ -91,16 +91,16 @@ def draw_two_stages():
         stage_box(6, "rank 0: stage 0", ["embedding", "block 0", "block 1"]),
         stage_box(444, "rank 1: stage 1", ["block 2", "block 3", "norm, output", "loss"]),
         arrow(204, 84, 436, 84, BLUE, 6),
-        words(320, 68, "activation [8, 8, 16]"),
+        words(320, 68, "hidden states [8, 8, 16]"),
         arrow(436, 156, 204, 156, ORANGE, 6),
-        words(320, 186, "its gradient [8, 8, 16]"),
+        words(320, 186, "their gradient [8, 8, 16]"),
         words(101, 224, "x: 8 sequences"),
         words(539, 224, "y: the next tokens"),
     ]
-    return page(640, 236, "Two stages: an activation goes forward, its gradient comes back",
+    return page(640, 236, "Two stages: hidden states go forward, their gradient comes back",
                 "Rank 0 has the embedding and blocks 0 and 1, rank 1 blocks 2 and 3, norm, output "
-                "and loss. A blue arrow, the activation, goes from rank 0 to rank 1; an orange "
-                "one, its gradient of the same shape, comes back.", drawn)
+                "and loss. A blue arrow, the hidden states, goes from rank 0 to rank 1; an "
+                "orange one, their gradient of the same shape, comes back.", drawn)
 
 
 # ---- One batch, or four micro-batches ----
@@ -121,6 +121,8 @@ def draw_fill(stages=4, micro=4):
     last = max(stop for *_, stop in parts)
     drawn.append(words(LEFT + (RIGHT - LEFT) / end * last + 12, 212 + 70,
                        f"ends after {last} instead of {end}", 20, bold=True, anchor="start"))
+    drawn.append(words(LEFT + (RIGHT - LEFT) / end * last + 12, 212 + 96,
+                       "(a micro-batch's forward pass = 1)", anchor="start"))
     drawn.append(words(4, 366, "blue: forward, orange: backward, grey: idle; time to the right",
                        anchor="start"))
     return page(640, 378, "Four stages with a whole batch, and with four micro-batches",

@@ -140,7 +140,7 @@ def draw_two_matrices_backward():
         drawn.append(words(192, top + 54, "of A"))
         drawn.append(matrix(90, top + 48, of_x, PALE[rank], class_="of-x", data_rank=rank))
         drawn.append(words(122, top + 42, "part"))
-        drawn.append(words(38, top + 42 if rank == 0 else top + 102, "sum"))
+        drawn.append(words(54, top + 42, "sum", anchor="start"))  # right of the arrow
         drawn.append(words(634, top + 112, f"rank {rank}", anchor="end", bold=True))
     drawn += the_sum(total, tops, False)
     drawn.append(words(54, 188, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
