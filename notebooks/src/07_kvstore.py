@@ -303,9 +303,10 @@ for kind in ["device", "local"]:
 # host's memory instead, but is often slower, says the tutorial; or several small embeddings instead
 # of a large one (exercise 3).
 #
-# **On GPUs** there is a third kind, `kvstore="nccl"`, which uses NVIDIA's library. It makes its sums
-# on the first GPU (`KVStoreNCCL::InitMergeBuffer` in `src/kvstore/kvstore_nccl.h`, MXNet 1.9.1), so
-# a store that updates holds all of the optimizer's state there. A CPU build doesn't have it.
+# **On GPUs** there is a third kind, `kvstore="nccl"`, which uses NVIDIA's library. It makes its
+# sums on the first GPU (`KVStoreNCCL::InitMergeBuffer` in `src/kvstore/kvstore_nccl.h`, MXNet
+# 1.9.1), so a store that updates holds all of the optimizer's state there. A CPU build doesn't have
+# it.
 #
 # ## Resume on other devices
 #
