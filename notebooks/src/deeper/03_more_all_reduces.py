@@ -2,7 +2,7 @@
 # # Deeper · More all-reduces
 #
 # In chapter 03 a tree took few rounds, and a ring sent few bytes. Is there an all-reduce that does
-# both? And which one is best where the devices stand in several machines?
+# both? And which one is best where the devices are in several machines?
 #
 # > **What you'll do:** write *halving and doubling* and a *hierarchical* all-reduce, let the judge
 # > try them, count what they send, and compute how long each takes on a network of your choice.
@@ -199,11 +199,12 @@ assert sent_by_the_busiest(halving_doubling, 8) == sent_by_the_busiest(ring, 8) 
 # How long does it take? As in chapter 03, a round takes a **latency** and its bytes over the
 # **bandwidth**. We take 64 GPUs behind one switch with PCIe 4.0 ×16, 31.5 GB/s in each direction.
 #
-# NCCL has three *protocols* to send the same bytes, and its table of latencies has a row for each
-# (`src/graph/tuning.cc` at 2.30.7). *Simple* waits for a whole piece, and takes 5.7 µs a round of a
-# ring on PCIe. *LL*, low latency, sends a flag beside each four bytes, so that the receiver needn't
-# wait: 1.0 µs a round, but half of what is sent are flags. (*LL128* lies between: 120 of 128 bytes
-# are data.) So we compute both:
+# NCCL has three *protocols* to send the same bytes, and its table of latencies has a number for
+# each (`src/graph/tuning.cc` at 2.30.7). *Simple* waits for a whole piece, and takes 5.7 µs a round
+# of a ring on PCIe. *LL*, low latency, sends a flag beside each four bytes, so that the receiver
+# needn't wait: 1.0 µs a round, but half of what is sent are flags. (*LL128* lies between: 120 of
+# 128 bytes are data.) We take the ring's numbers for all three ways, and leave out what NCCL adds
+# once for each call:
 
 # %%
 BANDWIDTH = 31.5e9  # bytes a second
@@ -282,46 +283,53 @@ show(fig, alt="Three curves. For small arrays tree and halving take equally long
 # - *Reduce-scatter in each machine.* The four cut their arrays into four chunks, and each adds up
 #   one of them.
 # - *All-reduce between machines.* Each rank has a partner that holds the same chunk in the other
-#   machine. They add up that chunk only.
+#   machine. They exchange that chunk only, and each adds what it gets.
 # - *All-gather in each machine.* Each hands its finished chunk to its three neighbours.
 
 # %%
-def add(source, target):
-    target += source.copyto(target.context)
+def reduce_scatter(machine):
+    """Array r gets the sum of all in its chunk r."""
+    for place, array in enumerate(machine):
+        mine = window(array, place, len(machine))
+        for other in machine:
+            if other is not array:
+                mine += window(other, place, len(machine)).copyto(array.context)
 
 
-def hierarchical(arrays, in_a_machine=4):
-    machines = len(arrays) // in_a_machine
-    for machine in range(machines):
-        first = machine * in_a_machine
-        for place in range(in_a_machine):  # the rank here adds up the chunk of this number
-            mine = window(arrays[first + place], place, in_a_machine)
-            for other in range(in_a_machine):
-                if other != place:
-                    add(window(arrays[first + other], place, in_a_machine), mine)
-
-    for place in range(in_a_machine):  # between machines: to the first, and back
-        mine = window(arrays[place], place, in_a_machine)
-        for machine in range(1, machines):
-            rank = machine * in_a_machine + place
-            add(window(arrays[rank], place, in_a_machine), mine)
-        for machine in range(1, machines):
-            rank = machine * in_a_machine + place
-            mine.copyto(window(arrays[rank], place, in_a_machine))
-
-    for machine in range(machines):
-        first = machine * in_a_machine
-        for place in range(in_a_machine):
-            mine = window(arrays[first + place], place, in_a_machine)
-            for other in range(in_a_machine):
-                if other != place:
-                    mine.copyto(window(arrays[first + other], place, in_a_machine))
+def exchange_chunks(first, second):
+    for place in range(len(first)):
+        ours = window(first[place], place, len(first))
+        theirs = window(second[place], place, len(second))
+        to_them = ours.copyto(theirs.context)  # both leave before either is added
+        to_us = theirs.copyto(ours.context)
+        theirs += to_them
+        ours += to_us
 
 
-arrays = [nd.ones(8, ctx=eight[rank]) * 10**rank for rank in range(8)]
-hierarchical(arrays)
-print([int(array[5].asscalar()) for array in arrays])
-assert all((array == 11_111_111).asnumpy().all() for array in arrays)
+def all_gather(machine):
+    for place, array in enumerate(machine):
+        mine = window(array, place, len(machine))
+        for other in machine:
+            if other is not array:
+                mine.copyto(window(other, place, len(machine)))
+
+
+def hierarchical(arrays):
+    if len(arrays) != 8:
+        raise ValueError(f"two machines of four devices, not {len(arrays)} devices")
+    if arrays[0].size < 4:  # too short to be cut
+        schedules.run(schedules.star(8), arrays, num_chunks=1)
+        return
+    first = arrays[:4]
+    second = arrays[4:]
+    reduce_scatter(first)
+    reduce_scatter(second)
+    exchange_chunks(first, second)
+    all_gather(first)
+    all_gather(second)
+
+
+print("wrong on the ranks", wrong_devices(hierarchical, 8))
 
 # %% [markdown]
 # Chapter 03's ring sends from rank 3 to rank 4, and from rank 7 back to rank 0, in each of its 14
@@ -368,19 +376,20 @@ print(f"with a network card for each GPU: {1e3 * inside:.1f} + {1e3 * between / 
 # The last line is why a machine such as NVIDIA's DGX A100 has a network card for each of its eight
 # GPUs: all partners then send at the same time, each on its own card, while a single ring would use
 # one card in each direction only. On many machines the saving in bytes shrinks, because each
-# chunk then needs almost two crossings of each card, as in a ring. What stays is the number of slow
-# rounds: with $m$ machines $2(m-1)$ if the partners form a ring, and not $2(8m - 1)$.
+# chunk then needs almost two crossings of each card, as in a ring. What stays is that all cards are
+# used, and that a chunk makes few hops inside a machine: on its way round a single ring of $m$
+# machines with eight GPUs it makes about $2m$ slow hops and $14m$ fast ones.
 #
 # ## What NCCL does
 #
-# NCCL, under PyTorch's DDP, has rings, several at once, each on other links and cards. Since
-# version 2.4 it also has trees between machines: *two* of them, so that each carries half of the
-# array and a device that is a leaf in one is inside the other. They send little more than a ring,
-# in $\log$ many rounds, on any number of machines (Sanders, Speck and Träff, 2009; Jeaugey, 2019).
-# And where a switch can add, the devices send their arrays only once (NVIDIA/nccl #1083). For each
-# call it chooses way and protocol by a model like ours, with corrections fitted to measurements
-# (`src/graph/tuning.cc`). The variables `NCCL_DEBUG=INFO`, `NCCL_ALGO`, and `NCCL_PROTO` in the
-# environment show and fix the choice.
+# NCCL, under PyTorch's DDP, doesn't halve and double. It has rings, several at once, each on other
+# links and cards. Since version 2.4 it also has trees between machines: *two* of them, so that each
+# carries half of the array and a device that is a leaf in one is inside the other. They send little
+# more than a ring, in $\log$ many rounds, on any number of machines (Sanders, Speck and Träff,
+# 2009; Jeaugey, 2019). And where a switch can add, the devices send their arrays only once
+# (NVIDIA/nccl #1083). For each call it chooses way and protocol by a model like ours, with
+# corrections fitted to measurements (`src/graph/tuning.cc`). The variables `NCCL_DEBUG=INFO`,
+# `NCCL_ALGO`, and `NCCL_PROTO` in the environment show and fix the choice.
 #
 # ## Summary
 #

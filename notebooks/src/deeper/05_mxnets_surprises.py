@@ -2,8 +2,8 @@
 # # Deeper · MXNet's surprises
 #
 # Which lines of MXNet 1.9.1 run without an error, and do something else than they seem to say? Some
-# are in programs of 2017 and 2018 that are copied to this day. Each section is about one of them:
-# what one expects, what comes, and the rule.
+# are in published programs of 2017 and 2018. Each section is about one of them: what one expects,
+# what happens, and the rule.
 #
 # > **What you'll do:** change an array without naming it, read an array that was never computed,
 # > name a device twice, and overwrite weights while a store keeps its own.
@@ -105,7 +105,11 @@ for way, copied in copies.items():
 #
 # </details>
 #
-# **The rule:** after loading, say the device: `nd.load(file)[0].as_in_context(device)`, and for a
+# That is so for each CPU device. **On GPUs** an array comes back on the GPU from which it was
+# saved, if the machine has GPUs (`NDArray::Load` in `src/ndarray/ndarray.cc`, read and not run), so
+# a file from `gpu(3)` is a surprise on a machine with two.
+#
+# **The rule:** after loading, name the device: `nd.load(file)[0].as_in_context(device)`, and for a
 # network `load_parameters(file, ctx=devices)`.
 #
 # ## An error is shared
@@ -152,8 +156,9 @@ read("noise", noise)
 # The engine, which runs the queues, marks what an operation would have written with the error. An
 # operation that reads a marked array isn't run, and what it would have written gets the *same*
 # mark: all of these arrays share one error (`OnStart` and `OnComplete` in
-# `src/engine/threaded_engine.h` and `.cc`, MXNet 1.9.1). Whoever waits first takes the error away,
-# and with it the mark of all others. What does `shifted` hold, then?
+# `src/engine/threaded_engine.h` and `.cc`, MXNet 1.9.1). Whoever waits first takes the error away
+# (`ThrowException`, same place), and with it the mark of all others. What does `shifted` hold,
+# then?
 
 # %% tags=["measured"]
 noise, shifted = fail()
@@ -164,7 +169,7 @@ print(shifted.asnumpy())
 # It holds garbage, namely what was in that memory before. If you run the cell again, it may be
 # something else.
 #
-# **The rule:** after an `MXNetError`, use no array that was computed from what failed. Begin again
+# **The rule:** after an `MXNetError`, use no array that was computed from what failed. Start over
 # from data that you trust, such as a file that was saved before.
 #
 # ### Which line failed?
@@ -248,7 +253,7 @@ for grad in net.weight.list_grad():
 #
 # Now `step(2)` would raise an error, since the first replica never had a gradient. But the
 # tutorial's `step` has `ignore_stale_grad=True`, as the error's own text proposes, and that turns
-# the error off. **Predict** the weight. (Right would be 100 − (2 + 20) / 2 = 89.)
+# the error off. **Predict** the weight. (The right value is 100 − (2 + 20) / 2 = 89.)
 
 # %% tags=["predict", "trains"]
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -265,7 +270,7 @@ for value in net.weight.list_data():
 #
 # In a training that costs half of each batch, and no error says so. One call for both losses hides
 # it even better. Within a call the gradients of both shards are added up on the one replica
-# (chapter 05), so that the weight is right, but one device does all the work:
+# (chapter 05), so that the weight is right, but the other replica is never used:
 
 # %% tags=["trains"]
 net = one_weight_net(twice)
@@ -327,8 +332,9 @@ step_with_the_whole_batch(net, trainer)
 #
 # ## A second `initialize`
 #
-# A notebook of *The Straight Dope* (2017) initializes a network on two devices, looks at its
-# gradients, and initializes it again on one device, to train there. One expects a weight on one
+# An early version of a notebook of *The Straight Dope* (September 2017, corrected in that month)
+# initializes a network on two devices, looks at its gradients, and initializes it again on one
+# device, to train there. One expects a weight on one
 # device, and 89 after the step. **Predict** the weight and its devices:
 
 # %% tags=["predict", "trains"]
@@ -402,8 +408,8 @@ except AssertionError as error:
 # ## `weight.data()` without a device
 #
 # One expects the first replica. It is the one on the *current context*, which is `cpu(0)` unless
-# one says otherwise. So this line of d2l's works on a list with `cpu(0)`, and fails on any other,
-# such as `[gpu(0), gpu(1)]`:
+# one says otherwise. So the line works on a list with `cpu(0)`, and fails on any other, such as
+# `[gpu(0), gpu(1)]`:
 
 # %%
 net = one_weight_net([mx.cpu(1), mx.cpu(2)])
@@ -468,14 +474,16 @@ for on_kvstore in [True, False]:
 # One expects an error for a name that is misspelt:
 
 # %%
-for kind in ["device", "devices", "devise", "Device", "gpu"]:
+for kind in ["device", "devices", "devise", "Device", "horovod"]:
     store = mx.kvstore.create(kind)
     print(f"{kind:8} makes a store that says it is {store.type!r}")
 
 # %% [markdown]
-# MXNet turns the name into small letters, and looks for `dist`, `device` and `nccl` in it. All
-# other names make a `local` store (`KVStore::Create` in `src/kvstore/kvstore.cc`). So `devices`
-# adds up on the devices, and `devise` on the host.
+# MXNet turns the name into lower case, and looks for `dist`, `device` and `nccl` in it. Other names
+# make a `local` store (`KVStore::Create` in `src/kvstore/kvstore.cc`), unless Python knows a store
+# of this name (`kv_registry` in `kvstore/base.py`). So `devices` adds up on the devices, and
+# `devise` on the host. Even `horovod`, which MXNet's documentation names, makes a `local` store
+# where Horovod isn't installed.
 #
 # **The rule:** copy the name.
 #
@@ -512,7 +520,7 @@ for line in [draft_of_2018, straight_dope, layer_by_name, no_gpu]:
 # %% [markdown]
 # | line | why it stops | instead |
 # | --- | --- | --- |
-# | `import gluonbook as gb` | not `d2l`, but older | `pip install --no-deps gluonbook` |
+# | `import gluonbook as gb` | the draft's package | `pip install --no-deps gluonbook` |
 # | `gluon.autograd` | Gluon no longer imports it | `from mxnet import autograd` |
 # | `"cnn_conv2d0_weight"` | Gluon has changed the names it makes | `net[0].weight` |
 # | `split_and_load(x, [])` | d2l's `try_all_gpus()` without a GPU | `helpers.devices(2)` |
@@ -525,8 +533,8 @@ for line in [draft_of_2018, straight_dope, layer_by_name, no_gpu]:
 # | what one writes | what comes | instead |
 # | --- | --- | --- |
 # | `as_in_context` to make a copy | the array itself, if it is there already | `copyto` |
-# | `copy.deepcopy`, `pickle`, `nd.load` | an array on `cpu(0)` | say the device |
-# | two arrays read after an error | the first raises, the second is garbage | begin anew |
+# | `copy.deepcopy`, `pickle`, `nd.load` | an array on `cpu(0)` | name the device |
+# | two arrays read after an error | the first raises, the second is garbage | start over |
 # | a line that raises | the mistake is above it | `MXNET_ENGINE_TYPE=NaiveEngine` |
 # | `ctx=[mx.cpu(0), mx.cpu(0)]` | of two replicas only one is used | name a device once |
 # | a batch that isn't cut | an error, or an old gradient | `split_and_load` |

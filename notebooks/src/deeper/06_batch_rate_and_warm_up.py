@@ -11,7 +11,7 @@
 # > fails, and measure from the shards' gradients how large a batch is useful.
 # >
 # > **What you'll learn:** what twice the batch does at the same rate, and at twice the rate; when
-# > warm-up helps; what the *critical batch size* is, and how devices measure it at no cost.
+# > warm-up helps; what the *critical batch size* is, and how devices can measure it.
 # >
 # > **What you need:** chapters 04 and 06. No GPU. Reading takes {reading time}, running half a
 # > minute.
@@ -33,9 +33,9 @@ from mxnet import autograd, gluon, nd
 # Dropout (chapter 06) and BatchNorm (chapter 09) the training stays the same. *Weak scaling* keeps
 # the shard. Then the batch grows with $k$, an epoch has fewer steps, and the training changes.
 #
-# *Devices*, *batch* and *rate* are three things. *The Straight Dope*'s page on two GPUs changed all
-# three together, from one device, batch 64 and rate 0.3 to two, 128 and 0.6. We change one at a
-# time.
+# *Devices*, *batch* and *rate* are three things. *The Straight Dope*'s page on two GPUs at first
+# changed all three together, from one device, batch 64 and rate 0.3 to two, 128 and 0.6 (in
+# September 2017; in October it kept the rate). We change one at a time.
 #
 # ## Twice the batch, twice the rate
 #
@@ -79,7 +79,7 @@ changes = {"twice the rate": "lenet-128-0.4",
 for epoch in [1, 3]:
     print(f"percentage points ahead of batch 128, rate 0.2 after epoch {epoch}, each seed")
     for change, name in changes.items():
-        ahead = np.sort(percent_right(name, epoch) - percent_right(base, epoch))
+        ahead = percent_right(name, epoch) - percent_right(base, epoch)
         print(f"    {change:16}", *(f"{points:6.2f}" for points in ahead))
 
 # %% [markdown]
@@ -92,11 +92,12 @@ for epoch in [1, 3]:
 # </details>
 #
 # The rule takes one large step instead of two small ones, as if the gradient didn't change in
-# between. At the beginning it changes fast (Goyal et al., section 2.2), and that can be seen:
+# between. At the beginning it changes fast (Goyal et al., section 2.2), and that can be seen
+# in the first quarter of the epoch:
 
 # %% tags=["fold"]
 # draw: loss against images seen, median and range of five seeds
-fig, ax = figure("Twice the batch at twice the rate follows, but for the first steps",
+fig, ax = figure("Twice the batch at twice the rate begins behind, and catches up",
                  "images seen (thousands)", "loss, mean of 1,536 images (mnist)")
 styles = {"lenet-128-0.2": ("-", BLUE), "lenet-256-0.2": ("--", ORANGE),
           "lenet-256-0.4": ("-.", GREY)}
@@ -120,8 +121,8 @@ show(fig, alt="Loss against images seen in the first epoch for three combination
 #
 # ## Where a high rate fails
 #
-# What stops one from raising the rate further? We ran the settings of *The Straight Dope*'s page,
-# five epochs, nine seeds each, and changed one thing at a time. With **warm-up** the rate rises to
+# What stops one from raising the rate further? We ran these settings of September 2017 for five
+# epochs, with nine seeds each, and changed one thing at a time. With **warm-up** the rate rises to
 # its value in equal steps, here over the first epoch. A Gluon `Trainer` takes it as
 # `{"learning_rate": 0.6, "lr_scheduler": warm_up(0.6, steps)}`:
 
@@ -148,7 +149,7 @@ for name in ["1x64", "2x64", "2x128-0.3", "2x128-0.6", "2x128-0.6-warm"]:
 # <details><summary>What came out</summary>
 #
 # (`2x128-0.6` is two devices, batch 128, rate 0.6; the first two rows have rate 0.3.) Four of nine
-# runs still guess at rate 0.6, with an accuracy of about 10 or 11 %. With warm-up all nine learn,
+# runs stay at chance at rate 0.6, with an accuracy of 10 or 11 %. With warm-up all nine learn,
 # and end at 98.5 % or better. At rate 0.3 all learn, too, and one device and two end alike.
 #
 # </details>
@@ -210,8 +211,8 @@ def squared_lengths(net, x, y):
     return small, large
 
 # %% [markdown]
-# One batch would give a poor estimate, so we take the mean of twenty. **Predict:** will the noise
-# scale grow or shrink while the network learns?
+# One batch would give a poor estimate, so we take the mean over all batches of the data, thirty
+# with MNIST. **Predict:** will the noise scale grow or shrink while the network learns?
 
 # %% tags=["predict", "measured", "trains"]
 data = helpers.load_data("mnist", limit=3840)
@@ -219,8 +220,8 @@ mx.random.seed(0)
 net = lenet()
 net.initialize(mx.init.Xavier(), ctx=four)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-batches = list(Batches(data.train_images, data.train_labels, 128))[:20]
-for epoch in range(7):
+batches = [(x, y) for x, y in Batches(data.train_images, data.train_labels, 128) if len(x) == 128]
+for epoch in range(6):
     lengths = []
     for x, y in batches:
         lengths.append(squared_lengths(net, nd.array(x), nd.array(y)))
@@ -233,9 +234,11 @@ for epoch in range(7):
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# After the first look it grows. While the network learns what all images have in common, they agree
-# on where to go, and some twenty of them are enough. Later $|G|^2$ falls, while most of the noise
-# stays. So one can let the batch grow during a training.
+# Both terms change by an order of magnitude. Where $|G|^2$ is largest, the images agree on where to
+# go, and a few dozen of them are enough. Later $|G|^2$ is smaller, while most of the noise stays,
+# so that the noise scale is several times as large. This is one seed, and twice the batches would
+# change the numbers by a tenth or two; but McCandlish et al. report that it grows in their tasks,
+# too. So one can let the batch grow during a training.
 #
 # </details>
 #
@@ -251,7 +254,7 @@ for epoch in range(7):
 #   about even after one epoch, and slightly behind after three.
 # - A rate that is too high leaves some runs guessing. Warm-up over an epoch prevented that here.
 # - The noise scale, measured from the shards' gradients, says up to which batch more devices save
-#   steps. It grows while the network learns.
+#   steps. Late in the training it was several times as large as early.
 # - When two GPUs learn more slowly than one, check first whether batch and rate changed too.
 #
 # **Further reading.** P. Goyal et al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677; S.
