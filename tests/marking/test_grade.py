@@ -148,6 +148,7 @@ def test_an_untouched_student_version_earns_nothing(run):
 def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
     assert points(run[0], student) == {**dict.fromkeys(FULL, 0), "why": 0}
     assert why in run[0][student]["even-values"]["why not"]
+    assert why in run[0][student]["why"]["why not"]   # not "no answer"
     page = (run[2] / "feedback" / student / "ps1/ps1.html").read_text()
     assert why in html.unescape(page)   # not only in the table
 
@@ -327,6 +328,28 @@ def test_an_answer_that_has_changed_is_to_be_read_again(tmp_path):
         done = run_make(link, f"OUT={out}")
     assert done.returncode != 0 and "in use by another program" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_points_by_hand_are_kept_for_the_same_words_and_dropped_with_a_sentence(tmp_path):
+    gradebook.release(tmp_path, ["ps1"])
+    report = judge.refuse(assignment.read_assignment("ps1"), "")
+    with gradebook.open_gradebook(tmp_path) as book:
+        def record(words):
+            answers = {"even": "pass", "why": words}
+            return gradebook.record(book, tmp_path, "ada", "ps1", {**report, "answers": answers})
+
+        record("first\nand last")
+        book.find_grade("why", "ps1", "ps1", "ada").manual_score = 1.5
+        book.find_comment("why", "ps1", "ps1", "ada").manual_comment = "well put"
+        for same in ("first \nand last\n", "first\t\nand last  \n \n"):
+            assert record(same) == []
+            assert gradebook.read_words(book, "ada", "ps1") == {"why": (1.5, "well put")}
+        assert record("second") == [
+            "why: your 1.5 of 2 were for an earlier answer, and are dropped"]
+        for _ in range(2):
+            assert gradebook.read_words(book, "ada", "ps1") == {
+                "why": (None, "On an earlier answer: well put")}
+            assert record("third") == []
 
 
 @pytest.mark.parametrize("place, sentence", [

@@ -90,7 +90,7 @@ class Marking:
 
     def __init__(self, folder, out):
         self.folder, self.submissions, self.unusable, self.unread = files.find_submissions(folder)
-        self.out, self.rows, self.again = out, {}, 0
+        self.out, self.rows, self.again, self.dropped = out, {}, 0, []
         self.notes = {one: [f"Not read: {files.show(file.path)}: {file.why}"
                             for file in self.unread if file.student == one.student
                             and file.assignment in (None, one.assignment)]
@@ -188,7 +188,8 @@ class Marking:
         words = {}
         report = {**report, "notes": self.notes[one] + report["notes"]}
         if any(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
-            gradebook.record(book, self.out, one.student, one.assignment, report)
+            dropped = gradebook.record(book, self.out, one.student, one.assignment, report)
+            self.dropped += [f"{one.student}  {one.assignment}  {line}" for line in dropped]
             report = {**report, "marks": gradebook.read_changes(
                 book, one.student, one.assignment, report["marks"])}
             words = gradebook.read_words(book, one.student, one.assignment)
@@ -207,6 +208,11 @@ class Marking:
         table.writerow(COLUMNS)
         table.writerows([harmless.for_table(cell) for cell in row] for row in rows)
         write_safely(self.out / "marks.csv", stream.getvalue())
+
+    def show_dropped(self):
+        """Print which of a person's points no longer count, however the run ended."""
+        if self.dropped:
+            print("No longer counted:", *map(harmless.for_terminal, self.dropped), sep="\n  ")
 
     def show(self):
         """Print points by student and assignment, with the reasons in short; then what was not
@@ -316,6 +322,8 @@ def mark(folder, out):
         raise SystemExit(str(error)) from None
     except (OSError, gradebook.Unusable) as error:
         raise SystemExit(explain(error, out)) from None
+    finally:
+        marking.show_dropped()
     complete = marking.show()
     if marking.again:
         print(f"{marking.again} submissions were judged in an earlier run and have not changed.")

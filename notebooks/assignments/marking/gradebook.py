@@ -42,6 +42,7 @@ c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader wa
 
 FAULTS = SQLAlchemyError, InvalidEntry
 TO_BE_READ = "to be read"
+EARLIER = "On an earlier answer: "   # so begins a comment on one that another has replaced
 
 
 class Words(NamedTuple):
@@ -139,13 +140,21 @@ def record(book, root, student, name, report):
     """Put a report into the gradebook, and write the notebook that Formgrader shows.
 
     A person's points are dropped where another answer has taken the place of the one they were
-    for. Where nothing was handed in now, that notebook stays as it was.
+    for, and a comment on it says so from then on; words are the same whatever blanks end their
+    lines. Where nothing was handed in now, that notebook stays as it was. Returns a sentence for
+    each that was dropped.
     """
     marks = {mark.exercise: mark for mark in report["marks"]}
+    words = {key for key, *_ in read_assignment(name).words}
     path = root / "autograded" / student / name / f"{name}.ipynb"
     before = read_cells(path)
-    changed = {key for key, answer in report["answers"].items()
-               if answer and before.get(key, answer) not in (answer, harmless.for_database(answer))}
+    changed, dropped = set(), []
+    for key, answer in report["answers"].items():
+        old, new = before.get(key, answer), harmless.for_database(answer)
+        if key in words:
+            old, new = strip_lines(old), strip_lines(new)
+        if answer and old not in (answer, new):
+            changed.add(key)
     for exercise in read_assignment(name).exercises:
         changed |= {t.grade_id for t in exercise.tests if exercise.name in changed}
     content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
@@ -157,6 +166,9 @@ def record(book, root, student, name, report):
         if meta.get("solution"):
             answer = report["answers"].get(key, "")
             cell.metadata["answer"] = harmless.for_database(answer)
+            comment = book.find_comment(key, name, name, student)
+            if key in changed and not (comment.comment or EARLIER).startswith(EARLIER):
+                comment.manual_comment = EARLIER + comment.comment
             cell.source = (harmless.for_markdown if cell.cell_type == "markdown"
                            else harmless.for_database)(answer)
         elif cell.cell_type == "markdown":
@@ -165,6 +177,9 @@ def record(book, root, student, name, report):
             continue
         grade = book.find_grade(key, name, name, student)
         if key in changed:
+            if (score := read_score(grade)) is not None:
+                dropped.append(f"{key}: your {score:g} of {grade.max_score:g} were for an earlier "
+                               "answer, and are dropped")
             grade.manual_score = grade.extra_credit = None
         if key in marks:
             mark = marks[key]
@@ -180,6 +195,12 @@ def record(book, root, student, name, report):
         part = path.with_suffix(".part")   # whole or not at all
         nbformat.write(content, part)
         part.replace(path)
+    return dropped
+
+
+def strip_lines(text):
+    """Text without blanks at the ends of its lines, and without empty lines at its own."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 
 def read_cells(path):
@@ -229,6 +250,8 @@ def judge_words(name, report, words):
         why, outcome = ("", "read") if points is not None else (TO_BE_READ, TO_BE_READ)
         if points is None and not report["answers"].get(key, "").strip():
             points, why, outcome = 0, "no answer", judge.JUDGED
+            if not report["answers"]:   # nothing was read
+                why = report["marks"][0].why
             if all(mark.outcome == judge.NOT_JUDGED for mark in report["marks"]):
                 points, why, outcome = None, report["marks"][0].why, judge.NOT_JUDGED
         judged.append(Words(key, title, points, of, why, outcome, comment))
