@@ -136,7 +136,11 @@ def test_an_untouched_student_version_earns_nothing(run):
     assert points(run[0], "untouched") == {**dict.fromkeys(FULL, 0), "why": 0}
     assert run[0]["untouched"]["why"]["why not"] == "no answer"
     row = run[0]["untouched"]["even-values"]
-    assert "not written yet" in row["why not"] and row["outcome"] == "stopped"
+    assert (row["why not"], row["outcome"]) == ("'even' is not written yet", "judged")
+    lines = run[1].stdout.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("untouched "))
+    assert [line.split(": ")[-1] for line in lines[place + 1:place + 5]] == [
+        *(f"'{name}' is not written yet" for name in ("even", "uneven", "pairs")), "no answer"]
 
 
 @pytest.mark.parametrize("student, why", [

@@ -26,10 +26,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from marking import harmless, judge
-from marking.assignment import PLACEHOLDER, UNWRITTEN, make_notebook, read_assignment
+from marking.assignment import PLACEHOLDER, STUB, make_notebook, read_assignment
 from marking.process import REPOSITORY
 
-STUB = f"# Your code goes here, in place of the next line.\n{UNWRITTEN}"
 OURS = "# Written by the course; JupyterLab's Formgrader reads it when started from this folder."
 COURSE = "many-devices"
 CONFIG = OURS + """
