@@ -219,6 +219,16 @@ def test_words_wait_for_a_reader(run):
     assert "10 of 10 points" in page and "2 more to be read" in page
 
 
+def test_totals_are_what_one_enters(run):
+    with open(run[2] / "totals.csv", newline="") as file:
+        rows = {row[0]: row[1:] for row in csv.reader(file)}
+    assert rows["student"] == ["assignment", "points", "of", "to be read", "not judged"]
+    assert rows["model"] == ["ps1", "10", "10", "2", "0"]
+    assert rows["not-json"] == ["ps1", "0", "12", "0", "0"]
+    assert rows["twice"] == ["ps1", "", "0", "0", "12"]
+    assert len(rows) == len(run[0]) + 1
+
+
 def test_feedback_names_each_test_has_reasons_and_no_hidden_test(run):
     rows, _, out = run
     secrets = (assignment.SOURCES / "ps1/tests.py").read_text()
@@ -345,6 +355,12 @@ def test_points_by_hand_are_kept_for_the_same_words_and_dropped_with_a_sentence(
         record("first\nand last")
         book.find_grade("why", "ps1", "ps1", "ada").manual_score = 1.5
         book.find_comment("why", "ps1", "ps1", "ada").manual_comment = "well put"
+        page = gradebook.write_feedback(tmp_path, "ada", "ps1", {**report, "answers": {}}, {})
+        shown = nbformat.read(tmp_path / "autograded/ada/ps1/ps1.ipynb", 4).cells
+        place = next(i for i, cell in enumerate(shown) if "and last" in cell.source)
+        key = "any 100 of the 60,000"     # what earns points, below what is read, and only there
+        assert key in " ".join(shown[place + 1].source.split())
+        assert key not in " ".join(page.read_text().split())
         for same in ("first \nand last\n", "first\t\nand last  \n \n"):
             assert record(same) == []
             assert gradebook.read_words(book, "ada", "ps1") == {"why": (1.5, "well put")}

@@ -5,6 +5,7 @@ which a teacher reads answers in words. The feedback is our own: one page, with 
 """
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -157,6 +158,7 @@ def record(book, root, student, name, report):
     for exercise in read_assignment(name).exercises:
         changed |= {t.grade_id for t in exercise.tests if exercise.name in changed}
     content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
+    shown = []
     book.update_or_create_student(student)
     book.update_or_create_submission(name, student)
     for cell in content.cells:
@@ -172,6 +174,10 @@ def record(book, root, student, name, report):
                            else harmless.for_database)(answer)
         elif cell.cell_type == "markdown":
             cell.source = render_text(cell.source)
+        shown.append(cell)
+        if key in words:
+            shown.append(nbformat.v4.new_markdown_cell(
+                f"<strong>What earns points</strong>{render_text(read_keys(name)[key])}"))
         if not meta.get("grade"):
             continue
         grade = book.find_grade(key, name, name, student)
@@ -192,6 +198,7 @@ def record(book, root, student, name, report):
     if report["answers"] or not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")   # whole or not at all
+        content.cells = shown
         nbformat.write(content, part)
         part.replace(path)
     return dropped
@@ -200,6 +207,14 @@ def record(book, root, student, name, report):
 def strip_lines(text):
     """Text without blanks at the ends of its lines, and without empty lines at its own."""
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+@functools.cache
+def read_keys(name):
+    """{grade_id: what earns points} of an assignment's questions in words."""
+    words = {key for key, *_ in read_assignment(name).words}
+    return {key: cell.source for cell in make_notebook(name).cells
+            if (key := cell.metadata.get("nbgrader", {}).get("grade_id")) in words}
 
 
 def read_cells(path):
