@@ -328,7 +328,7 @@ def mark(folder, out):
               file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
-              "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)
+              "and use the network. See notebooks/assignments/promises.md.", file=sys.stderr)
     process.adopt_orphans()
     try:
         gradebook.try_gradebook(out)
