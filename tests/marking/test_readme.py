@@ -12,7 +12,8 @@ TEXT = (REPOSITORY / "notebooks/assignments/README.md").read_text()
 
 def test_what_a_teacher_does_comes_first():
     steps = ["make assignments", "handed-in/ada/ps1.ipynb", "make grade SUBMISSIONS=handed-in",
-             "Formgrader", "handed-in-marks/feedback/ada/ps1/ps1.html", "handed-in-marks/totals.csv"]
+             "Formgrader", "handed-in-marks/feedback/ada/ps1/ps1.html",
+             "handed-in-marks/totals.csv"]
     places = [TEXT.index(step) for step in steps]
     assert places == sorted(places)
 
