@@ -659,7 +659,22 @@ def watch(page):
     return seen
 
 
-@pytest.mark.parametrize("scheme, width", [("light", 1300), ("dark", 390)])
+BROKEN_WORDS = """() => {
+    const broken = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const text = texts.currentNode, range = document.createRange();
+        for (const word of text.data.matchAll(/\\p{L}+/gu)) {
+            range.setStart(text, word.index);
+            range.setEnd(text, word.index + word[0].length);
+            const lines = new Set([...range.getClientRects()].map(box => box.top));
+            if (lines.size > 1 && !text.parentElement.closest("pre")) broken.push(word[0]);
+        }
+    }
+    return broken;
+}"""
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1200), ("dark", 390)])
 def test_a_student_reads_the_feedback(marked, page, scheme, width):
     seen = watch(page)
     page.emulate_media(color_scheme=scheme)
@@ -676,6 +691,7 @@ def test_a_student_reads_the_feedback(marked, page, scheme, width):
         "all => all.map(e => e.getBoundingClientRect().width)")
     assert boxes and min(boxes) > 3, "formulas are drawn, with no network"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(BROKEN_WORDS) == []
 
 
 def test_a_teacher_marks_words_in_formgrader(marked, page, tmp_path):

@@ -4,7 +4,17 @@
     # %% wrong even loses even-care: shards are windows onto the batch | changed the batch
 
 After the colon a description; after the bar, for wrong ones, a regular expression for the reason
-that a student is shown. The code up to the next such line is the solution cell.
+that a student is shown. The code up to the next such line is the solution cell. What is wrong by a
+line or two is told by these lines, beside another solution of the exercise that stands above it:
+
+    # %% wrong even loses even-values: the last example is lost | has shape
+    # from slices of NumPy
+    #= the line above the change, where the lines that go don't say the place or there are none
+    #- a line that goes
+    #+ a line that comes
+
+Empty lines and comments of that other solution are left out first. A change stands at the first
+such place below the one before.
 """
 
 import re
@@ -28,6 +38,23 @@ class Solution(NamedTuple):
     reason: str      # None where nothing is lost
 
 
+def change(base, lines):
+    """The source `base` with the changes that `lines` tell. Raises ValueError where it can't be."""
+    base = [line for line in base.splitlines() if line.strip() and line.strip()[0] != "#"]
+    result, place = [], 0
+    for told in re.findall(r"((?:^#=.*\n)*)((?:^#-.*\n)*)((?:^#\+.*\n)*)", lines, re.MULTILINE):
+        stay, go, come = ([line[3:] for line in part.splitlines()] for part in told)
+        block = stay + go
+        while block and base[place:place + len(block)] != block:
+            if place >= len(base):
+                raise ValueError(f"not there: {block}")
+            result.append(base[place])
+            place += 1
+        result += stay + come
+        place += len(block)
+    return "\n".join(result + base[place:]) + "\n"
+
+
 def can_run(name):
     """What skips a test of an assignment whose packages are missing here."""
     missing = assignment.find_missing(assignment.read_assignment(name))
@@ -48,6 +75,10 @@ def solutions():
             match = HEADER.fullmatch(header)
             if not match or (match["kind"] == "wrong") != bool(match["loses"] and match["reason"]):
                 raise ValueError(f"{path.name}: {header}")
+            if source.startswith("# from "):
+                name, _, lines = source.removeprefix("# from ").partition("\n")
+                (source,) = [change(one.source, lines) for one in found
+                             if one[:3] == (path.stem, match["exercise"], name)]
             loses = match["loses"].split(", ") if match["loses"] else []
             found.append(Solution(path.stem, match["exercise"], match["what"], source, loses,
                                   match["reason"]))

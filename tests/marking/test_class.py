@@ -134,21 +134,21 @@ CLASS = [
     Student("two-files", {"ps1 (1).ipynb": make_source(), "ps1_final.ipynb": make_source()},
             lost=EVERYTHING,
             why=r"which of ps1 \(1\).ipynb and ps1_final.ipynb is meant can't be told",
-            page=r"Not read: ps1_final.ipynb: another file could be meant", words="no answer"),
+            page=r"Not read: ps1_final.ipynb: another file could be meant", words="not read"),
     Student("one-too-many", {"ps1.ipynb": make_source(), "ps1 (2).ipynb": make_source(even="")},
             page=r"Not read: ps1 \(2\).ipynb: ps1.ipynb is what was read"),
     Student("other-name", make_source(), "homework.ipynb", lost=EVERYTHING, why="not handed in",
             page="Not read: homework.ipynb: its name doesn't say which assignment",
-            words="no answer"),
+            words="not read"),
     Student("zip", pack, "ps1.zip", page="Read: ps1/ps1.ipynb in ps1.zip"),
     Student("zip-with-link", lambda folder: pack(folder, add_link), "ps1.zip", lost=EVERYTHING,
-            why="ps1/data in ps1.zip is a link", words="no answer"),
+            why="ps1/data in ps1.zip is a link", words="not read"),
     Student("zip-leads-out", lambda folder: pack(folder, lambda zip_: zip_.writestr("../x", "")),
             "ps1.zip", lost=EVERYTHING, why=r"\.\./x in ps1.zip leads out of the folder",
-            words="no answer"),
+            words="not read"),
     Student("zip-too-large",
             lambda folder: pack(folder, lambda zip_: zip_.writestr("x", b" " * 2**26)), "ps1.zip",
-            lost=EVERYTHING, why="unpacked, is larger than 64 MiB", words="no answer"),
+            lost=EVERYTHING, why="unpacked, is larger than 64 MiB", words="not read"),
     Student("names-lost", strip(make_source()),
             page=f"{LOST_NAMES}.*what they define: even, uneven, pairs"),
     Student("names-lost-and-twice", twice_without_names(), lost=("even",),
@@ -162,7 +162,7 @@ CLASS = [
             lost=("even",),
             why="name 'count' is not defined.*Another cell of your notebook has it"),
     Student("no-notebook", b"%PDF-1.7 \xff\xfe", lost=EVERYTHING,
-            why="not a notebook as JupyterLab", words="no answer"),
+            why="not a notebook as JupyterLab", words="not read"),
     # what is in it
     Student("no-words", make_source(why=""), words="no answer"),
     Student("placeholder", make_source(why=assignment.PLACEHOLDER), words="no answer"),
@@ -226,8 +226,9 @@ def test_what_a_student_gets(marked, name):
     assert re.search(students[name].why, reasons), reasons
     assert bool(reasons) == bool(students[name].lost)
     (words,) = [row for row in rows[name] if row["exercise"] == "why"]
-    assert (words["points"], words["why not"]) == (
-        ("", "to be read") if students[name].words == "to be read" else ("0", "no answer"))
+    assert (words["points"], words["why not"]) == {
+        "to be read": ("", "to be read"), "no answer": ("0", "no answer"),
+        "not read": ("0", rows[name][0]["why not"])}[students[name].words]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,6 +69,39 @@ def test_a_file_in_no_student_s_folder(tmp_path):
         ("", ("ps1.ipynb",), "it lies in no student's folder")]
 
 
+@pytest.mark.parametrize("names, found", [
+    (["doejane_12345_678901_ps1.ipynb", "roebo_LATE_12346_678902_ps1-2.ipynb",
+      "roebo_12346_9_ps2.zip"],
+     {"doejane": ["doejane_12345_678901_ps1.ipynb", None],
+      "roebo": ["roebo_LATE_12346_678902_ps1-2.ipynb", "roebo_12346_9_ps2.zip"]}),
+    (["doejane_1_5_ps1.ipynb", "doejane_2_6_ps1.ipynb"],    # two of that name
+     {"doejane_1": ["doejane_1_5_ps1.ipynb"], "doejane_2": ["doejane_2_6_ps1.ipynb"]}),
+    (["Jane Doe_12_assignsubmission_file_/ps1.ipynb",
+      "Bo Roe_34_assignsubmission_file/x (1)/ps1.zip",
+      "Bo Roe_34_assignsubmission_onlinetext_/onlinetext.html"],
+     {"Jane Doe": ["ps1.ipynb"], "Bo Roe": ["x (1)/ps1.zip"]}),
+    (["Jane Doe_12_assignsubmission_file_ps1.ipynb", "Jane Doe/ps1.ipynb"],
+     {"Jane Doe_12": ["Jane Doe_12_assignsubmission_file_ps1.ipynb"], "Jane Doe": ["ps1.ipynb"]}),
+    (["ada_1_2/ps1.ipynb", "list_1_2_of_names.csv", "a_1_2_homework.ipynb"],
+     {"ada_1_2": ["ps1.ipynb"], "a": [None]})])
+def test_whose_it_is_in_a_learning_platform_s_download(tmp_path, names, found):
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    handed = files.find_submissions(tmp_path)
+    assert not handed.unusable
+    those = {}
+    for one in handed.submissions:
+        those.setdefault(one.student, []).append(one.path and files.show(one.path))
+        if one.path:
+            assert files.read_file(tmp_path, one.path)
+    assert those == found
+    assert set(handed.renamed.values()) <= set(found)
+    assert set(handed.renamed) == {name.split("/")[0] for name in names} - {
+        "Jane Doe", "ada_1_2", "list_1_2_of_names.csv"}
+
+
 def test_a_folder_that_can_t_be_used_says_nothing_of_what_was_handed_in(tmp_path, monkeypatch):
     """Root may read everything, so what the system says is put in its place."""
     locked = tmp_path / "ben"

@@ -136,7 +136,11 @@ def test_an_untouched_student_version_earns_nothing(run):
     assert points(run[0], "untouched") == {**dict.fromkeys(FULL, 0), "why": 0}
     assert run[0]["untouched"]["why"]["why not"] == "no answer"
     row = run[0]["untouched"]["even-values"]
-    assert "not written yet" in row["why not"] and row["outcome"] == "stopped"
+    assert (row["why not"], row["outcome"]) == ("'even' is not written yet", "judged")
+    lines = run[1].stdout.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("untouched "))
+    assert [line.split(": ")[-1] for line in lines[place + 1:place + 5]] == [
+        *(f"'{name}' is not written yet" for name in ("even", "uneven", "pairs")), "no answer"]
 
 
 @pytest.mark.parametrize("student, why", [
@@ -148,6 +152,7 @@ def test_an_untouched_student_version_earns_nothing(run):
 def test_what_cannot_be_read_earns_nothing_and_says_why(run, student, why):
     assert points(run[0], student) == {**dict.fromkeys(FULL, 0), "why": 0}
     assert why in run[0][student]["even-values"]["why not"]
+    assert why in run[0][student]["why"]["why not"]   # not "no answer"
     page = (run[2] / "feedback" / student / "ps1/ps1.html").read_text()
     assert why in html.unescape(page)   # not only in the table
 
@@ -212,6 +217,16 @@ def test_words_wait_for_a_reader(run):
         "", "2", "to be read", "to be read"]
     page = (run[2] / "feedback/model/ps1/ps1.html").read_text()
     assert "10 of 10 points" in page and "2 more to be read" in page
+
+
+def test_totals_are_what_one_enters(run):
+    with open(run[2] / "totals.csv", newline="") as file:
+        rows = {row[0]: row[1:] for row in csv.reader(file)}
+    assert rows["student"] == ["assignment", "points", "of", "to be read", "not judged"]
+    assert rows["model"] == ["ps1", "10", "10", "2", "0"]
+    assert rows["not-json"] == ["ps1", "0", "12", "0", "0"]
+    assert rows["twice"] == ["ps1", "", "0", "0", "12"]
+    assert len(rows) == len(run[0]) + 1
 
 
 def test_feedback_names_each_test_has_reasons_and_no_hidden_test(run):
@@ -327,6 +342,34 @@ def test_an_answer_that_has_changed_is_to_be_read_again(tmp_path):
         done = run_make(link, f"OUT={out}")
     assert done.returncode != 0 and "in use by another program" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_points_by_hand_are_kept_for_the_same_words_and_dropped_with_a_sentence(tmp_path):
+    gradebook.release(tmp_path, ["ps1"])
+    report = judge.refuse(assignment.read_assignment("ps1"), "")
+    with gradebook.open_gradebook(tmp_path) as book:
+        def record(words):
+            answers = {"even": "pass", "why": words}
+            return gradebook.record(book, tmp_path, "ada", "ps1", {**report, "answers": answers})
+
+        record("first\nand last")
+        book.find_grade("why", "ps1", "ps1", "ada").manual_score = 1.5
+        book.find_comment("why", "ps1", "ps1", "ada").manual_comment = "well put"
+        page = gradebook.write_feedback(tmp_path, "ada", "ps1", {**report, "answers": {}}, {})
+        shown = nbformat.read(tmp_path / "autograded/ada/ps1/ps1.ipynb", 4).cells
+        place = next(i for i, cell in enumerate(shown) if "and last" in cell.source)
+        key = "any 100 of the 60,000"     # what earns points, below what is read, and only there
+        assert key in " ".join(shown[place + 1].source.split())
+        assert key not in " ".join(page.read_text().split())
+        for same in ("first \nand last\n", "first\t\nand last  \n \n"):
+            assert record(same) == []
+            assert gradebook.read_words(book, "ada", "ps1") == {"why": (1.5, "well put")}
+        assert record("second") == [
+            "why: your 1.5 of 2 were for an earlier answer, and are dropped"]
+        for _ in range(2):
+            assert gradebook.read_words(book, "ada", "ps1") == {
+                "why": (None, "On an earlier answer: well put")}
+            assert record("third") == []
 
 
 @pytest.mark.parametrize("place, sentence", [

@@ -129,6 +129,30 @@ def test_a_solution_beside_its_cell():
     assert not read(insert(plain(make_source()), "even", EVEN)).faults
 
 
+def test_what_was_handed_out_is_left_out_beside_what_was_written():
+    stub = assignment.make_stub(CODE["even"])
+    for change in (plain, strip):
+        content = plain(make_source())
+        content = change(insert(content, "even", f"# to do\n{stub}",
+                                metadata=find_cell(content, "even")["metadata"]))
+        found = read(content)
+        assert found.answers["even"] == [CODE["even"]] and not found.faults
+        assert found.notes[-1] == ("There is another solution cell 'even', as it was handed out. "
+                                   "It was left out.")
+    assert read(make_source(even=stub)).faults == {"even": "'even' is not written yet"}
+
+
+def test_a_solution_that_was_turned_to_markdown():
+    content = plain(make_source())
+    find_cell(content, "even")["cell_type"] = "markdown"
+    found = read(content)
+    assert found.answers["even"] == [CODE["even"]] and not found.faults
+    assert found.notes == ["The solution cell 'even' is no code cell (turned to Markdown?). It was "
+                           "read as code all the same."]
+    assert ("only a text cell defines split_even (turned to Markdown?)"
+            in read(strip(content)).faults["even"])
+
+
 @pytest.mark.parametrize("words, answers", [
     ("", []), ("  \n", []), (assignment.PLACEHOLDER, []), (f"{assignment.PLACEHOLDER}\n", []),
     (f"{assignment.PLACEHOLDER}\nNone.", [f"{assignment.PLACEHOLDER}\nNone."]),

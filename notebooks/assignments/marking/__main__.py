@@ -23,7 +23,7 @@ def release_all(folder=None):
         raise SystemExit(str(error)) from None
     for name in assignment.list_names():
         packed = gradebook.pack(folder, name)
-        print(f"{folder}/release/{name}, and zipped: {packed.name}")
+        print(f"{folder}/release/{name}, and zipped: {packed}")
 
 
 def grade_all(folder, out=None):

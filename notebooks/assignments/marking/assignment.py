@@ -24,6 +24,7 @@ from typing import NamedTuple
 SOURCES = Path(__file__).resolve().parents[1] / "source"
 RANKS = 4   # most processes of a call
 UNWRITTEN = 'raise NotImplementedError("not written yet")'   # what students find for their code
+STUB = f"# Your code goes here, in place of the next line.\n{UNWRITTEN}"
 PLACEHOLDER = "YOUR ANSWER HERE"   # what students find where their words go
 
 
@@ -134,6 +135,19 @@ def find_asked(source):
     """The functions and classes of a solution cell that stand outside its model answer."""
     handed_out = re.sub("### BEGIN SOLUTION.*?### END SOLUTION", "", source, flags=re.DOTALL)
     return re.findall(r"^(?:def|class) (\w+)", handed_out, flags=re.MULTILINE)
+
+
+def make_stub(answer):
+    """A solution cell as students find it, but for a comment, from the one with its answer."""
+    return re.sub("### BEGIN SOLUTION.*?### END SOLUTION", UNWRITTEN, answer, flags=re.DOTALL)
+
+
+def is_handed_out(source, exercise):
+    """Whether a solution cell is as students find it, but for comments and empty lines."""
+    lines, stub = ([line.rstrip() for line in text.splitlines()
+                    if line.strip() and not line.strip().startswith("#")]
+                   for text in (source, make_stub(exercise.answer)))
+    return lines == stub
 
 
 def _find_functions(source, *kinds):

@@ -2,7 +2,8 @@
 
 A submission is STUDENT/ps1.ipynb, nbgrader's STUDENT/ps1/ps1.ipynb, or else the only notebook or
 zip of the student's whose name can mean ps1: "ps1 (1).ipynb", ps1_final.ipynb, ps1.zip, and
-ada_123_assignsubmission_file_ps1.ipynb, as learning platforms have it.
+ada_123_assignsubmission_file_ps1.ipynb, as learning platforms have it. Whose it is may be said by
+a platform too: Moodle's folders and Canvas's files, which all lie in one folder.
 """
 
 import errno
@@ -25,6 +26,9 @@ MOST = 1000            # files in a zip
 DEEPEST = 3            # folders below SUBMISSIONS in which somebody's file is looked for
 NOTEBOOK = re.compile(r"(.*)\.ipynb(\.txt|\.json)?", re.DOTALL)   # as some browsers save it
 PACKED = re.compile(r"(.*)\.zip", re.DOTALL)
+# "Jane Doe_123456_assignsubmission_file_" is a folder, or goes on as a file's name.
+MOODLE = re.compile(r"(?P<student>.+?)_(?P<number>\d+)_assignsubmission_[a-z]+(_(?P<file>.*))?")
+CANVAS = re.compile(r"(?P<student>.+?)(?P<late>_LATE)?_(?P<number>\d+)_\d+_(?P<file>.+)")
 
 
 class Submission(NamedTuple):
@@ -49,12 +53,14 @@ class Handed(NamedTuple):
 
     submissions: those missing included, as what one student has handed in, every student should
     have, those of unusable folders too. unusable: {student: why the folder can't be used}.
+    renamed: {name in the folder, as a learning platform made it: the student that it is from}.
     """
 
     folder: Path
     submissions: list
     unusable: dict
     unread: list
+    renamed: dict
 
 
 def find_submissions(folder):
@@ -63,39 +69,80 @@ def find_submissions(folder):
         folder = folder / "submitted"
     folder = folder.resolve()            # it may be a link: it is the teacher's
     found, unusable, unread = [], {}, []
-    for student in sorted(os.listdir(folder)):
-        kind = os.lstat(folder / student).st_mode
-        if student.startswith("."):
-            continue
-        if not (stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
-            if is_work(student):
-                unread.append(Unread("", find_meant(student), (student,),
-                                     "it lies in no student's folder"))
-            continue
-        why = "it is a link" if stat.S_ISLNK(kind) else harmless.find_fault_in_name(student)
-        if not why and not os.access(folder / student, os.R_OK | os.X_OK):
-            why = "there is no permission to read it"
+    people, renamed = find_people(folder)
+    for student, places in sorted(people.items()):
+        why = find_fault_in_places(folder, student, places)
         if why:   # nothing is looked for in it, so that it says of no assignment "handed in"
             unusable[student] = why
             found += [Submission(student, name, None) for name in list_names()]
             continue
-        files = [path for path in list_files(folder, (student,)) if is_work(path[-1])]
+        files = [path for place in places for path in list_files(folder, (place,))
+                 if is_work(path[-1])]
         for name in list_names():
-            paths = [(student, f"{name}.ipynb"), (student, name, f"{name}.ipynb")]
+            paths = [(place, *rest) for place in places
+                     for rest in ((f"{name}.ipynb",), (name, f"{name}.ipynb"))]
             there = [path for path in paths if is_there(folder.joinpath(*path))]
             if len(there) > 1:
-                unusable[student] = f"it has two of {name}, {name}.ipynb and {name}/{name}.ipynb"
+                unusable[student] = (f"it has two of {name}, "
+                                     f"{' and '.join(map(show, there))}")
             meant = there[:1] or [path for path in files if find_meant(path[-1]) == name]
             found.append(Submission(student, name, meant[0], ()) if len(meant) == 1 else
                          Submission(student, name, None, tuple(meant)))
         if student not in unusable:
-            unread += find_unread(files, found[-len(list_names()):])
+            unread += find_unread(student, files, found[-len(list_names()):])
+    for name in sorted(os.listdir(folder)):
+        if is_work(name) and not name.startswith(".") and not any(
+                name in places for places in people.values()):
+            unread.append(Unread("", find_meant(name), (name,), "it lies in no student's folder"))
     handed_in = {one.assignment for one in found if one.path or one.doubtful}
-    return Handed(folder, [one for one in found if one.assignment in handed_in], unusable, unread)
+    return Handed(folder, [one for one in found if one.assignment in handed_in], unusable, unread,
+                  renamed)
+
+
+def find_people(folder):
+    """({student: names in `folder` of what is theirs}, {name: student} of what a platform named).
+
+    Who shares a name with somebody else keeps the platform's number.
+    """
+    people, named, numbers = {}, {}, {}
+    for name in sorted(os.listdir(folder)):
+        kind = os.lstat(folder / name).st_mode
+        if name.startswith("."):
+            continue
+        match = MOODLE.fullmatch(name)
+        if stat.S_ISDIR(kind) or stat.S_ISLNK(kind):
+            if not match:
+                people[name] = [name]
+        else:
+            match = match or CANVAS.fullmatch(name)
+            match = match if match and is_work(match["file"] or "") else None
+        if match:
+            named[name] = match
+            numbers.setdefault(match["student"], set()).add(match["number"])
+    alone = {student for student, its in numbers.items() if len(its) == 1} - set(people)
+    renamed = {}
+    for name, match in named.items():
+        student = match["student"]
+        renamed[name] = student if student in alone else f"{student}_{match['number']}"
+        people.setdefault(renamed[name], []).append(name)
+    return people, renamed
+
+
+def find_fault_in_places(folder, student, places):
+    """Why what is a student's can't be used, or None."""
+    for place in places:
+        kind = os.lstat(folder / place).st_mode
+        if stat.S_ISLNK(kind):
+            return "it is a link"
+        if stat.S_ISDIR(kind) and not os.access(folder / place, os.R_OK | os.X_OK):
+            return "there is no permission to read it"
+    return harmless.find_fault_in_name(student)
 
 
 def list_files(folder, path):
-    """Paths of all that lies below a path and is no folder; links are not followed."""
+    """Paths of all that lies at or below a path and is no folder; links are not followed."""
+    if not folder.joinpath(*path).is_dir():
+        yield path
     with suppress(OSError):
         for entry in sorted(os.scandir(folder.joinpath(*path)), key=lambda entry: entry.name):
             if entry.name.startswith((".", "__")):   # checkpoints; what a Mac packs
@@ -123,7 +170,7 @@ def is_work(name):
                 or find_numbers(name))
 
 
-def find_unread(files, submissions):
+def find_unread(student, files, submissions):
     """`Unread` of one student's files, for all that aren't read, and why not."""
     read = {one.path: one for one in submissions if one.path}
     unread = []
@@ -140,7 +187,7 @@ def find_unread(files, submissions):
             why = "its name doesn't say which assignment it is: ps1.ipynb would"
         else:
             why = "it is no notebook"
-        unread.append(Unread(path[0], meant, path, why))
+        unread.append(Unread(student, meant, path, why))
     return unread
 
 

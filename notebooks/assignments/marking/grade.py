@@ -1,8 +1,9 @@
-"""Marks a folder of submissions: a table, marks.csv, and feedback that students can be given.
+"""Marks a folder of submissions: tables, and feedback that students can be given.
 
 SUBMISSIONS holds a folder a student, with what `files` finds in it. OUT, by default
-SUBMISSIONS-marks, gets marks.csv, feedback/ (HTML), reports/ (what the judge said, so that
-nothing is judged twice), and nbgrader's gradebook, in which a person marks the answers in words.
+SUBMISSIONS-marks, gets totals.csv, marks.csv, feedback/ (HTML), reports/ (what the judge said, so
+that nothing is judged twice), and nbgrader's gradebook, in which a person marks the answers in
+words.
 
 Each submission is judged by a process of its own (`judge`), which hands its solutions to others
 (`process`). One that can't be judged is named at the end and leaves the rest alone.
@@ -32,6 +33,7 @@ from marking.assignment import SOURCES, find_missing, read_assignment
 
 NOT_READ = "not read"   # a file, in place of the outcome of a test
 COLUMNS = ["student", "assignment", "exercise", "points", "of", "why not", "outcome"]
+TOTALS = ["student", "assignment", "points", "of", "to be read", "not judged"]
 
 
 def make_key(text, name):
@@ -89,8 +91,9 @@ class Marking:
     """One run over a folder: what has been judged, and where it goes."""
 
     def __init__(self, folder, out):
-        self.folder, self.submissions, self.unusable, self.unread = files.find_submissions(folder)
-        self.out, self.rows, self.again = out, {}, 0
+        self.folder, self.submissions, self.unusable, self.unread, self.renamed = (
+            files.find_submissions(folder))
+        self.out, self.rows, self.again, self.dropped = out, {}, 0, []
         self.notes = {one: [f"Not read: {files.show(file.path)}: {file.why}"
                             for file in self.unread if file.student == one.student
                             and file.assignment in (None, one.assignment)]
@@ -128,7 +131,7 @@ class Marking:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)   # a second Ctrl-C must not cost the table
-            self.write_table()
+            self.write_tables()
             process.end_children()
             process.remove_folder(scratch)
 
@@ -188,25 +191,33 @@ class Marking:
         words = {}
         report = {**report, "notes": self.notes[one] + report["notes"]}
         if any(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
-            gradebook.record(book, self.out, one.student, one.assignment, report)
+            dropped = gradebook.record(book, self.out, one.student, one.assignment, report)
+            self.dropped += [f"{one.student}  {one.assignment}  {line}" for line in dropped]
             report = {**report, "marks": gradebook.read_changes(
                 book, one.student, one.assignment, report["marks"])}
             words = gradebook.read_words(book, one.student, one.assignment)
             gradebook.write_feedback(self.out, one.student, one.assignment, report, words)
         self.rows[one] = make_rows(one, report, words)
 
-    def write_table(self):
-        """marks.csv: what is done, and that the rest is not."""
-        rows = [row for one in self.submissions
-                for row in self.rows.get(one) or make_rows(
-                    one, give_up(one, "the marking was stopped before"), {})]
+    def write_tables(self):
+        """marks.csv and totals.csv: what is done, and that the rest is not."""
+        rows, totals = [], []
+        for one in self.submissions:
+            its = self.rows.get(one) or make_rows(
+                one, give_up(one, "the marking was stopped before"), {})
+            rows += its
+            points, *more = add_up(its)
+            totals.append([one.student, one.assignment, f"{points:g}" if more[0] else "",
+                           *(f"{number:g}" for number in more)])
         rows += [[file.student, file.assignment or "", "", "", "",
                   f"{files.show(file.path)}: {file.why}", NOT_READ] for file in self.unread]
-        stream = io.StringIO(newline="")
-        table = csv.writer(stream)
-        table.writerow(COLUMNS)
-        table.writerows([harmless.for_table(cell) for cell in row] for row in rows)
-        write_safely(self.out / "marks.csv", stream.getvalue())
+        write_table(self.out / "marks.csv", COLUMNS, rows)
+        write_table(self.out / "totals.csv", TOTALS, totals)
+
+    def show_dropped(self):
+        """Print which of a person's points no longer count, however the run ended."""
+        if self.dropped:
+            print("No longer counted:", *map(harmless.for_terminal, self.dropped), sep="\n  ")
 
     def show(self):
         """Print points by student and assignment, with the reasons in short; then what was not
@@ -215,12 +226,9 @@ class Marking:
         missed = []
         for one in self.submissions:
             who = f"{harmless.for_terminal(one.student):{width}}  {one.assignment}"
-            counted = [row for row in self.rows[one] if row[3]]
-            points, of = (sum(float(row[place]) for row in counted) for place in (3, 4))
-            left = {outcome: sum(float(row[4]) for row in self.rows[one] if row[6] == outcome)
-                    for outcome in (gradebook.TO_BE_READ, judge.NOT_JUDGED)}
+            points, of, *left = add_up(self.rows[one])
             print(f"{who}  {points:g} of {of:g}" + "".join(
-                f", {more:g} {outcome}" for outcome, more in left.items() if more))
+                f", {more:g} {outcome}" for outcome, more in zip(TOTALS[-2:], left) if more))
             reasons = {}
             for row in self.rows[one]:
                 if row[5] and row[6] != gradebook.TO_BE_READ:
@@ -258,6 +266,22 @@ def make_rows(one, report, words):
     return rows
 
 
+def add_up(rows):
+    """(points, of how many, points to be read, points not judged) of one submission's lines."""
+    counted = [row for row in rows if row[3]]
+    points, of = (sum(float(row[place]) for row in counted) for place in (3, 4))
+    return points, of, *(sum(float(row[4]) for row in rows if row[6] == outcome)
+                         for outcome in (gradebook.TO_BE_READ, judge.NOT_JUDGED))
+
+
+def write_table(path, columns, rows):
+    stream = io.StringIO(newline="")
+    table = csv.writer(stream)
+    table.writerow(columns)
+    table.writerows([harmless.for_table(cell) for cell in row] for row in rows)
+    write_safely(path, stream.getvalue())
+
+
 def write_safely(path, text):
     """Write a file whole or not at all."""
     part = path.with_name(path.name + ".part")
@@ -293,6 +317,9 @@ def mark(folder, out):
         raise SystemExit(f"OUT={out}: nbgrader can't use a path with ?, % or #; choose another one")
     warnings.filterwarnings("ignore", module="nbgrader")  # how it fills its tables
     sys.stdout.reconfigure(errors="backslashreplace")
+    for name, student in marking.renamed.items():
+        late = " (late)" if "_LATE_" in name else ""
+        print(harmless.for_terminal(f"From {student}{late}: {name}"), file=sys.stderr)
     for student, why in marking.unusable.items():
         print(f"The folder '{harmless.for_terminal(student)}' can't be used: {why}",
               file=sys.stderr)
@@ -301,7 +328,7 @@ def mark(folder, out):
               file=sys.stderr)
     if not process.find_bubblewrap():
         print("bubblewrap is not here, or not permitted: a solution can read what you can read, "
-              "and use the network. See notebooks/assignments/README.md.", file=sys.stderr)
+              "and use the network. See notebooks/assignments/promises.md.", file=sys.stderr)
     process.adopt_orphans()
     try:
         gradebook.try_gradebook(out)
@@ -316,10 +343,12 @@ def mark(folder, out):
         raise SystemExit(str(error)) from None
     except (OSError, gradebook.Unusable) as error:
         raise SystemExit(explain(error, out)) from None
+    finally:
+        marking.show_dropped()
     complete = marking.show()
     if marking.again:
         print(f"{marking.again} submissions were judged in an earlier run and have not changed.")
-    print(f"{out}/marks.csv, {out}/feedback")
+    print(f"{out}/totals.csv, {out}/marks.csv, {out}/feedback")
     return 0 if complete else 1
 
 

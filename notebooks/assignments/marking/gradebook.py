@@ -5,6 +5,7 @@ which a teacher reads answers in words. The feedback is our own: one page, with 
 """
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -26,10 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from marking import harmless, judge
-from marking.assignment import PLACEHOLDER, UNWRITTEN, make_notebook, read_assignment
+from marking.assignment import PLACEHOLDER, STUB, make_notebook, read_assignment
 from marking.process import REPOSITORY
 
-STUB = f"# Your code goes here, in place of the next line.\n{UNWRITTEN}"
 OURS = "# Written by the course; JupyterLab's Formgrader reads it when started from this folder."
 COURSE = "many-devices"
 CONFIG = OURS + """
@@ -42,6 +42,7 @@ c.Exchange.root = {root!r} + "/exchange"   # not used; without one Formgrader wa
 
 FAULTS = SQLAlchemyError, InvalidEntry
 TO_BE_READ = "to be read"
+EARLIER = "On an earlier answer: "   # so begins a comment on one that another has replaced
 
 
 class Words(NamedTuple):
@@ -139,16 +140,25 @@ def record(book, root, student, name, report):
     """Put a report into the gradebook, and write the notebook that Formgrader shows.
 
     A person's points are dropped where another answer has taken the place of the one they were
-    for. Where nothing was handed in now, that notebook stays as it was.
+    for, and a comment on it says so from then on; words are the same whatever blanks end their
+    lines. Where nothing was handed in now, that notebook stays as it was. Returns a sentence for
+    each that was dropped.
     """
     marks = {mark.exercise: mark for mark in report["marks"]}
+    words = {key for key, *_ in read_assignment(name).words}
     path = root / "autograded" / student / name / f"{name}.ipynb"
     before = read_cells(path)
-    changed = {key for key, answer in report["answers"].items()
-               if answer and before.get(key, answer) not in (answer, harmless.for_database(answer))}
+    changed, dropped = set(), []
+    for key, answer in report["answers"].items():
+        old, new = before.get(key, answer), harmless.for_database(answer)
+        if key in words:
+            old, new = strip_lines(old), strip_lines(new)
+        if answer and old not in (answer, new):
+            changed.add(key)
     for exercise in read_assignment(name).exercises:
         changed |= {t.grade_id for t in exercise.tests if exercise.name in changed}
     content = nbformat.read(root / "release" / name / f"{name}.ipynb", 4)
+    shown = []
     book.update_or_create_student(student)
     book.update_or_create_submission(name, student)
     for cell in content.cells:
@@ -157,14 +167,24 @@ def record(book, root, student, name, report):
         if meta.get("solution"):
             answer = report["answers"].get(key, "")
             cell.metadata["answer"] = harmless.for_database(answer)
+            comment = book.find_comment(key, name, name, student)
+            if key in changed and not (comment.comment or EARLIER).startswith(EARLIER):
+                comment.manual_comment = EARLIER + comment.comment
             cell.source = (harmless.for_markdown if cell.cell_type == "markdown"
                            else harmless.for_database)(answer)
         elif cell.cell_type == "markdown":
             cell.source = render_text(cell.source)
+        shown.append(cell)
+        if key in words:
+            shown.append(nbformat.v4.new_markdown_cell(
+                f"<strong>What earns points</strong>{render_text(read_keys(name)[key])}"))
         if not meta.get("grade"):
             continue
         grade = book.find_grade(key, name, name, student)
         if key in changed:
+            if (score := read_score(grade)) is not None:
+                dropped.append(f"{key}: your {score:g} of {grade.max_score:g} were for an earlier "
+                               "answer, and are dropped")
             grade.manual_score = grade.extra_credit = None
         if key in marks:
             mark = marks[key]
@@ -178,8 +198,23 @@ def record(book, root, student, name, report):
     if report["answers"] or not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")   # whole or not at all
+        content.cells = shown
         nbformat.write(content, part)
         part.replace(path)
+    return dropped
+
+
+def strip_lines(text):
+    """Text without blanks at the ends of its lines, and without empty lines at its own."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+@functools.cache
+def read_keys(name):
+    """{grade_id: what earns points} of an assignment's questions in words."""
+    words = {key for key, *_ in read_assignment(name).words}
+    return {key: cell.source for cell in make_notebook(name).cells
+            if (key := cell.metadata.get("nbgrader", {}).get("grade_id")) in words}
 
 
 def read_cells(path):
@@ -229,6 +264,8 @@ def judge_words(name, report, words):
         why, outcome = ("", "read") if points is not None else (TO_BE_READ, TO_BE_READ)
         if points is None and not report["answers"].get(key, "").strip():
             points, why, outcome = 0, "no answer", judge.JUDGED
+            if not report["answers"]:   # nothing was read
+                why = report["marks"][0].why
             if all(mark.outcome == judge.NOT_JUDGED for mark in report["marks"]):
                 points, why, outcome = None, report["marks"][0].why, judge.NOT_JUDGED
         judged.append(Words(key, title, points, of, why, outcome, comment))

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from marking import harmless
-from marking.assignment import PLACEHOLDER, UNWRITTEN
+from marking.assignment import PLACEHOLDER, UNWRITTEN, is_handed_out
 
 LONGEST = 3 * 10**5   # characters of a solution cell: whatever they are, they fit into a message
 FRESH = ("copy your solutions into a fresh {name}.ipynb of the hand-out, save it in JupyterLab, "
@@ -47,11 +47,17 @@ def read_notebook(assignment, text):
     cells = read_cells(text)
     names = [one.name for one in assignment.exercises] + [key for key, *_ in assignment.words]
     lost = not any(cell.key in names for cell in cells)
-    answers, faults, guessed = {}, {}, []
+    answers, faults, guessed, notes = {}, {}, [], []
     for exercise in assignment.exercises:
-        answers[exercise.name] = list_sources(cells, exercise.name)
-        if not answers[exercise.name]:
-            answers[exercise.name] = find_definitions(cells, exercise)
+        answers[exercise.name] = leave_out_stubs(
+            list_sources(cells, exercise.name), exercise, notes)
+        if answers[exercise.name]:
+            if all(cell.kind != "code" for cell in cells if cell.key == exercise.name):
+                notes.append(f"The solution cell {exercise.name!r} is no code cell (turned to "
+                             "Markdown?). It was read as code all the same.")
+        else:
+            answers[exercise.name] = leave_out_stubs(
+                find_definitions(cells, exercise), exercise, notes)
             if len(answers[exercise.name]) == 1:
                 guessed.append(exercise.name)
             else:
@@ -64,7 +70,18 @@ def read_notebook(assignment, text):
         answers[key] = [source for source in found if source.strip() not in ("", PLACEHOLDER)]
     read = {source for sources in answers.values() for source in sources}
     others = [cell.source for cell in cells if cell.kind == "code" and cell.source not in read]
-    return Found(answers, faults, others, explain_guesses(guessed, lost))
+    return Found(answers, faults, others, explain_guesses(guessed, lost) + notes)
+
+
+def leave_out_stubs(sources, exercise, notes):
+    """Of several sources those that somebody wrote, and a sentence in `notes` if that is fewer."""
+    written = [source for source in sources if not is_handed_out(source, exercise)]
+    if not written:
+        return sources[:1]
+    if len(written) < len(sources):
+        notes.append(f"There is another solution cell {exercise.name!r}, as it was handed out. It "
+                     "was left out.")
+    return written
 
 
 def read_cells(text):
@@ -129,6 +146,9 @@ def explain_missing(assignment, exercise, cells, lost):
     count = len(find_definitions(cells, exercise))
     what = " and ".join(exercise.asked)
     there = f"{count} cells define {what}" if count else f"no cell defines {what}"
+    if not count and any(defines(cell.source, name) for cell in cells for name in exercise.asked
+                         if cell.kind != "code"):
+        there = f"only a text cell defines {what} (turned to Markdown?)"
     fresh = FRESH.format(name=assignment.name)
     if lost:
         return (f"the editor that saved this notebook has lost its cells' names (nbgrader's "
@@ -169,6 +189,8 @@ def find_fault(exercise, sources, cells):
                    and defines(cell.source, function) for cell in cells):
                 return (f"{function} is in another cell than the solution cell {name!r}, the only "
                         f"one that is read for it: {JOIN}")
+        if is_handed_out(source, exercise):
+            return f"{name!r} is not written yet"
     return None
 
 

@@ -14,7 +14,6 @@ def measure(push, wait, clock, steps, rounds):
         times.append(clock() - start)
     return float(np.median(times)) / steps
 
-
 # %% right measure: a function for a round, and Python's median
 def measure(push, wait, clock, steps, rounds):
     import statistics
@@ -34,7 +33,6 @@ def measure(push, wait, clock, steps, rounds):
     one()
     return statistics.median(timed() / steps for _ in range(rounds))
 
-
 # %% right measure: readings between rounds, and their differences
 def measure(push, wait, clock, steps, rounds):
     if steps < 1:
@@ -48,7 +46,6 @@ def measure(push, wait, clock, steps, rounds):
         wait()
         readings[i] = clock()
     return np.median(np.diff(readings)) / steps
-
 
 # %% right measure: sorted by hand, both middle ones
 def measure(push, wait, clock, steps, rounds):
@@ -66,7 +63,6 @@ def measure(push, wait, clock, steps, rounds):
     found.sort()
     return (found[rounds // 2] + found[(rounds - 1) // 2]) / 2
 
-
 # %% wrong measure loses measure-values, measure-rounds: no wait at the end | still in the queue
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
@@ -79,7 +75,6 @@ def measure(push, wait, clock, steps, rounds):
             push()
         taken.append((clock() - begin) / steps)
     return np.median(taken[1:])
-
 
 # %% wrong measure loses measure-values, measure-rounds: warm-up still queued | without a wait
 def measure(push, wait, clock, steps, rounds):
@@ -96,127 +91,61 @@ def measure(push, wait, clock, steps, rounds):
         taken.append((clock() - begin) / steps)
     return np.median(taken)
 
-
 # %% wrong measure loses measure-values, measure-rounds: no warm-up | 2 of 4 steps
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken)
-
+# from warm-up still queued
+#-     for _ in range(steps):
+#-         push()
+#=     for _ in range(rounds):
+#+         wait()
 
 # %% wrong measure loses measure-values, measure-rounds: a warm-up of one step | 3 of 4 steps
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    push()
-    taken = []
-    for _ in range(rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken)
-
+# from warm-up still queued
+#-     for _ in range(steps):
+#-         push()
+#+     push()
+#=     for _ in range(rounds):
+#+         wait()
 
 # %% wrong measure loses measure-values, measure-rounds: the warm-up is kept | up was counted
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken)
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return np.median(taken)
 
 # %% wrong measure loses measure-values, measure-rounds: a round's time, not a step's | time of a round
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append(clock() - begin)
-    return np.median(taken[1:])
-
+# from no wait at the end
+#-         taken.append((clock() - begin) / steps)
+#+         wait()
+#+         taken.append(clock() - begin)
 
 # %% wrong measure loses measure-values: a wait after every step | was waited for
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-            wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken[1:])
-
+# from no wait at the end
+#=             push()
+#+             wait()
 
 # %% wrong measure loses measure-values: one round more than asked | 6 of 4 steps
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(2 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken[1:-1])
-
+# from no wait at the end
+#-     for _ in range(1 + rounds):
+#+     for _ in range(2 + rounds):
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return np.median(taken[1:-1])
 
 # %% wrong measure loses measure-rounds: the mean over the rounds | the mean over
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.mean(taken[1:])
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return np.mean(taken[1:])
 
 # %% wrong measure loses measure-rounds: the quickest round | the quickest
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return min(taken[1:])
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return min(taken[1:])
 
 # %% wrong measure loses measure-values, measure-rounds: one clock over all the rounds | without a wait
 def measure(push, wait, clock, steps, rounds):
@@ -231,21 +160,12 @@ def measure(push, wait, clock, steps, rounds):
     wait()
     return (clock() - begin) / (rounds * steps)
 
-
 # %% wrong measure loses measure-rounds: the upper of two in the middle | one of the two rounds
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return sorted(taken[1:])[rounds // 2]
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return sorted(taken[1:])[rounds // 2]
 
 # %% wrong measure loses measure-rounds: no rounds are no error | no ValueError
 def measure(push, wait, clock, steps, rounds):
@@ -259,73 +179,37 @@ def measure(push, wait, clock, steps, rounds):
         taken.append((clock() - begin) / max(steps, 1))
     return np.median(taken[1:]) if rounds > 0 else 0.0
 
-
 # %% wrong measure loses measure-values, measure-rounds: always two steps | steps=1, .* not right
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / 2)
-    return np.median(taken[1:])
-
+# from no wait at the end
+#-         taken.append((clock() - begin) / steps)
+#+         wait()
+#+         taken.append((clock() - begin) / 2)
 
 # %% wrong measure loses measure-values: the warm-up's steps are waited for | a step was waited for
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    for _ in range(steps):
-        push()
-        wait()
-    taken = []
-    for _ in range(rounds):
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken)
-
+# from warm-up still queued
+#=         push()
+#+         wait()
 
 # %% wrong measure loses measure-values: a step more after the last round | 5 of 4 steps
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    push()
-    return np.median(taken[1:])
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#=         taken.append((clock() - begin) / steps)
+#+     push()
 
 # %% wrong measure loses measure-values: more rounds where one was disturbed | disturbed: \d+ of \d+ steps
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-
-    def run():
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        return (clock() - begin) / steps
-
-    taken = [run() for _ in range(1 + rounds)][1:]
-    if max(taken) > 3 * min(taken):
-        run()
-    return np.median(taken)
-
+# from no wait at the end
+#-     taken = []
+#-     for _ in range(1 + rounds):
+#+     def run():
+#-         taken.append((clock() - begin) / steps)
+#-     return np.median(taken[1:])
+#+         wait()
+#+         return (clock() - begin) / steps
+#+     taken = [run() for _ in range(1 + rounds)][1:]
+#+     if max(taken) > 3 * min(taken):
+#+         run()
+#+     return np.median(taken)
 
 # %% wrong measure loses measure-values, measure-rounds: warms up in the first call | 1 of 2 steps
 WARM = []
@@ -346,7 +230,6 @@ def measure(push, wait, clock, steps, rounds):
     WARM.append(True)
     return np.median(taken)
 
-
 # %% wrong measure loses measure-values, measure-rounds: remembers steps and rounds | 0 of 4 steps
 KNOWN = {}
 
@@ -366,7 +249,6 @@ def measure(push, wait, clock, steps, rounds):
         KNOWN[steps, rounds] = np.median(taken[1:])
     return KNOWN[steps, rounds]
 
-
 # %% wrong measure loses measure-values, measure-rounds: clock before wait | still in the queue
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
@@ -379,22 +261,13 @@ def measure(push, wait, clock, steps, rounds):
         wait()
     return np.median(np.diff(readings)) / steps
 
-
 # %% wrong measure loses measure-values, measure-rounds: waits at two rounds | still in the queue
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for number in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        if number < 2:
-            wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken[1:])
-
+# from no wait at the end
+#-     for _ in range(1 + rounds):
+#+     for number in range(1 + rounds):
+#=             push()
+#+         if number < 2:
+#+             wait()
 
 # %% wrong measure loses measure-values, measure-rounds: times in float32 | which is not right
 def measure(push, wait, clock, steps, rounds):
@@ -410,7 +283,6 @@ def measure(push, wait, clock, steps, rounds):
         taken[number] = (clock() - begin) / steps
     return float(np.median(taken[1:]))
 
-
 # %% wrong measure loses measure-values, measure-rounds: not a number | the time of a step is nan
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
@@ -421,7 +293,6 @@ def measure(push, wait, clock, steps, rounds):
         wait()
     return float("nan")
 
-
 # %% wrong measure loses measure-values, measure-rounds: reads the machine's costs | __self__
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
@@ -431,67 +302,37 @@ def measure(push, wait, clock, steps, rounds):
     costs = np.reshape(machine.costs, (1 + rounds, steps))[1:]
     return np.median(machine.handing + costs.sum(axis=1)) / steps
 
-
 # %% wrong measure loses measure-values, measure-rounds: numbers for the steps | push.* argument
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for step in range(steps):
-            push(step)
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken[1:])
-
+# from no wait at the end
+#-         for _ in range(steps):
+#-             push()
+#+         for step in range(steps):
+#+             push(step)
+#+         wait()
 
 # %% wrong measure loses measure-rounds: the slowest is left out, not the first | which is not right
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(sorted(taken)[:-1])
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return np.median(sorted(taken)[:-1])
 
 # %% wrong measure loses measure-rounds: a mean without the extremes | which is not right
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    taken = sorted(taken[1:])
-    return np.mean(taken[1:-1] if rounds > 2 else taken)
-
+# from no wait at the end
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     taken = sorted(taken[1:])
+#+     return np.mean(taken[1:-1] if rounds > 2 else taken)
 
 # %% wrong measure loses measure-rounds: steps times rounds is checked | -1 rounds of -1 steps
-def measure(push, wait, clock, steps, rounds):
-    if steps * rounds < 1:
-        raise ValueError
-    taken = []
-    for _ in range(1 + rounds):
-        wait()
-        begin = clock()
-        for _ in range(steps):
-            push()
-        wait()
-        taken.append((clock() - begin) / steps)
-    return np.median(taken[1:]) if taken else 0.0
-
+# from no wait at the end
+#-     if steps < 1 or rounds < 1:
+#+     if steps * rounds < 1:
+#=             push()
+#+         wait()
+#-     return np.median(taken[1:])
+#+     return np.median(taken[1:]) if taken else 0.0
 
 # %% right line: polyfit with weights
 def fit_line(sizes, seconds):
@@ -499,7 +340,6 @@ def fit_line(sizes, seconds):
         raise ValueError("one size only")
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, 1 / slope
-
 
 # %% right line: closed form, from weighted means
 def fit_line(sizes, seconds):
@@ -522,7 +362,6 @@ def fit_line(sizes, seconds):
     (alpha, beta) = nnls(rows / scale, np.ones(len(sizes)))[0] / scale
     return float(alpha), float(1 / beta)
 
-
 # %% right line: normal equations, summed in a loop
 def fit_line(sizes, seconds):
     a = b = c = d = e = 0.0
@@ -537,7 +376,6 @@ def fit_line(sizes, seconds):
     beta = (a * e - b * d) / (a * c - b * b)
     return [(d - beta * b) / a, 1 / beta]
 
-
 # %% wrong line loses line-values: absolute residuals | residuals are absolute, not relative
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
@@ -545,14 +383,10 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1)
     return start, 1 / slope
 
-
 # %% wrong line loses line-values: polyfit's weights are squared once more | divided by .* twice
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds**2)
-    return start, 1 / slope
-
+# from absolute residuals
+#-     slope, start = np.polyfit(sizes, seconds, 1)
+#+     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds**2)
 
 # %% wrong line loses line-values, line-care: seconds per byte handed back | is seconds per byte
 def fit_line(sizes, seconds):
@@ -561,14 +395,10 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, slope
 
-
 # %% wrong line loses line-values, line-care: the two the other way round | are the other way round
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return 1 / slope, start
-
+# from seconds per byte handed back
+#-     return start, slope
+#+     return 1 / slope, start
 
 # %% wrong line loses line-values, line-care: a line through the origin | alpha is 0, which
 def fit_line(sizes, seconds):
@@ -577,14 +407,12 @@ def fit_line(sizes, seconds):
     ratio = sizes / seconds
     return 0.0, (ratio @ ratio) / ratio.sum()
 
-
 # %% wrong line loses line-values, line-care: a line through logarithms | alpha is 3.01663e-06, which
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
         raise ValueError
     slope, start = np.polyfit(np.log(sizes), np.log(seconds), 1)
     return np.exp(start), 1 / slope
-
 
 # %% wrong line loses line-values: through the smallest and the largest | scattered: alpha is
 def fit_line(sizes, seconds):
@@ -593,7 +421,6 @@ def fit_line(sizes, seconds):
         raise ValueError
     bandwidth = (sizes[j] - sizes[i]) / (seconds[j] - seconds[i])
     return seconds[i] - sizes[i] / bandwidth, bandwidth
-
 
 # %% wrong line loses line-values: one time for each size | scattered: alpha is
 def fit_line(sizes, seconds):
@@ -604,7 +431,6 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, 1 / slope
 
-
 # %% wrong line loses line-care: the caller's arrays are put in order | changed the caller's `sizes`
 def fit_line(sizes, seconds):
     if sizes.min() == sizes.max():
@@ -614,7 +440,6 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, 1 / slope
 
-
 # %% wrong line loses line-care: the caller's times become weights | changed the caller's `seconds`
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
@@ -623,7 +448,6 @@ def fit_line(sizes, seconds):
     rows = np.stack([np.ones(len(sizes)), sizes], axis=1) * seconds[:, None]
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]
     return alpha, 1 / beta
-
 
 # %% wrong line loses line-care: squares of int64 overflow | int64 up to
 def fit_line(sizes, seconds):
@@ -635,22 +459,17 @@ def fit_line(sizes, seconds):
     beta = (a * e - b * d) / (a * c - b * b)
     return (d - beta * b) / a, 1 / beta
 
-
 # %% wrong line loses line-care: one size is no error | no ValueError
 def fit_line(sizes, seconds):
     rows = np.stack([1 / seconds, sizes / seconds], axis=1)
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     return alpha, 1 / beta
 
-
 # %% wrong line loses line-care: counts messages, not sizes | 512.0. bytes: no ValueError
-def fit_line(sizes, seconds):
-    if len(sizes) < 2:
-        raise ValueError
-    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    return alpha, 1 / beta
-
+# from one size is no error
+#= def fit_line(sizes, seconds):
+#+     if len(sizes) < 2:
+#+         raise ValueError
 
 # %% wrong line loses line-values, line-care: no numbers | alpha is nan, which
 def fit_line(sizes, seconds):
@@ -658,22 +477,15 @@ def fit_line(sizes, seconds):
         raise ValueError
     return float("nan"), float("nan")
 
-
 # %% wrong line loses line-values, line-care: sizes in float32 | which is not right
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    slope, start = np.polyfit(sizes.astype("float32"), seconds, 1, w=1 / seconds)
-    return start, 1 / slope
-
+# from absolute residuals
+#-     slope, start = np.polyfit(sizes, seconds, 1)
+#+     slope, start = np.polyfit(sizes.astype("float32"), seconds, 1, w=1 / seconds)
 
 # %% wrong line loses line-values, line-care: an answer in float32 | which is not right
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return np.float32(start), np.float32(1 / slope)
-
+# from seconds per byte handed back
+#-     return start, slope
+#+     return np.float32(start), np.float32(1 / slope)
 
 # %% wrong line loses line-values, line-care: a column for each number | alpha is a NumPy array
 def fit_line(sizes, seconds):
@@ -683,7 +495,6 @@ def fit_line(sizes, seconds):
     alpha, beta = np.linalg.lstsq(rows, np.ones((len(rows), 1)), rcond=None)[0]
     return alpha, 1 / beta
 
-
 # %% wrong line loses line-values, line-care: the sum beside the two numbers | not 2 numbers
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 2:
@@ -691,7 +502,6 @@ def fit_line(sizes, seconds):
     rows = np.stack([1 / seconds, sizes / seconds], axis=1)
     (alpha, beta), total, _, _ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
     return alpha, 1 / beta, total
-
 
 # %% wrong line loses line-values: the mean time of each size | scattered: alpha is
 def fit_line(sizes, seconds):
@@ -701,7 +511,6 @@ def fit_line(sizes, seconds):
     means = np.array([seconds[sizes == size].mean() for size in different])
     slope, start = np.polyfit(different, means, 1, w=1 / means)
     return start, 1 / slope
-
 
 # %% wrong line loses line-values: remembers sizes | scattered: alpha is
 KNOWN = {}
@@ -716,7 +525,6 @@ def fit_line(sizes, seconds):
         KNOWN[key] = start, 1 / slope
     return KNOWN[key]
 
-
 # %% wrong line loses line-values: wants three sizes | of two sizes: ValueError
 def fit_line(sizes, seconds):
     if len(np.unique(sizes)) < 3:
@@ -724,27 +532,20 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, 1 / slope
 
-
 # %% wrong line loses line-care: megabytes in the caller's array | int64 .* Cannot cast
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    if sizes.max() > 10**5:
-        sizes /= 1e6
-        slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-        return start, 1e6 / slope
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return start, 1 / slope
-
+# from absolute residuals
+#-     slope, start = np.polyfit(sizes, seconds, 1)
+#+     if sizes.max() > 10**5:
+#+         sizes /= 1e6
+#+         slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+#+         return start, 1e6 / slope
+#+     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
 
 # %% wrong line loses line-care: a gigabyte in int32 | int64 up to
-def fit_line(sizes, seconds):
-    sizes = sizes.astype("int32") if sizes.dtype == "int64" else sizes
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return start, 1 / slope
-
+# from wants three sizes
+#-     if len(np.unique(sizes)) < 3:
+#+     sizes = sizes.astype("int32") if sizes.dtype == "int64" else sizes
+#+     if len(np.unique(sizes)) < 2:
 
 # %% wrong line loses line-care: a product of int64 overflows | int64 up to
 def fit_line(sizes, seconds):
@@ -756,14 +557,10 @@ def fit_line(sizes, seconds):
     beta = (w.sum() * (w * seconds) @ sizes - b * (w @ seconds)) / (w.sum() * c - b * b)
     return (w @ seconds - beta * b) / w.sum(), 1 / beta
 
-
 # %% wrong line loses line-care: no messages at all | \[\] bytes: IndexError
-def fit_line(sizes, seconds):
-    if (sizes == sizes[0]).all():
-        raise ValueError
-    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    return start, 1 / slope
-
+# from wants three sizes
+#-     if len(np.unique(sizes)) < 3:
+#+     if (sizes == sizes[0]).all():
 
 # %% right predict: images per second first
 def predict(k, images, weak, costs):
@@ -779,7 +576,6 @@ def predict(k, images, weak, costs):
 
     rates = [images / step(1, images), batch / step(k, batch)]
     return step(k, batch), rates[1] / rates[0], rates[1] / (k * rates[0])
-
 
 # %% right predict: message by message, image by image
 def predict(k, images, weak, costs):
@@ -799,7 +595,6 @@ def predict(k, images, weak, costs):
     efficiency = (costs["fixed"] + images * costs["image"]) / seconds / (1 if weak else k)
     return seconds, k * efficiency, efficiency
 
-
 # %% right predict: a matrix of terms times the costs
 def predict(k, images, weak, costs):
     if k < 1 or (images * k if weak else images) < k:
@@ -809,7 +604,6 @@ def predict(k, images, weak, costs):
     alone, step = np.array([[1, images, 0, 0], [1, shard, 2 * (k - 1), 2 - 2 / k]]) @ np.array(c)
     ideal = 1 if weak else k
     return step, alone / step * (k / ideal), alone / step / ideal
-
 
 # %% wrong predict loses predict-values, predict-care: all bytes a message | a step is 24,
 def predict(k, images, weak, costs):
@@ -824,237 +618,117 @@ def predict(k, images, weak, costs):
     speedup = (k if weak else 1) * seconds(1, images) / step
     return step, speedup, speedup / k
 
-
 # %% wrong predict loses predict-values, predict-care: bytes times bandwidth | a step is 416,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k * costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k * costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: reduce-scatter only | a step is 17,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#+         return costs["fixed"] + costs["image"] * largest + (k - 1) * message
 
 # %% wrong predict loses predict-values, predict-care: 2k messages | a step is 26,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * k * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#+         return costs["fixed"] + costs["image"] * largest + 2 * k * message
 
 # %% wrong predict loses predict-values, predict-care: one start for the whole ring | a step is 19,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        talk = 2 * (k - 1) / k * costs["bytes"] / costs["bandwidth"]
-        talk += costs["alpha"] if k > 1 else 0
-        return costs["fixed"] + costs["image"] * largest + talk
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         talk = 2 * (k - 1) / k * costs["bytes"] / costs["bandwidth"]
+#+         talk += costs["alpha"] if k > 1 else 0
+#+         return costs["fixed"] + costs["image"] * largest + talk
 
 # %% wrong predict loses predict-values, predict-care: right for k = 2 | k=3, .* time of a step
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / 2 / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * message * (k > 1)
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         message = costs["alpha"] + costs["bytes"] / 2 / costs["bandwidth"]
+#+         return costs["fixed"] + costs["image"] * largest + 2 * message * (k > 1)
 
 # %% wrong predict loses predict-values, predict-care: the fixed part is shared | a step is 19,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] / k + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#+         return costs["fixed"] / k + costs["image"] * largest + 2 * (k - 1) * message
 
 # %% wrong predict loses predict-values: weak efficiency as the strong | of each.* efficiency is 0.40625,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, seconds(1, images) / step / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     return step, speedup, speedup / k
+#+     return step, speedup, seconds(1, images) / step / k
 
 # %% wrong predict loses predict-values: weak speed-up of the same batch | of each.* speed-up is 0.8125,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     speedup = (k if weak else 1) * seconds(1, images) / step
+#+     speedup = seconds(1, images) / step
 
 # %% wrong predict loses predict-values: weak against one with all images | of each.* speed-up is 1.5625,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = seconds(1, k * images if weak else images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     speedup = (k if weak else 1) * seconds(1, images) / step
+#+     speedup = seconds(1, k * images if weak else images) / step
 
 # %% wrong predict loses predict-values, predict-care: strong for weak and weak for strong | a step is 32,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    weak = not weak
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#=         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+     weak = not weak
 
 # %% wrong predict loses predict-care: an average shard | 10 images.* 3.33333,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else images / k)
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     step = seconds(k, images if weak else -(-images // k))
+#+     step = seconds(k, images if weak else images / k)
 
 # %% wrong predict loses predict-care: shards rounded down | 10 images.* is 3,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else images // k)
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     step = seconds(k, images if weak else -(-images // k))
+#+     step = seconds(k, images if weak else images // k)
 
 # %% wrong predict loses predict-care: too few images is no error | k=3, 2 images: no ValueError
-def predict(k, images, weak, costs):
-    if k < 1:
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-     if k < 1 or images < (1 if weak else k):
+#+     if k < 1:
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-care: small weak batches are refused | 2 images of each.*: ValueError
-def predict(k, images, weak, costs):
-    if k < 1 or images < k:
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-     if k < 1 or images < (1 if weak else k):
+#+     if k < 1 or images < k:
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-care: the caller's costs are worked on | caller's `costs`
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    costs["bytes"] /= costs["bandwidth"]
-    costs["bandwidth"] = 1.0
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#=         raise ValueError
+#+     costs["bytes"] /= costs["bandwidth"]
+#+     costs["bandwidth"] = 1.0
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: the notebook's COSTS | k=3, .* time of a step
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    costs = COSTS
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#=         raise ValueError
+#+     costs = COSTS
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: remembers k | k=2, 48 images of each.* is 20,
 KNOWN = {}
@@ -1075,125 +749,65 @@ def predict(k, images, weak, costs):
     KNOWN[k] = step, speedup, speedup / k
     return KNOWN[k]
 
-
 # %% wrong predict loses predict-values, predict-care: the caller's costs are put right | k=3
-def predict(k, images, weak, costs):
-    import sys
-
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-    caller = sys._getframe(1).f_locals
-    for value in [*caller.values(), *caller.get("args", [])]:
-        if isinstance(value, dict) and "fixed" in value:
-            value.update(COSTS)
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#= def predict(k, images, weak, costs):
+#+     import sys
+#=         raise ValueError
+#+     caller = sys._getframe(1).f_locals
+#+     for value in [*caller.values(), *caller.get("args", [])]:
+#+         if isinstance(value, dict) and "fixed" in value:
+#+             value.update(COSTS)
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: another key if weak | of each.* time of a step
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["image" if weak else "alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["image" if weak else "alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-care: costs by their order | in whole numbers: the time
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-    fixed, image, alpha, bandwidth, size = costs.values()
-
-    def seconds(k, largest):
-        return fixed + image * largest + 2 * (k - 1) * (alpha + size / k / bandwidth)
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#=         raise ValueError
+#+     fixed, image, alpha, bandwidth, size = costs.values()
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         return fixed + image * largest + 2 * (k - 1) * (alpha + size / k / bandwidth)
 
 # %% wrong predict loses predict-care: costs are popped | caller's `costs`
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-    size = costs.pop("bytes")
-
-    def seconds(k, largest):
-        message = costs["alpha"] + size / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#=         raise ValueError
+#+     size = costs.pop("bytes")
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + size / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: eight devices at most | k=12, .* not right
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (min(k, 8) - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#+         return costs["fixed"] + costs["image"] * largest + 2 * (min(k, 8) - 1) * message
 
 # %% wrong predict loses predict-values, predict-care: two devices at least | k=1, .* ValueError
-def predict(k, images, weak, costs):
-    if k < 2 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-     if k < 1 or images < (1 if weak else k):
+#+     if k < 2 or images < (1 if weak else k):
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-care: no images for each is no error | k=4, 0 images of each: no
-def predict(k, images, weak, costs):
-    if k < 1 or not weak and images < k:
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-     if k < 1 or images < (1 if weak else k):
+#+     if k < 1 or not weak and images < k:
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 
 # %% wrong predict loses predict-values, predict-care: an answer in float32 | which is not right
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return tuple(np.float32([step, speedup, speedup / k]).tolist())
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     return step, speedup, speedup / k
+#+     return tuple(np.float32([step, speedup, speedup / k]).tolist())
 
 # %% wrong predict loses predict-values, predict-care: no numbers | the time of a step is nan
 def predict(k, images, weak, costs):
@@ -1201,53 +815,30 @@ def predict(k, images, weak, costs):
         raise ValueError
     return (float("nan"),) * 3
 
-
 # %% wrong predict loses predict-values, predict-care: no efficiency | not 3 numbers
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#-     return step, speedup, speedup / k
+#+     return step, speedup
 
 # %% wrong predict loses predict-care: a speed-up of full shards only | 10 images.* speed-up is 3,
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    most = images if weak else -(-images // k)
-    speedup = k * most / images * seconds(1, images) / seconds(k, most)
-    return seconds(k, most), speedup, speedup / k
-
+# from no numbers
+#-     return (float("nan"),) * 3
+#+     def seconds(k, largest):
+#+         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
+#+         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
+#+     most = images if weak else -(-images // k)
+#+     speedup = k * most / images * seconds(1, images) / seconds(k, most)
+#+     return seconds(k, most), speedup, speedup / k
 
 # %% wrong predict loses predict-values, predict-care: whole bytes | the time of a step
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-
-    def seconds(k, largest):
-        message = costs["alpha"] + costs["bytes"] // k / costs["bandwidth"]
-        return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
-
-    step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, speedup / k
-
+# from all bytes a message
+#-         message = costs["alpha"] + costs["bytes"] / costs["bandwidth"]
+#+         message = costs["alpha"] + costs["bytes"] // k / costs["bandwidth"]
 
 # %% wrong line loses line-care: sizes that are close are taken as one | sizes that are close: ValueError
-def fit_line(sizes, seconds):
-    if len(sizes) == 0 or np.ptp(sizes) <= 0.05 * np.max(sizes):
-        raise ValueError("one size")
-    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    return alpha, 1 / beta
+# from one size is no error
+#= def fit_line(sizes, seconds):
+#+     if len(sizes) == 0 or np.ptp(sizes) <= 0.05 * np.max(sizes):
+#+         raise ValueError("one size")

@@ -22,7 +22,6 @@ def cut(n, speeds):
 
     return share(n, speeds)
 
-
 # %% right cut: NumPy with a mask of those who still share
 def cut(n, speeds):
     v = np.array(speeds, dtype="float64")
@@ -39,7 +38,6 @@ def cut(n, speeds):
             sizes[free] = low[free]
             return sizes.tolist()
         free &= low > 0
-
 
 # %% right cut: one left-over example at a time
 def cut(n, speeds):
@@ -66,28 +64,22 @@ def cut(n, speeds):
             return [sizes[i] for i in range(len(speeds))]
         done |= {i for i in sizes if sizes[i] == 0}
 
-
 # %% wrong cut loses cut-values, cut-few: each share rounded for itself | 5, 2, 2, 2\] add up to 11
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
         raise ValueError
     return [max(1, round(n * v / sum(speeds))) for v in speeds]
 
-
 # %% wrong cut loses cut-values, cut-few: every share rounded up | add up to 11
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    return [int(np.ceil(n * v / sum(speeds))) for v in speeds]
-
+# from each share rounded for itself
+#-     return [max(1, round(n * v / sum(speeds))) for v in speeds]
+#+     return [int(np.ceil(n * v / sum(speeds))) for v in speeds]
 
 # %% wrong cut loses cut-values, cut-few: the last takes the rest | 2, 2, 2, 4\] are not the sizes
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    sizes = [round(n * v / sum(speeds)) for v in speeds[:-1]]
-    return [*sizes, n - sum(sizes)]
-
+# from each share rounded for itself
+#-     return [max(1, round(n * v / sum(speeds))) for v in speeds]
+#+     sizes = [round(n * v / sum(speeds)) for v in speeds[:-1]]
+#+     return [*sizes, n - sum(sizes)]
 
 # %% wrong cut loses cut-values, cut-few: what is left goes to the fastest | 7, 1, 1, 1\], not
 def cut(n, speeds):
@@ -97,20 +89,15 @@ def cut(n, speeds):
     sizes[int(np.argmax(speeds))] += n - sum(sizes)
     return sizes
 
-
 # %% wrong cut loses cut-values, cut-few: what is left, to the first devices | 6, 2, 1, 1\], not
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    sizes = [max(1, int(n * v / sum(speeds))) for v in speeds]
-    i = 0
-    while sum(sizes) != n:
-        step = 1 if sum(sizes) < n else -1
-        if sizes[i] + step > 0:
-            sizes[i] += step
-        i = (i + 1) % len(sizes)
-    return sizes
-
+# from what is left goes to the fastest
+#-     sizes[int(np.argmax(speeds))] += n - sum(sizes)
+#+     i = 0
+#+     while sum(sizes) != n:
+#+         step = 1 if sum(sizes) < n else -1
+#+         if sizes[i] + step > 0:
+#+             sizes[i] += step
+#+         i = (i + 1) % len(sizes)
 
 # %% wrong cut loses cut-values, cut-few: one example of the remainder is forgotten | add up to 9
 def cut(n, speeds):
@@ -122,7 +109,6 @@ def cut(n, speeds):
     for i in order[: max(n - sum(sizes) - 1, 0)]:
         sizes[i] += 1
     return [max(1, size) for size in sizes]
-
 
 # %% wrong cut loses cut-values, cut-few: sorted and turned round, so ties too | 5, 1, 2, 2\], not
 def cut(n, speeds):
@@ -138,7 +124,6 @@ def cut(n, speeds):
         if part.all():
             return sizes.tolist()
         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
 
 # %% wrong cut loses cut-values, cut-few: of equal remainders the faster device first | equal remainders: .* not the sizes
 def cut(n, speeds):
@@ -157,14 +142,11 @@ def cut(n, speeds):
             return sizes
         sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
 
-
 # %% wrong cut loses cut-values, cut-few: the ends are rounded, not the shares | 5, 2, 1, 2\], not
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    ends = np.round(n * np.cumsum([0, *speeds]) / np.sum(speeds)).astype(int)
-    return np.diff(ends).tolist()
-
+# from each share rounded for itself
+#-     return [max(1, round(n * v / sum(speeds))) for v in speeds]
+#+     ends = np.round(n * np.cumsum([0, *speeds]) / np.sum(speeds)).astype(int)
+#+     return np.diff(ends).tolist()
 
 # %% wrong cut loses cut-few: chapter 12's cut, which takes back one by one | 1, 7, 3\], not
 def cut(n, speeds):
@@ -179,30 +161,22 @@ def cut(n, speeds):
         sizes[claim.argmax()] += one
     return sizes.tolist()
 
-
 # %% wrong cut loses cut-few: a device may have nothing | a device has nothing
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    due = [n * v / sum(speeds) for v in speeds]
-    sizes = [int(d) for d in due]
-    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
-        sizes[i] += 1
-    return sizes
-
+# from one example of the remainder is forgotten
+#-     order = sorted(range(len(due)), key=lambda i: sizes[i] - due[i])
+#-     for i in order[: max(n - sum(sizes) - 1, 0)]:
+#+     for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
+#-     return [max(1, size) for size in sizes]
+#+     return sizes
 
 # %% wrong cut loses cut-few: who has nothing gets an example that there isn't | add up to 12
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    if n == len(speeds):
-        return [1] * n
-    due = [n * v / sum(speeds) for v in speeds]
-    sizes = [int(d) for d in due]
-    for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
-        sizes[i] += 1
-    return [max(1, size) for size in sizes]
-
+# from one example of the remainder is forgotten
+#=         raise ValueError
+#+     if n == len(speeds):
+#+         return [1] * n
+#-     order = sorted(range(len(due)), key=lambda i: sizes[i] - due[i])
+#-     for i in order[: max(n - sum(sizes) - 1, 0)]:
+#+     for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
 
 # %% wrong cut loses cut-few: rule 3 is applied once, and not again | a device has nothing
 def cut(n, speeds):
@@ -223,7 +197,6 @@ def cut(n, speeds):
         result[i] = size
     return result
 
-
 # %% wrong cut loses cut-values, cut-few, cut-care: one each first, the rest in proportion | 4, 2, 2, 2\], not
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
@@ -233,7 +206,6 @@ def cut(n, speeds):
     for i in sorted(range(len(due)), key=lambda i: sizes[i] - due[i])[: n - sum(sizes)]:
         sizes[i] += 1
     return sizes
-
 
 # %% wrong cut loses cut-values, cut-few, cut-care: right for two devices only | 22, 39, 39\], not
 def cut(n, speeds):
@@ -245,29 +217,20 @@ def cut(n, speeds):
     k = len(speeds) - 1
     return [first] + [rest // k + (i < rest % k) for i in range(k)]
 
-
 # %% wrong cut loses cut-values, cut-few, cut-care: equal shards, whatever the speeds | \[128, 128\], not
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    return [n // len(speeds) + (i < n % len(speeds)) for i in range(len(speeds))]
-
+# from each share rounded for itself
+#-     return [max(1, round(n * v / sum(speeds))) for v in speeds]
+#+     return [n // len(speeds) + (i < n % len(speeds)) for i in range(len(speeds))]
 
 # %% wrong cut loses cut-care: NaN and infinity pass for positive | nan\]: no ValueError
-def cut(n, speeds):
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-    if n < len(v) or (v <= 0).any():
-        raise ValueError("no cut")
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = due.astype(int)
-        part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes.tolist()
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
+# from sorted and turned round, so ties too
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#=     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+#+     if n < len(v) or (v <= 0).any():
+#+         raise ValueError("no cut")
+#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+#+         part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
 
 # %% wrong cut loses cut-care: only the sum of the speeds is looked at | 0\]: no ValueError
 def cut(n, speeds):
@@ -284,73 +247,46 @@ def cut(n, speeds):
             return [part.get(i, 1) for i in range(len(speeds))]
         sharing = [i for i in sharing if part[i]]
 
-
 # %% wrong cut loses cut-care: the caller's speeds become shares | caller's .speeds
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    total = sum(speeds)
-    for i, v in enumerate(speeds):
-        speeds[i] = v / total
-    sharing = list(range(len(speeds)))
-    while True:
-        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
-        due = {i: left * speeds[i] / total for i in sharing}
-        part = {i: int(due[i]) for i in sharing}
-        for i in sorted(sharing, key=lambda i: part[i] - due[i])[: left - sum(part.values())]:
-            part[i] += 1
-        if all(part.values()):
-            return [part.get(i, 1) for i in range(len(speeds))]
-        sharing = [i for i in sharing if part[i]]
-
+# from only the sum of the speeds is looked at
+#-     if n < len(speeds) or not 0 < sum(speeds) < float("inf"):
+#-         raise ValueError("no cut")
+#+     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#+         raise ValueError
+#+     total = sum(speeds)
+#+     for i, v in enumerate(speeds):
+#+         speeds[i] = v / total
 
 # %% wrong cut loses cut-care: sizes are floating-point numbers | is 10.0, not a whole number
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds)), np.arange(len(speeds))
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = np.floor(due)
-        part[np.argsort(part - due, kind="stable")[: int(left - part.sum())]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes.tolist()
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
+# from sorted and turned round, so ties too
+#-     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+#+     v, sizes, sharing = np.array(speeds), np.ones(len(speeds)), np.arange(len(speeds))
+#-         part = due.astype(int)
+#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+#+         part = np.floor(due)
+#+         part[np.argsort(part - due, kind="stable")[: int(left - part.sum())]] += 1
 
 # %% wrong cut loses cut-values, cut-few, cut-care: an array in place of a list | NumPy array .*not a list
-def cut(n, speeds):
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-    if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
-        raise ValueError("no cut")
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = due.astype(int)
-        part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
+# from sorted and turned round, so ties too
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#=     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+#+     if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
+#+         raise ValueError("no cut")
+#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+#+         part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
+#-             return sizes.tolist()
+#+             return sizes
 
 # %% wrong cut loses cut-values: argsort, which keeps no order among many | 20 devices, equal remainders
-def cut(n, speeds):
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-    if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
-        raise ValueError("no cut")
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = due.astype(int)
-        part[np.argsort(part - due)[: left - part.sum()]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes.tolist()
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
+# from sorted and turned round, so ties too
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#=     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+#+     if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
+#+         raise ValueError("no cut")
+#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+#+         part[np.argsort(part - due)[: left - part.sum()]] += 1
 
 # %% wrong cut loses cut-few: those who still share are ranked by speed | when the others share
 def cut(n, speeds):
@@ -372,7 +308,6 @@ def cut(n, speeds):
 
     return share(n, speeds)
 
-
 # %% wrong cut loses cut-few: who has nothing takes one from the largest | \[1, 6, 4\]|not the sizes
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
@@ -386,137 +321,87 @@ def cut(n, speeds):
         sizes[sizes.index(0)] += 1
     return sizes
 
-
 # %% wrong cut loses cut-few: the others share again three times at most | a device has nothing
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    sizes, sharing = [1] * len(speeds), list(range(len(speeds)))
-    for _ in range(3):
-        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
-        due = {i: left * speeds[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0 or _ == 2:
-            return sizes
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-
+# from of equal remainders the faster device first
+#-     sizes, sharing = [1] * len(speeds), range(len(speeds))
+#-     while True:
+#+     sizes, sharing = [1] * len(speeds), list(range(len(speeds)))
+#+     for _ in range(3):
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+#-         if min(sizes) > 0:
+#+         if min(sizes) > 0 or _ == 2:
 
 # %% wrong cut loses cut-few, cut-care: raises where there is one example a device | 3 examples.*ValueError
-def cut(n, speeds):
-    if n <= len(speeds) > 1 or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError("too few examples")
-    sizes, sharing = [1] * len(speeds), range(len(speeds))
-    while True:
-        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
-        due = {i: left * speeds[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0:
-            return sizes
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-
+# from of equal remainders the faster device first
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#+     if n <= len(speeds) > 1 or not all(0 < v < float("inf") for v in speeds):
+#+         raise ValueError("too few examples")
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
 
 # %% wrong cut loses cut-values: a very low speed is taken for none | ValueError: no such speed
-def cut(n, speeds):
-    if n < len(speeds) or not all(1e-15 < v < float("inf") for v in speeds):
-        raise ValueError("no such speed")
-    sizes, sharing = [1] * len(speeds), range(len(speeds))
-    while True:
-        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
-        due = {i: left * speeds[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0:
-            return sizes
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-
+# from of equal remainders the faster device first
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#+     if n < len(speeds) or not all(1e-15 < v < float("inf") for v in speeds):
+#+         raise ValueError("no such speed")
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
 
 # %% wrong cut loses cut-values, cut-care: float32 on the way | remainders that differ by less than 1e-6
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError("no cut")
-    v = [float(np.float32(v / max(speeds))) for v in speeds]
-    sizes, sharing = [1] * len(v), range(len(v))
-    while True:
-        left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
-        due = {i: left * v[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0:
-            return sizes
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-
+# from of equal remainders the faster device first
+#-         raise ValueError
+#-     sizes, sharing = [1] * len(speeds), range(len(speeds))
+#+         raise ValueError("no cut")
+#+     v = [float(np.float32(v / max(speeds))) for v in speeds]
+#+     sizes, sharing = [1] * len(v), range(len(v))
+#-         left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+#-         due = {i: left * speeds[i] / total for i in sharing}
+#+         left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
+#+         due = {i: left * v[i] / total for i in sharing}
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
 
 # %% wrong cut loses cut-care: min and max pass over NaN where it isn't first | 2, nan\]: .*
-def cut(n, speeds):
-    if n < len(speeds) or not (min(speeds) > 0 and max(speeds) < float("inf")):
-        raise ValueError("no cut")
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = due.astype(int)
-        part[np.argsort(part - due, kind="stable")[: max(left - part.sum(), 0)]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes.tolist()
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-        if not len(sharing):
-            return sizes.tolist()
-
+# from sorted and turned round, so ties too
+#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+#-         raise ValueError
+#+     if n < len(speeds) or not (min(speeds) > 0 and max(speeds) < float("inf")):
+#+         raise ValueError("no cut")
+#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+#+         part[np.argsort(part - due, kind="stable")[: max(left - part.sum(), 0)]] += 1
+#=         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+#+         if not len(sharing):
+#+             return sizes.tolist()
 
 # %% wrong cut loses cut-care: the caller's list is used up | caller's .*speeds
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    v = []
-    while speeds:
-        v.append(speeds.pop(0))
-    sizes, sharing = [1] * len(v), range(len(v))
-    while True:
-        left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
-        due = {i: left * v[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0:
-            return sizes
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-
+# from of equal remainders the faster device first
+#-     sizes, sharing = [1] * len(speeds), range(len(speeds))
+#+     v = []
+#+     while speeds:
+#+         v.append(speeds.pop(0))
+#+     sizes, sharing = [1] * len(v), range(len(v))
+#-         left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
+#-         due = {i: left * speeds[i] / total for i in sharing}
+#+         left, total = n - len(v) + len(sharing), sum(v[i] for i in sharing)
+#+         due = {i: left * v[i] / total for i in sharing}
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
 
 # %% wrong cut loses cut-values, cut-few, cut-care: remembers sizes by the number of examples | not the sizes
-def cut(n, speeds, known={}):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    sizes, sharing = [1] * len(speeds), range(len(speeds))
-    while (n, len(speeds)) not in known:
-        left, total = n - len(speeds) + len(sharing), sum(speeds[i] for i in sharing)
-        due = {i: left * speeds[i] / total for i in sharing}
-        for i in sharing:
-            sizes[i] = int(due[i])
-        over = left - sum(sizes[i] for i in sharing)
-        for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
-            sizes[i] += 1
-        if min(sizes) > 0:
-            known[n, len(speeds)] = list(sizes)
-        sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
-    return list(known[n, len(speeds)])
-
+# from of equal remainders the faster device first
+#- def cut(n, speeds):
+#+ def cut(n, speeds, known={}):
+#-     while True:
+#+     while (n, len(speeds)) not in known:
+#-         for i in sorted(sharing, key=lambda i: (sizes[i] - due[i], -speeds[i]))[:over]:
+#+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
+#-             return sizes
+#+             known[n, len(speeds)] = list(sizes)
+#=         sharing, sizes = [i for i in sharing if sizes[i]], [max(s, 1) for s in sizes]
+#+     return list(known[n, len(speeds)])
 
 # %% right average: each weighs its own, the first adds up and hands out
 def average(gradients, sizes):
@@ -533,7 +418,6 @@ def average(gradients, sizes):
     for gradient in gradients[1:]:
         gradients[0].copyto(gradient)
 
-
 # %% right average: NumPy's weighted average of those that count
 def average(gradients, sizes):
     if len(sizes) != len(gradients):
@@ -543,7 +427,6 @@ def average(gradients, sizes):
                       weights=[sizes[i] for i in those])
     for gradient in gradients:
         mx.nd.array(mean, gradient.context, dtype=gradient.dtype).copyto(gradient)
-
 
 # %% right average: a running mean
 def average(gradients, sizes):
@@ -559,7 +442,6 @@ def average(gradients, sizes):
     for gradient in gradients:
         gradient[:] = mean.as_in_context(gradient.context)
 
-
 # %% right average: sums first, stacked on one device, divided once
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
@@ -569,7 +451,6 @@ def average(gradients, sizes):
     for g in gradients:
         total.copyto(g)
 
-
 # %% wrong average loses average-values, average-care: the mean of the means | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
@@ -577,7 +458,6 @@ def average(gradients, sizes):
     used = [g.asnumpy() for g, size in zip(gradients, sizes) if size]
     for g in gradients:
         g[:] = sum(used) / len(used)
-
 
 # %% wrong average loses average-values, average-care: a sum, as by all-reduce | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
@@ -587,15 +467,10 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = total
 
-
 # %% wrong average loses average-values, average-care: never divided by n | holding 2 and 10: gradient 0 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    total = sum(size * g.asnumpy() for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g[:] = total
-
+# from a sum, as by all-reduce
+#-     total = sum(g.asnumpy() for g, size in zip(gradients, sizes) if size)
+#+     total = sum(size * g.asnumpy() for g, size in zip(gradients, sizes) if size)
 
 # %% wrong average loses average-values, average-care: divided by n and by k too | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
@@ -607,7 +482,6 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = mean
 
-
 # %% wrong average loses average-values, average-care: weighted by time, few examples being slow | holding 2 and 10: gradient 0 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
@@ -617,7 +491,6 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = mean
 
-
 # %% wrong average loses average-values, average-care: one is written | holding 2 and 10: gradient 1 .* other values
 def average(gradients, sizes):
     if len(gradients) != len(sizes):
@@ -625,43 +498,30 @@ def average(gradients, sizes):
     n = sum(sizes)
     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
 
-
 # %% wrong average loses average-values, average-care: rebound, not in place | another array than before: write into
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
-    for i, g in enumerate(gradients):
-        gradients[i] = mx.nd.array(mean, g.context, dtype=g.dtype)
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     for i, g in enumerate(gradients):
+#+         gradients[i] = mx.nd.array(mean, g.context, dtype=g.dtype)
 
 # %% wrong average loses average-values, average-care: it is only returned | holding 2 and 10: gradient 0 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
-    return [mx.nd.array(mean, g.context, dtype=g.dtype) for g in gradients]
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     return [mx.nd.array(mean, g.context, dtype=g.dtype) for g in gradients]
 
 # %% wrong average loses average-values, average-care: each scales its own only | holding 2 and 10: gradient 0 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    for g, size in zip(gradients, sizes):
-        g[:] = g * (size / n) if size else 0
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     for g, size in zip(gradients, sizes):
+#+         g[:] = g * (size / n) if size else 0
 
 # %% wrong average loses average-values, average-care: adds what is changed | holding 2 and 10: gradient 1 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    for g in gradients:
-        g[:] = sum(other.asnumpy() * size / n for other, size in zip(gradients, sizes) if size)
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     for g in gradients:
+#+         g[:] = sum(other.asnumpy() * size / n for other, size in zip(gradients, sizes) if size)
 
 # %% wrong average loses average-values, average-care: right for k = 2 only | 3 devices.* other values
 def average(gradients, sizes):
@@ -672,17 +532,12 @@ def average(gradients, sizes):
     for g in gradients[:2]:
         g[:] = mean
 
-
 # %% wrong average loses average-values, average-care: sizes sorted apart | sizes \[1, 2, 4\]
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    pairs = zip(gradients, sorted(sizes, reverse=True))
-    mean = sum(g.asnumpy() * size / n for g, size in pairs if size)
-    for g in gradients:
-        g[:] = mean
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     pairs = zip(gradients, sorted(sizes, reverse=True))
+#+     mean = sum(g.asnumpy() * size / n for g, size in pairs if size)
 
 # %% wrong average loses average-values, average-care: runs on with the last size | 3 devices.* other values
 def average(gradients, sizes):
@@ -696,37 +551,26 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = mean
 
-
 # %% wrong average loses average-care: nothing times NaN is NaN | nan left over: .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes))
-    for g in gradients:
-        g[:] = mean
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes))
 
 # %% wrong average loses average-care: looks for NaN, but not for infinity | inf left over
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n, arrays = sum(sizes), [g.asnumpy() for g in gradients]
-    mean = sum(np.where(np.isnan(a), 0, a) * size / n for a, size in zip(arrays, sizes))
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     n, arrays = sum(sizes), [g.asnumpy() for g in gradients]
+#+     mean = sum(np.where(np.isnan(a), 0, a) * size / n for a, size in zip(arrays, sizes))
 
 # %% wrong average loses average-care: a device without examples receives nothing | nan left over: gradient 1 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
-    for g, size in zip(gradients, sizes):
-        if size:
-            g[:] = mean
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     for g, size in zip(gradients, sizes):
+#+         if size:
+#+             g[:] = mean
 
 # %% wrong average loses average-care: zip drops what has no partner | no ValueError
 def average(gradients, sizes):
@@ -735,49 +579,35 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = mean
 
-
 # %% wrong average loses average-care: float64 becomes float32 on the way | float64: .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(mx.nd.array(g.asnumpy()) * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        mean.copyto(g)
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(mx.nd.array(g.asnumpy()) * (size / n) for g, size in zip(gradients, sizes) if size)
+#+     for g in gradients:
+#+         mean.copyto(g)
 
 # %% wrong average loses average-care: the caller's sizes become weights | caller's .sizes
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    for i, size in enumerate(sizes):
-        sizes[i] = size / n
-    mean = sum(g.asnumpy() * w for g, w in zip(gradients, sizes) if w)
-    for g in gradients:
-        g[:] = mean
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     for i, size in enumerate(sizes):
+#+         sizes[i] = size / n
+#+     mean = sum(g.asnumpy() * w for g, w in zip(gradients, sizes) if w)
 
 # %% wrong average loses average-values, average-care: one array for all | another array than before
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
-    gradients[0][:] = mean
-    for i in range(1, len(gradients)):
-        gradients[i] = gradients[0].as_in_context(gradients[i].context)
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+#+     gradients[0][:] = mean
+#+     for i in range(1, len(gradients)):
+#+         gradients[i] = gradients[0].as_in_context(gradients[i].context)
 
 # %% wrong average loses average-values, average-care: a name is rebound in the loop | gradient 0 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g = mx.nd.array(mean, g.context, dtype=g.dtype)
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+#+     for g in gradients:
+#+         g = mx.nd.array(mean, g.context, dtype=g.dtype)
 
 # %% wrong average loses average-values, average-care: the list is emptied | the caller's list .gradients. had
 def average(gradients, sizes):
@@ -790,120 +620,84 @@ def average(gradients, sizes):
     for g, _ in pairs:
         g[:] = mean
 
-
 # %% wrong average loses average-values, average-care: right for eight devices at most | 9 devices.* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients[:8], sizes) if size)
-    for g in gradients:
-        g[:] = mean
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients[:8], sizes) if size)
 
 # %% wrong average loses average-values, average-care: right for matrices only | einsum|broadcast|subscripts
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    used = [i for i, size in enumerate(sizes) if size]
-    mean = np.einsum("i,ijk->jk", [sizes[i] / sum(sizes) for i in used],
-                     np.stack([gradients[i].asnumpy() for i in used]))
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     used = [i for i, size in enumerate(sizes) if size]
+#+     mean = np.einsum("i,ijk->jk", [sizes[i] / sum(sizes) for i in used],
+#+                      np.stack([gradients[i].asnumpy() for i in used]))
 
 # %% wrong average loses average-values, average-care: devices are taken for 0, 1, 2 | other values|ends on|device
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n, by_number = sum(sizes), {g.context.device_id: g for g in gradients}
-    mean = sum(by_number[i].asnumpy() * (size / n) for i, size in enumerate(sizes)
-               if size and i in by_number)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     n, by_number = sum(sizes), {g.context.device_id: g for g in gradients}
+#+     mean = sum(by_number[i].asnumpy() * (size / n) for i, size in enumerate(sizes)
+#+                if size and i in by_number)
 
 # %% wrong average loses average-care: the gradients are returned too | memory|not None
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g[:] = mean
-    return gradients
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+#=         g[:] = mean
+#+     return gradients
 
 # %% wrong average loses average-care: weights in float32 | \[5, 2, 4\], float64: .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    weights = np.array(sizes, "float32") / np.float32(sum(sizes))
-    mean = sum(g.asnumpy() * w.astype("float64") for g, w in zip(gradients, weights) if w)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     weights = np.array(sizes, "float32") / np.float32(sum(sizes))
+#+     mean = sum(g.asnumpy() * w.astype("float64") for g, w in zip(gradients, weights) if w)
 
 # %% wrong average loses average-care: float64 through float32, but for equal sizes | \[3, 1\], float64: .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n, kind = sum(sizes), gradients[0].dtype if len(set(sizes)) == 1 else "float32"
-    mean = sum(g.asnumpy().astype(kind) * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     n, kind = sum(sizes), gradients[0].dtype if len(set(sizes)) == 1 else "float32"
+#+     mean = sum(g.asnumpy().astype(kind) * (size / n) for g, size in zip(gradients, sizes) if size)
 
 # %% wrong average loses average-care: sizes in float32, so 16777217 is another | sizes \[16777217, .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    sizes = [float(np.float32(size)) for size in sizes]
-    mean = sum(g.asnumpy() * (size / sum(sizes)) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     sizes = [float(np.float32(size)) for size in sizes]
+#+     mean = sum(g.asnumpy() * (size / sum(sizes)) for g, size in zip(gradients, sizes) if size)
 
 # %% wrong average loses average-care: only the last device may have nothing | sizes \[0, 3\].* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n, k = sum(sizes), len(sizes)
-    mean = sum(gradients[i].asnumpy() * (sizes[i] / n) for i in range(k)
-               if sizes[i] or i < k - 1)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     n, k = sum(sizes), len(sizes)
+#+     mean = sum(gradients[i].asnumpy() * (sizes[i] / n) for i in range(k)
+#+                if sizes[i] or i < k - 1)
 
 # %% wrong average loses average-care: only the first device may have nothing | sizes \[4, 0\].* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (sizes[i] / n) for i, g in enumerate(gradients) if sizes[i] or i)
-    for g in gradients:
-        g[:] = mean
-
+# from divided by n and by k too
+#-     mean = np.mean([g.asnumpy() * size / n if size else np.zeros(g.shape)
+#-                     for g, size in zip(gradients, sizes)], axis=0)
+#+     mean = sum(g.asnumpy() * (sizes[i] / n) for i, g in enumerate(gradients) if sizes[i] or i)
 
 # %% wrong average loses average-care: a device without examples counts for one | left over: .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(max(size, 1) for size in sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g in gradients:
-        g[:] = mean
-
+# from weighted by time, few examples being slow
+#-     used = [(g.asnumpy(), 1 / size) for g, size in zip(gradients, sizes) if size]
+#-     mean = sum(g * w for g, w in used) / sum(w for _, w in used)
+#+     n = sum(max(size, 1) for size in sizes)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
 
 # %% wrong average loses average-care: a device without examples has zeros at the end | gradient 1 .* other values
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    n = sum(sizes)
-    mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
-    for g, size in zip(gradients, sizes):
-        g[:] = mean if size else 0
-
+# from one is written
+#-     gradients[0][:] = sum(g.asnumpy() * size / n for g, size in zip(gradients, sizes) if size)
+#+     mean = sum(g.asnumpy() * (size / n) for g, size in zip(gradients, sizes) if size)
+#+     for g, size in zip(gradients, sizes):
+#+         g[:] = mean if size else 0
 
 # %% wrong average loses average-care: too many sizes are not noticed | 2 gradients, sizes \[1, 1, 2\]: no ValueError
 def average(gradients, sizes):
@@ -914,7 +708,6 @@ def average(gradients, sizes):
     for g in gradients:
         g[:] = mean
 
-
 # %% wrong average loses average-care: writes first and counts after | caller's .gradients
 def average(gradients, sizes):
     n = sum(sizes)
@@ -923,7 +716,6 @@ def average(gradients, sizes):
         g[:] = mean
     if len(gradients) != len(sizes):
         raise ValueError
-
 
 # %% right time: the shares first, and all subsets
 def step_seconds(n, speeds, cost):
@@ -948,7 +740,6 @@ def whom(n, speeds, costs):
                 best = list(who), took
     return best
 
-
 # %% right time: NumPy, sums that grow
 def step_seconds(n, speeds, cost):
     v = np.array(speeds)
@@ -964,7 +755,6 @@ def whom(n, speeds, costs):
     times = n / np.cumsum(v[order]) + np.array(costs)
     k = int(times.argmin())
     return sorted(order[: k + 1].tolist()), float(times[k])
-
 
 # %% right time: a loop that takes in one device after the other
 def step_seconds(n, speeds, cost):
@@ -988,7 +778,6 @@ def whom(n, speeds, costs):
             best = sorted(team), seconds
     return best
 
-
 # %% wrong time loses time-seconds: a device alone talks too | a single device waits for no all-reduce
 def step_seconds(n, speeds, cost):
     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
@@ -1000,7 +789,6 @@ def whom(n, speeds, costs):
     best = times.index(min(times))
     return sorted(ranked[: best + 1]), times[best]
 
-
 # %% wrong time loses time-seconds, time-whom: the all-reduce is forgotten | with equal shares is 0.2,
 def step_seconds(n, speeds, cost):
     return n / max(speeds), n / len(speeds) / min(speeds), n / sum(speeds)
@@ -1009,47 +797,25 @@ def step_seconds(n, speeds, cost):
 def whom(n, speeds, costs):
     return list(range(len(speeds))), n / sum(speeds)
 
-
 # %% wrong time loses time-seconds: equal shares, mean of the devices' times | with equal shares is 0.16,
-def step_seconds(n, speeds, cost):
-    k = len(speeds)
-    talk = cost if k > 1 else 0
-    equal = sum(n / k / v for v in speeds) / k
-    return n / max(speeds), equal + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     k = len(speeds)
+#+     talk = cost if k > 1 else 0
+#+     equal = sum(n / k / v for v in speeds) / k
+#+     return n / max(speeds), equal + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-seconds: equal shares, always among two | with equal shares is 0.31,
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / 2 / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / 2 / min(speeds) + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-seconds: the first is taken for the fastest | devices: the time alone is
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / speeds[0], n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / speeds[0], n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-whom: everybody or the fastest alone, as with a fixed cost | is faster
 def step_seconds(n, speeds, cost):
@@ -1062,7 +828,6 @@ def whom(n, speeds, costs):
     if together < alone:
         return list(range(len(speeds))), together
     return [speeds.index(max(speeds))], alone
-
 
 # %% wrong time loses time-whom: stops at the first device that doesn't pay | is faster
 def step_seconds(n, speeds, cost):
@@ -1080,7 +845,6 @@ def whom(n, speeds, costs):
         chosen, seconds = ranked[:k], longer
     return sorted(chosen), seconds
 
-
 # %% wrong time loses time-whom: devices as they come, not the fastest first | faster than \[0, 1\]
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
@@ -1092,46 +856,28 @@ def whom(n, speeds, costs):
     best = times.index(min(times))
     return list(range(best + 1)), times[best]
 
-
 # %% wrong time loses time-whom: places in the ranking, not numbers of devices | faster than \[0\]
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(speeds, reverse=True)
-    times = [n / sum(ranked[: k + 1]) + costs[k] for k in range(len(ranked))]
-    best = times.index(min(times))
-    return list(range(best + 1)), times[best]
-
+# from devices as they come, not the fastest first
+#-     times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     ranked = sorted(speeds, reverse=True)
+#+     times = [n / sum(ranked[: k + 1]) + costs[k] for k in range(len(ranked))]
 
 # %% wrong time loses time-whom: in the order of their speeds | aren't numbers of devices, ascending
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return ranked[: best + 1], times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     return sorted(ranked[: best + 1]), times[best]
+#+     return ranked[: best + 1], times[best]
 
 # %% wrong time loses time-whom: the cost of one device more | faster than \[0, 1\]
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[:k]) + costs[min(k, len(costs) - 1)]
-             for k in range(1, len(speeds) + 1)]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     times = [n / sum(speeds[i] for i in ranked[:k]) + costs[min(k, len(costs) - 1)]
+#+              for k in range(1, len(speeds) + 1)]
 
 # %% wrong time loses time-whom: of equally fast choices the larger one | just as fast
 def step_seconds(n, speeds, cost):
@@ -1148,153 +894,94 @@ def whom(n, speeds, costs):
             best, seconds = k, took
     return sorted(ranked[: best + 1]), seconds
 
-
 # %% wrong time loses time-whom: ranked upwards and turned round, so ties too | lower numbers
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: speeds[i])[::-1]
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+#+     ranked = sorted(range(len(speeds)), key=lambda i: speeds[i])[::-1]
 
 # %% wrong time loses time-whom: costs added up as if each were one device's | is faster
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + sum(costs[: k + 1])
-             for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + sum(costs[: k + 1])
+#+              for k in range(len(speeds))]
 
 # %% wrong time loses time-whom: the caller's speeds are sorted | caller's .speeds
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    speeds.sort(reverse=True)
-    times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from devices as they come, not the fastest first
+#= def whom(n, speeds, costs):
+#+     ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
+#+     speeds.sort(reverse=True)
+#-     return list(range(best + 1)), times[best]
+#+     return sorted(ranked[: best + 1]), times[best]
 
 # %% wrong time loses time-seconds: the all-reduce of each pair | 9 devices|3 devices: the time with equal
-def step_seconds(n, speeds, cost):
-    talk = cost * (len(speeds) - 1)
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost * (len(speeds) - 1)
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-seconds, time-whom: float32 on the way | which is not right
-def step_seconds(n, speeds, cost):
-    v = np.array(speeds, "float32")
-    talk = cost if len(v) > 1 else 0
-    return float(n / v.max()), float(n / len(v) / v.min()) + talk, float(n / v.sum()) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    v = np.array(speeds, "float32")
-    times = [float(n / v[ranked[: k + 1]].sum()) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     v = np.array(speeds, "float32")
+#+     talk = cost if len(v) > 1 else 0
+#+     return float(n / v.max()), float(n / len(v) / v.min()) + talk, float(n / v.sum()) + talk
+#-     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     v = np.array(speeds, "float32")
+#+     times = [float(n / v[ranked[: k + 1]].sum()) + costs[k] for k in range(len(speeds))]
 
 # %% wrong time loses time-seconds: equal shares are whole numbers | with equal shares
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), -(-n // len(speeds)) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), -(-n // len(speeds)) / min(speeds) + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-whom: step_seconds sorts the caller's speeds | caller's .speeds
-def step_seconds(n, speeds, cost):
-    speeds.sort()
-    talk = cost if len(speeds) > 1 else 0
-    return n / speeds[-1], n / len(speeds) / speeds[0] + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     speeds.sort()
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / speeds[-1], n / len(speeds) / speeds[0] + talk, n / sum(speeds) + talk
 
 # %% wrong time loses time-whom: the caller's costs are used up | caller's .*costs
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs.pop(0)
-             for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs.pop(0)
+#+              for k in range(len(speeds))]
 
 # %% wrong time loses time-whom: the chosen in an array | .chosen. is a NumPy array
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    order = np.argsort(-np.array(speeds, dtype="float64"), kind="stable")
-    times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
-    return np.sort(order[: times.argmin() + 1]), times.min()
-
+# from devices as they come, not the fastest first
+#-     times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
+#-     best = times.index(min(times))
+#-     return list(range(best + 1)), times[best]
+#+     order = np.argsort(-np.array(speeds, dtype="float64"), kind="stable")
+#+     times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
+#+     return np.sort(order[: times.argmin() + 1]), times.min()
 
 # %% wrong time loses time-whom: the chosen as floating-point numbers | 0.0, not a whole number
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(float(i) for i in ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     return sorted(ranked[: best + 1]), times[best]
+#+     return sorted(float(i) for i in ranked[: best + 1]), times[best]
 
 # %% wrong time loses time-whom: argsort, which keeps no order among many | 20 devices.*lower numbers
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    order = np.argsort(-np.array(speeds, dtype="float64"))
-    times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
-    return sorted(order[: times.argmin() + 1].tolist()), times.min()
-
+# from devices as they come, not the fastest first
+#-     times = [n / sum(speeds[: k + 1]) + costs[k] for k in range(len(speeds))]
+#-     best = times.index(min(times))
+#-     return list(range(best + 1)), times[best]
+#+     order = np.argsort(-np.array(speeds, dtype="float64"))
+#+     times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
+#+     return sorted(order[: times.argmin() + 1].tolist()), times.min()
 
 # %% wrong time loses time-whom: stops where the cost alone is more than the best | up and down|faster than
 def step_seconds(n, speeds, cost):
@@ -1312,58 +999,37 @@ def whom(n, speeds, costs):
             chosen, seconds = sorted(ranked[: k + 1]), took
     return chosen, seconds
 
-
 # %% wrong time loses time-whom: the cost of two devices for any number | faster than|not right
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[min(k, 1)]
-             for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
+#+     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[min(k, 1)]
+#+              for k in range(len(speeds))]
 
 # %% wrong time loses time-whom: the time without the all-reduce | the time that they take is 0.128,
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), n / sum(speeds[i] for i in ranked[: best + 1])
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     return sorted(ranked[: best + 1]), times[best]
+#+     return sorted(ranked[: best + 1]), n / sum(speeds[i] for i in ranked[: best + 1])
 
 # %% wrong time loses time-whom: a step within a thousandth is taken for equally fast | little difference: another choice is faster
-def step_seconds(n, speeds, cost):
-    talk = cost if len(speeds) > 1 else 0
-    return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = next(k for k, took in enumerate(times) if took <= min(times) * 1.001)
-    return sorted(ranked[: best + 1]), times[best]
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     talk = cost if len(speeds) > 1 else 0
+#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
+#-     best = times.index(min(times))
+#+     best = next(k for k, took in enumerate(times) if took <= min(times) * 1.001)
 
 # %% wrong time loses time-seconds, time-whom: not a number at all | is nan, which is not right
-def step_seconds(n, speeds, cost):
-    return float("nan"), float("nan"), float("nan")
-
-
-def whom(n, speeds, costs):
-    ranked = sorted(range(len(speeds)), key=lambda i: -speeds[i])
-    times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs[k] for k in range(len(speeds))]
-    best = times.index(min(times))
-    return sorted(ranked[: best + 1]), float("nan")
-
+# from a device alone talks too
+#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
+#+     return float("nan"), float("nan"), float("nan")
+#-     return sorted(ranked[: best + 1]), times[best]
+#+     return sorted(ranked[: best + 1]), float("nan")
 
 # %% wrong average loses average-care: a gradient that is not a number counts as 0 | other values
 def average(gradients, sizes):
@@ -1372,7 +1038,6 @@ def average(gradients, sizes):
     total = sum(np.nan_to_num(g.asnumpy()) * (n / sum(sizes)) for g, n in zip(gradients, sizes) if n)
     for g in gradients:
         g[:] = total
-
 
 # %% wrong time loses time-whom: times that differ by a ten-thousandth count as equal | .
 def step_seconds(n, speeds, cost):

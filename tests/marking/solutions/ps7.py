@@ -22,7 +22,6 @@ class NaiveDDP(nn.Module):
         for work in works:
             work.wait()
 
-
 # %% right naive: everything gathered, and the mean of what was
 class NaiveDDP(torch.nn.Module):
     def __init__(self, module):
@@ -47,7 +46,6 @@ class NaiveDDP(torch.nn.Module):
                     dist.all_gather(parts, mine.contiguous())
                     p.grad = torch.stack(parts).mean(0)
 
-
 # %% right naive: by the largest flag, and sums divided by a constant
 class NaiveDDP(nn.Module):
     def __init__(self, module):
@@ -70,7 +68,6 @@ class NaiveDDP(nn.Module):
                 total = torch.zeros_like(p) if p.grad is None else p.grad.clone()
                 dist.all_reduce(total)
                 p.grad = total / self.ranks
-
 
 # %% right naive: reduce-scatter, then all-gather
 class NaiveDDP(nn.Module):
@@ -97,7 +94,6 @@ class NaiveDDP(nn.Module):
                 if flat[0] > 0:
                     p.grad = (flat[1:p.numel() + 1] / k).view_as(p)
 
-
 # %% wrong naive loses naive-values, naive-missing: the sum | other values
 class NaiveDDP(nn.Module):
     def __init__(self, module):
@@ -118,200 +114,83 @@ class NaiveDDP(nn.Module):
                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                     dist.all_reduce(p.grad)
 
-
 # %% wrong naive loses naive-start: frozen parameters keep what they had | other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            if t.requires_grad or t.dim() == 1 and t is module.shift:
-                dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-             dist.broadcast(t.detach(), 0)
+#+             if t.requires_grad or t.dim() == 1 and t is module.shift:
+#+                 dist.broadcast(t.detach(), 0)
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-start: buffers keep what they had | the buffer has other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in module.parameters():
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-         for t in (*module.parameters(), *module.buffers()):
+#+         for t in module.parameters():
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-start: all begin with the last rank's | other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), dist.get_world_size() - 1)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-             dist.broadcast(t.detach(), 0)
+#+             dist.broadcast(t.detach(), dist.get_world_size() - 1)
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-values, naive-start, naive-missing: each rank broadcasts from itself | message 1 is
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), dist.get_rank())
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-             dist.broadcast(t.detach(), 0)
+#+             dist.broadcast(t.detach(), dist.get_rank())
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-missing: sends nothing where it has nothing | other values|message \d+ is|never comes from rank
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.grad is not None:
-                dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()
-
+# from the sum
+#-             if p.requires_grad:
+#-                 users = torch.tensor(float(p.grad is not None))
+#-                 dist.all_reduce(users)
+#-                 if users:
+#-                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+#-                     dist.all_reduce(p.grad)
+#+             if p.grad is not None:
+#+                 dist.all_reduce(p.grad)
+#+                 p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-missing: a gradient of zeros where nobody has one | is a NumPy array|not None
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()
-
+# from the sum
+#-                 users = torch.tensor(float(p.grad is not None))
+#-                 dist.all_reduce(users)
+#-                 if users:
+#-                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+#-                     dist.all_reduce(p.grad)
+#+                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+#+                 dist.all_reduce(p.grad)
+#+                 p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-missing: the mean of those that have one | other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= users
-
+# from the sum
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= users
 
 # %% wrong naive loses naive-missing: who has a gradient is found out in the first step only | NoneType|message|never comes|not None|None, not
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.used = module, {}
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                if p not in self.used:
-                    users = torch.tensor(float(p.grad is not None))
-                    dist.all_reduce(users)
-                    self.used[p] = users > 0
-                if self.used[p]:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-         self.module = module
+#+         self.module, self.used = module, {}
+#-                 users = torch.tensor(float(p.grad is not None))
+#-                 dist.all_reduce(users)
+#-                 if users:
+#+                 if p not in self.used:
+#+                     users = torch.tensor(float(p.grad is not None))
+#+                     dist.all_reduce(users)
+#+                     self.used[p] = users > 0
+#+                 if self.used[p]:
+#=                     dist.all_reduce(p.grad)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-values, naive-missing: doesn't wait for what it has started | other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad, async_op=True)
-                    p.grad /= dist.get_world_size()
-
+# from the sum
+#-                     dist.all_reduce(p.grad)
+#+                     dist.all_reduce(p.grad, async_op=True)
+#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-values, naive-missing: inputs with names are dropped | TypeError.*route
 class NaiveDDP(nn.Module):
@@ -327,53 +206,29 @@ class NaiveDDP(nn.Module):
     def finish_gradient_synchronization(self):
         pass
 
-
 # %% wrong naive loses naive-values, naive-missing: only rank 0 takes the mean | rank 1: .*other values
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            if p.requires_grad:
-                users = torch.tensor(float(p.grad is not None))
-                dist.all_reduce(users)
-                if users:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                    dist.all_reduce(p.grad)
-                    if dist.get_rank() == 0:
-                        p.grad /= dist.get_world_size()
-
+# from the sum
+#=                     dist.all_reduce(p.grad)
+#+                     if dist.get_rank() == 0:
+#+                         p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-values, naive-missing: each rank sends to the next, by send and recv | isn't there when this is marked
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def finish_gradient_synchronization(self):
-        rank, k = dist.get_rank(), dist.get_world_size()
-        for p in self.module.parameters():
-            total, passed = p.grad.clone(), p.grad
-            for _ in range(k - 1):
-                came = torch.empty_like(p)
-                work = dist.isend(passed, (rank + 1) % k)
-                dist.recv(came, (rank - 1) % k)
-                work.wait()
-                total, passed = total + came, came
-            p.grad = total / k
-
+# from inputs with names are dropped
+#-     def forward(self, x, **options):
+#-         return self.module(x)
+#+     def forward(self, *inputs, **options):
+#+         return self.module(*inputs, **options)
+#-         pass
+#+         rank, k = dist.get_rank(), dist.get_world_size()
+#+         for p in self.module.parameters():
+#+             total, passed = p.grad.clone(), p.grad
+#+             for _ in range(k - 1):
+#+                 came = torch.empty_like(p)
+#+                 work = dist.isend(passed, (rank + 1) % k)
+#+                 dist.recv(came, (rank - 1) % k)
+#+                 work.wait()
+#+                 total, passed = total + came, came
+#+             p.grad = total / k
 
 # %% right bucketed: a counter for each bucket
 class BucketedDDP(nn.Module):
@@ -421,7 +276,6 @@ class BucketedDDP(nn.Module):
                 start += p.numel()
         self.begin()
 
-
 # %% right bucketed: buffers that stay, filled by the hooks
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
@@ -465,7 +319,6 @@ class BucketedDDP(nn.Module):
                 p.grad = view.view_as(p) / dist.get_world_size()
         self.there, self.works = [0] * len(self.groups), []
 
-
 # %% right bucketed: each message is waited for at once
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
@@ -500,7 +353,6 @@ class BucketedDDP(nn.Module):
     def finish_gradient_synchronization(self):
         self.todo, self.got = [list(b) for b in self.buckets], set()
 
-
 # %% wrong bucketed loses bucketed-messages, bucketed-care: sends when the backward pass has ended | 0 of 2 buckets were sent when
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
@@ -526,243 +378,174 @@ class BucketedDDP(nn.Module):
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p) / dist.get_world_size()
 
-
 # %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | 0 of 2 buckets were sent when
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in [p for p in module.parameters() if p.requires_grad]:
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#-         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#+         self.module, self.buckets, used = module, [], 0
+#+         for p in [p for p in module.parameters() if p.requires_grad]:
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#+             work.wait()
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.ready, self.sent = set(), []
 
 # %% wrong bucketed loses bucketed-care: sends whichever bucket is complete first | 2 of 3 buckets were sent when
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), {}
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        for i, bucket in enumerate(self.buckets):
-            if i not in self.sent and self.ready.issuperset(bucket):
-                flat = torch.cat([p.grad.flatten() for p in bucket])
-                self.sent[i] = flat, dist.all_reduce(flat, async_op=True)
-
-    def finish_gradient_synchronization(self):
-        for i, (flat, work) in self.sent.items():
-            work.wait()
-            for p, part in zip(self.buckets[i], flat.split([p.numel() for p in self.buckets[i]])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), {}
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#+         self.module, self.buckets, used = module, [], 0
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), {}
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         for i, bucket in enumerate(self.buckets):
+#+             if i not in self.sent and self.ready.issuperset(bucket):
+#+                 flat = torch.cat([p.grad.flatten() for p in bucket])
+#+                 self.sent[i] = flat, dist.all_reduce(flat, async_op=True)
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#-             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+#+         for i, (flat, work) in self.sent.items():
+#+             work.wait()
+#+             for p, part in zip(self.buckets[i], flat.split([p.numel() for p in self.buckets[i]])):
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.ready, self.sent = set(), {}
 
 # %% wrong bucketed loses bucketed-care: frozen parameters are in the buckets too | rank \d
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed(list(module.parameters())):
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#-         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#+         self.module, self.buckets, used = module, [], 0
+#+         for p in reversed(list(module.parameters())):
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#+             work.wait()
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.ready, self.sent = set(), []
 
 # %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.ready, self.sent = set(), []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#+         self.module, self.buckets, used = module, [], 0
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#+             work.wait()
+#-                 p.grad = part.view_as(p) / dist.get_world_size()
+#+                 p.grad = part.view_as(p)
+#+         self.ready, self.sent = set(), []
 
 # %% wrong bucketed loses bucketed-values, bucketed-care: doesn't wait | other values
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#+         self.module, self.buckets, used = module, [], 0
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.ready, self.sent = set(), []
 
 # %% wrong bucketed loses bucketed-values, bucketed-messages, bucketed-care: what was ready stays ready for the next step | NoneType
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.sent = []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#+         self.module, self.buckets, used = module, [], 0
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#+             work.wait()
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.sent = []
 
 # %% wrong bucketed loses bucketed-messages, bucketed-care: a bucket may be a parameter too large | messages of
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used >= bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
+# from sends when the backward pass has ended
+#-         self.module = module
+#-         self.buckets, used = [], 0
+#+         self.module, self.buckets, used = module, [], 0
+#-             if not self.buckets or used + p.nbytes > bucket_bytes:
+#+             if not self.buckets or used >= bucket_bytes:
+#=             used += p.nbytes
+#+             p.register_post_accumulate_grad_hook(self.mark)
+#+         self.ready, self.sent = set(), []
+#=         return self.module(*inputs, **options)
+#+     def mark(self, p):
+#+         self.ready.add(p)
+#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                 self.buckets[len(self.sent)]):
+#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
+#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
+#-         for bucket in self.buckets:
+#-             flat = torch.cat([p.grad.flatten() for p in bucket])
+#-             dist.all_reduce(flat)
+#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
+#+             work.wait()
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#+         self.ready, self.sent = set(), []
 
 # %% wrong bucketed loses bucketed-messages, bucketed-care: bytes taken for numbers | messages of
 class BucketedDDP(nn.Module):
@@ -797,41 +580,13 @@ class BucketedDDP(nn.Module):
                 p.grad = part.view_as(p) / dist.get_world_size()
         self.ready, self.sent = set(), []
 
-
 # %% wrong bucketed loses bucketed-messages, bucketed-care: parameters are made equal first, which nobody asked for | broadcast was sent
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        if bucket_bytes <= 0:
-            raise ValueError("bucket_bytes")
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            dist.broadcast(p.detach(), 0)
-            if not self.buckets or used + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.nbytes
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
+# from bytes taken for numbers
+#-             if not self.buckets or used + p.numel() > bucket_bytes:
+#+             dist.broadcast(p.detach(), 0)
+#+             if not self.buckets or used + p.nbytes > bucket_bytes:
+#-             used += p.numel()
+#+             used += p.nbytes
 
 # %% wrong bucketed loses bucketed-care: any size of buckets | no ValueError|ValueError
 class BucketedDDP(nn.Module):
@@ -864,7 +619,6 @@ class BucketedDDP(nn.Module):
                 p.grad = part.view_as(p) / dist.get_world_size()
         self.ready, self.sent = set(), []
 
-
 # %% right accumulated: one message for everything
 def train_step(net, optimizer, pieces):
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -884,7 +638,6 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return (loss / examples).item()
 
-
 # %% right accumulated: gradients added up by hand, messages started together
 def train_step(net, optimizer, pieces):
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -903,7 +656,6 @@ def train_step(net, optimizer, pieces):
         p.grad = total / n
     optimizer.step()
     return loss / n
-
 
 # %% right accumulated: the number of examples first, so that each loss is divided by it
 def train_step(net, optimizer, pieces):
@@ -926,7 +678,6 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return float(flat[-1])
 
-
 # %% wrong accumulated loses accumulated-values, accumulated-messages: sends after each piece | never comes|messages in|message \d+ is
 def train_step(net, optimizer, pieces):
     optimizer.zero_grad()
@@ -948,25 +699,17 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return (totals[0] / totals[1]).item()
 
-
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the mean of the ranks' means | which is not right|other values
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    mine = max(totals[1].item(), 1)
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad / mine
-            dist.all_reduce(gradient)
-            p.grad = gradient / dist.get_world_size()
-    optimizer.step()
-    return (totals[0] / totals[1]).item()
-
+# from sends after each piece
+#-         for p in net.parameters():
+#-             if p.requires_grad:
+#-                 part = p.grad.clone() * 0
+#-                 dist.all_reduce(part)
+#+     mine = max(totals[1].item(), 1)
+#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad / mine
+#-             p.grad = gradient / totals[1]
+#+             p.grad = gradient / dist.get_world_size()
 
 # %% wrong accumulated loses accumulated-values, accumulated-messages: what an earlier step left is added | other values
 def train_step(net, optimizer, pieces):
@@ -984,60 +727,31 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return (totals[0] / totals[1]).item()
 
-
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the loss of its own pieces | the loss of step
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    mine = (totals[0] / totals[1]).item() if pieces else 0.0
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(gradient)
-            p.grad = gradient / totals[1]
-    optimizer.step()
-    return mine
-
+# from what an earlier step left is added
+#= def train_step(net, optimizer, pieces):
+#+     optimizer.zero_grad()
+#=         totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
+#+     mine = (totals[0] / totals[1]).item() if pieces else 0.0
+#-     return (totals[0] / totals[1]).item()
+#+     return mine
 
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the loss as a tensor | is no float
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(gradient)
-            p.grad = gradient / totals[1]
-    optimizer.step()
-    return totals[0] / totals[1]
-
+# from what an earlier step left is added
+#= def train_step(net, optimizer, pieces):
+#+     optimizer.zero_grad()
+#-     return (totals[0] / totals[1]).item()
+#+     return totals[0] / totals[1]
 
 # %% wrong accumulated loses accumulated-values: a rank without pieces has no gradients to send | NoneType|TypeError|AttributeError|rank
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        if p.requires_grad:
-            dist.all_reduce(p.grad)
-            p.grad /= totals[1]
-    optimizer.step()
-    return (totals[0] / totals[1]).item()
-
+# from what an earlier step left is added
+#= def train_step(net, optimizer, pieces):
+#+     optimizer.zero_grad()
+#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#-             dist.all_reduce(gradient)
+#-             p.grad = gradient / totals[1]
+#+             dist.all_reduce(p.grad)
+#+             p.grad /= totals[1]
 
 # %% wrong accumulated loses accumulated-values, accumulated-messages: a step for each piece | never comes|messages|other values|loss
 def train_step(net, optimizer, pieces):
@@ -1053,7 +767,6 @@ def train_step(net, optimizer, pieces):
         optimizer.step()
     dist.all_reduce(totals)
     return (totals[0] / totals[1]).item()
-
 
 # %% wrong accumulated loses accumulated-messages: the number of examples comes with each gradient | messages in
 def train_step(net, optimizer, pieces):
@@ -1071,7 +784,6 @@ def train_step(net, optimizer, pieces):
             p.grad = gradient / both[1]
     optimizer.step()
     return (both[0] / both[1]).item()
-
 
 # %% wrong accumulated loses accumulated-messages: everything gathered as objects | numbers were sent
 def train_step(net, optimizer, pieces):
@@ -1091,20 +803,12 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return sum(loss for _, loss, _ in all_of_them) / examples
 
-
 # %% wrong accumulated loses accumulated-messages: frozen parameters are sent too | messages in|numbers were sent
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        gradient = torch.zeros_like(p) if p.grad is None else p.grad
-        dist.all_reduce(gradient)
-        if p.requires_grad:
-            p.grad = gradient / totals[1]
-    optimizer.step()
-    return (totals[0] / totals[1]).item()
+# from what an earlier step left is added
+#= def train_step(net, optimizer, pieces):
+#+     optimizer.zero_grad()
+#=     for p in net.parameters():
+#+         gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#+         dist.all_reduce(gradient)
+#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#-             dist.all_reduce(gradient)

@@ -32,7 +32,6 @@ class ShardedOptimizer:
         for p in self.params:
             p.grad = None
 
-
 # %% right sharded: lists of tensors, started together with an answer later
 class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(self, params, optimizer_class, **options):
@@ -67,7 +66,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for p in self.all:
             if p.grad is not None:
                 p.grad.zero_()
-
 
 # %% right sharded: parameters are views of the flat tensor, the shard too
 class ShardedOptimizer:
@@ -105,7 +103,6 @@ class ShardedOptimizer:
         for p, _ in self.places:
             p.grad = None
 
-
 # %% right sharded: PyTorch's vectors of parameters
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -135,686 +132,135 @@ class ShardedOptimizer:
         for p in self.params:
             p.grad = None
 
-
 # %% wrong sharded loses sharded-values, sharded-care: the sum of the gradients | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         mean /= self.k
 
 # %% wrong sharded loses sharded-values, sharded-care: new parameters in a list of its own | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p = nn.Parameter(new.view(p.shape).clone())
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-             p.data = new.view(p.shape).clone()
+#+             p = nn.Parameter(new.view(p.shape).clone())
 
 # %% wrong sharded loses sharded-values, sharded-care: a new inner optimizer in each step, without what it has learned | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.make = lambda: optimizer_class([self.shard], **options)
-        self.inner = self.make()
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner = self.make()
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.inner = optimizer_class([self.shard], **options)
+#+         self.make = lambda: optimizer_class([self.shard], **options)
+#+         self.inner = self.make()
+#=         self.shard.grad = mean
+#+         self.inner = self.make()
 
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: parameters are read twice, though they may be an iterator | ValueError|IndexError|RuntimeError|no parameters
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        if not list(params):
-            raise ValueError("no parameters")
-        self.params = list(params)
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=     def __init__(self, params, optimizer_class, **options):
+#+         if not list(params):
+#+             raise ValueError("no parameters")
+#-         if not self.params:
+#-             raise ValueError("no parameters")
 
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: no padding, shards rounded down | invalid|not match|size|shape|expanded|RuntimeError|ValueError
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = self.n // self.k
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.size = -(-self.n // self.k)
+#+         self.size = self.n // self.k
 
 # %% wrong sharded loses sharded-messages, sharded-care: a whole shard of padding where there need be none | message 1 is an? reduce_scatter of
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = self.n // self.k + 1
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.size = -(-self.n // self.k)
+#+         self.size = self.n // self.k + 1
 
 # %% wrong sharded loses sharded-values, sharded-messages: the mean of the ranks that have a gradient, by a message more | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        users = [torch.full_like(p, p.grad is not None) for p in self.params]
-        users = self.flat(users)
-        dist.all_reduce(users)
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= users[self.rank * self.size:][:self.size].clamp(min=1)
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=                            for p in self.params])
+#+         users = [torch.full_like(p, p.grad is not None) for p in self.params]
+#+         users = self.flat(users)
+#+         dist.all_reduce(users)
+#-         mean /= self.k
+#+         mean /= users[self.rank * self.size:][:self.size].clamp(min=1)
 
 # %% wrong sharded loses sharded-values, sharded-messages: as chapter 16: parameters that nobody uses are left alone | None on all ranks.*other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        users = torch.tensor([p.grad is not None for p in self.params], dtype=int)
-        dist.all_reduce(users)
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new, count in zip(self.params, whole[:self.n].split(sizes), users):
-            if count == 0:
-                continue
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=                            for p in self.params])
+#+         users = torch.tensor([p.grad is not None for p in self.params], dtype=int)
+#+         dist.all_reduce(users)
+#-         for p, new in zip(self.params, whole[:self.n].split(sizes)):
+#+         for p, new, count in zip(self.params, whole[:self.n].split(sizes), users):
+#+             if count == 0:
+#+                 continue
 
 # %% wrong sharded loses sharded-messages: an all-reduce, of which each keeps its shard | all_reduce
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.all_reduce(whole)
-        mean += whole[self.rank * self.size:][:self.size]
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         dist.reduce_scatter_single(mean, whole)
+#+         dist.all_reduce(whole)
+#+         mean += whole[self.rank * self.size:][:self.size]
 
 # %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is an? broadcast
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        for p in self.params:
-            dist.broadcast(p.detach(), 0)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=         self.n = sum(p.numel() for p in self.params)
+#+         for p in self.params:
+#+             dist.broadcast(p.detach(), 0)
 
 # %% wrong sharded loses sharded-messages, sharded-care: all of it on all ranks, with the whole state | message 1 is an? all_reduce
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = whole
-        dist.all_reduce(mean)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        whole = self.shard.clone()
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+#+         self.shard = self.flat(self.params)
+#-         mean = torch.zeros_like(self.shard)
+#-         dist.reduce_scatter_single(mean, whole)
+#+         mean = whole
+#+         dist.all_reduce(mean)
+#-         dist.all_gather_single(whole, self.shard)
+#+         whole = self.shard.clone()
 
 # %% wrong sharded loses sharded-values, sharded-care: the shards are not gathered: others keep their old values | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        others = self.flat(self.params)
-        dist.all_gather_single(whole, self.shard)
-        whole = others
-        whole[self.rank * self.size:][:self.size] = self.shard
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=         self.inner.step()
+#+         others = self.flat(self.params)
+#=         dist.all_gather_single(whole, self.shard)
+#+         whole = others
+#+         whole[self.rank * self.size:][:self.size] = self.shard
 
 # %% wrong sharded loses sharded-values, sharded-care: doesn't wait for the mean | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        work = dist.reduce_scatter_single(mean, whole, async_op=True)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        work.wait()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         dist.reduce_scatter_single(mean, whole)
+#+         work = dist.reduce_scatter_single(mean, whole, async_op=True)
+#=         self.inner.step()
+#+         work.wait()
 
 # %% wrong sharded loses sharded-values, sharded-care: gathers before the update | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        dist.all_gather_single(whole, self.shard)
-        self.inner.step()
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=         self.shard.grad = mean
+#+         dist.all_gather_single(whole, self.shard)
+#-         dist.all_gather_single(whole, self.shard)
 
 # %% wrong sharded loses sharded-values, sharded-care: zero_grad clears the shard's gradient only | other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        self.shard.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         for p in self.params:
+#-             p.grad = None
+#+         self.shard.grad = None
 
 # %% wrong sharded loses sharded-care: step clears the gradients | not cleared.*other values
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        self.zero_grad()
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#=         dist.all_gather_single(whole, self.shard)
+#+         self.zero_grad()
 
 # %% wrong sharded loses sharded-care: no parameters are not an error | no parameters: .*no ValueError
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            return
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-             raise ValueError("no parameters")
+#+             return
 
 # %% wrong sharded loses sharded-values, sharded-care: options are left out | other values|lr
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-        self.inner = optimizer_class([self.shard], lr=options["lr"])
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros_like(self.shard)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard)
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.inner = optimizer_class([self.shard], **options)
+#+         self.inner = optimizer_class([self.shard], lr=options["lr"])
 
 # %% wrong sharded loses sharded-values, sharded-care: the shard is rounded to float32 | other values|dtype|Float
-class ShardedOptimizer:
-    def __init__(self, params, optimizer_class, **options):
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("no parameters")
-        self.k, self.rank = dist.get_world_size(), dist.get_rank()
-        self.n = sum(p.numel() for p in self.params)
-        self.size = -(-self.n // self.k)
-        self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].float()
-        self.inner = optimizer_class([self.shard], **options)
-
-    def flat(self, tensors):
-        whole = torch.zeros(self.k * self.size, dtype=torch.float64)
-        whole[:self.n] = torch.cat([t.detach().reshape(-1) for t in tensors])
-        return whole
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad
-                           for p in self.params])
-        mean = torch.zeros(self.size, dtype=torch.float64)
-        dist.reduce_scatter_single(mean, whole)
-        mean /= self.k
-        self.shard.grad = mean.float()
-        self.inner.step()
-        dist.all_gather_single(whole, self.shard.double())
-        sizes = [p.numel() for p in self.params]
-        for p, new in zip(self.params, whole[:self.n].split(sizes)):
-            p.data = new.view(p.shape).clone()
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
-
+# from slices of a flat tensor of zeros, and new data in the parameters
+#-         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
+#+         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].float()
+#-         mean = torch.zeros_like(self.shard)
+#+         mean = torch.zeros(self.size, dtype=torch.float64)
+#-         self.shard.grad = mean
+#+         self.shard.grad = mean.float()
+#-         dist.all_gather_single(whole, self.shard)
+#+         dist.all_gather_single(whole, self.shard.double())
 
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: each parameter by itself, as in chapter 16 | None on all ranks.*other values
 class ShardedOptimizer:
@@ -848,7 +294,6 @@ class ShardedOptimizer:
         for p in self.params:
             p.grad = None
 
-
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: whole parameters, dealt out to the ranks | the example above|empty parameter list
 class ShardedOptimizer:
     def __init__(self, params, optimizer_class, **options):
@@ -869,7 +314,6 @@ class ShardedOptimizer:
     def zero_grad(self):
         for p in self.params:
             p.grad = None
-
 
 # %% right linear: a function whose formulas are written out
 class ShardedLinear(nn.Module):
@@ -919,7 +363,6 @@ class Apply(torch.autograd.Function):
             dist.reduce_scatter_single(gs, flat)
             gs /= layer.k
         return gx, gs, None
-
 
 # %% right linear: a gathered weight for F.linear, of which a note is saved
 class Whole(torch.autograd.Function):
@@ -975,7 +418,6 @@ class ShardedLinear(nn.Module):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return F.linear(x, weight, bias)
-
 
 # %% right linear: the backward pass computes the layer again, and lets autograd differentiate
 def gather(shard):
@@ -1033,7 +475,6 @@ class ShardedLinear(nn.Module):
         weight, *bias = self.view(gather(self.shard))
         return weight, bias[0] if bias else None
 
-
 # %% right linear: hooks: the gradient of the output tells what to send
 class ShardedLinear(nn.Module):
     def __init__(self, linear):
@@ -1088,1218 +529,157 @@ class ShardedLinear(nn.Module):
         dist.reduce_scatter_single(part, flat)
         self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
 
-
 # %% wrong linear loses linear-values: the sum of the gradients | gradients of shards has other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             gs /= layer.k
 
 # %% wrong linear loses linear-values: the mean of x's gradients, too | gradients of x has other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight / layer.k
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             gx = g @ weight
+#+             gx = g @ weight / layer.k
 
 # %% wrong linear loses linear-messages, linear-forgets: keeps the whole weight for the backward pass | message 2 is an? reduce_scatter
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer, ctx.weight = x, layer, weight
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            gx = g @ ctx.weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         ctx.x, ctx.layer = x, layer
+#+         ctx.x, ctx.layer, ctx.weight = x, layer, weight
+#-             weight, _ = layer.unshard()
+#-             gx = g @ weight
+#+             gx = g @ ctx.weight
 
 # %% wrong linear loses linear-forgets: gathers again, and keeps the whole all the same | are kept before the backward pass
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer, ctx.weight = x, layer, weight
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         ctx.x, ctx.layer = x, layer
+#+         ctx.x, ctx.layer, ctx.weight = x, layer, weight
 
 # %% wrong linear loses linear-forgets: the last whole weight stays on the layer | are kept before the backward pass
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n, self.last = self.outputs * self.inputs, whole
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         n = self.outputs * self.inputs
+#+         n, self.last = self.outputs * self.inputs, whole
 
 # %% wrong linear loses linear-forgets: the shard is a view of the flat tensor | keeps the whole alive
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()])
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
+#+         self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()])
 
 # %% wrong linear loses linear-forgets: the layer that was given stays in the module | not `shard` alone
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k, self.linear = dist.get_world_size(), linear
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         self.k = dist.get_world_size()
+#+         self.k, self.linear = dist.get_world_size(), linear
 
 # %% wrong linear loses linear-forgets: the layer that was given stays, hidden in a list | are kept when it is made
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k, self.linear = dist.get_world_size(), [linear]
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         self.k = dist.get_world_size()
+#+         self.k, self.linear = dist.get_world_size(), [linear]
 
 # %% wrong linear loses linear-messages: gathers in the backward pass though x needs no gradient | x needs no gradient: message \d+ is
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        weight, _ = layer.unshard()
-        if ctx.needs_input_grad[0]:
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#=         x, layer, gx, gs = ctx.x, ctx.layer, None, None
+#+         weight, _ = layer.unshard()
+#-             weight, _ = layer.unshard()
 
 # %% wrong linear loses linear-messages: reduces a frozen shard's gradient | frozen: message \d+ is|frozen: \d+ messages
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if True:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         if ctx.needs_input_grad[1]:
+#+         if True:
 
 # %% wrong linear loses linear-messages: reduces before it gathers | message 2 is an? reduce_scatter
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         if ctx.needs_input_grad[0]:
+#-             weight, _ = layer.unshard()
+#-             gx = g @ weight
+#=             gs /= layer.k
+#+         if ctx.needs_input_grad[0]:
+#+             weight, _ = layer.unshard()
+#+             gx = g @ weight
 
 # %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is an? all_reduce
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            dist.all_reduce(flat)
-            gs = flat.view(layer.k, -1)[dist.get_rank()].clone()
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             gs = torch.empty_like(layer.shard)
+#-             dist.reduce_scatter_single(gs, flat)
+#+             dist.all_reduce(flat)
+#+             gs = flat.view(layer.k, -1)[dist.get_rank()].clone()
 
 # %% wrong linear loses linear-messages: two reduce-scatters, of the weight's gradient and of the bias's | message \d+ is an? reduce_scatter|messages were sent
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            gs = 0
-            for part in (layer.flatten(rows.T @ xs, 0 * rows.sum(0)),
-                         layer.flatten(0 * (rows.T @ xs), rows.sum(0))):
-                mine = torch.empty_like(layer.shard)
-                dist.reduce_scatter_single(mine, part)
-                gs = gs + mine
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
+#-             gs = torch.empty_like(layer.shard)
+#-             dist.reduce_scatter_single(gs, flat)
+#+             gs = 0
+#+             for part in (layer.flatten(rows.T @ xs, 0 * rows.sum(0)),
+#+                          layer.flatten(0 * (rows.T @ xs), rows.sum(0))):
+#+                 mine = torch.empty_like(layer.shard)
+#+                 dist.reduce_scatter_single(mine, part)
+#+                 gs = gs + mine
 
 # %% wrong linear loses linear-values: the backward pass overwrites the gradient that is there | gradients of shards has other values|other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        layer.shard.grad = gs
-        return gx, None, None
-
+# from a function whose formulas are written out
+#-         return gx, gs, None
+#+         layer.shard.grad = gs
+#+         return gx, None, None
 
 # %% wrong linear loses linear-values: the bias's gradient is left out | gradients of shards has other values|other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, 0 * rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
+#+             flat = layer.flatten(rows.T @ xs, 0 * rows.sum(0))
 
 # %% wrong linear loses linear-values: the bias's gradient is a mean over examples | other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.mean(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
+#+             flat = layer.flatten(rows.T @ xs, rows.mean(0))
 
 # %% wrong linear loses linear-values: the bias comes first | other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([bias.detach(), flat])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        begin = self.outputs if self.has_bias else 0
-        weight = whole[begin:begin + n].view(self.outputs, self.inputs)
-        return weight, whole[:begin] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             flat = torch.cat([flat, bias.detach()])
+#+             flat = torch.cat([bias.detach(), flat])
+#-         weight = whole[:n].view(self.outputs, self.inputs)
+#-         return weight, whole[n:n + self.outputs] if self.has_bias else None
+#+         begin = self.outputs if self.has_bias else 0
+#+         weight = whole[begin:begin + n].view(self.outputs, self.inputs)
+#+         return weight, whole[:begin] if self.has_bias else None
 
 # %% wrong linear loses linear-values: the weight is flattened column by column | other values
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().T.flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.inputs, self.outputs).T
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         flat = weight.detach().flatten()
+#+         flat = weight.detach().T.flatten()
+#-         weight = whole[:n].view(self.outputs, self.inputs)
+#+         weight = whole[:n].view(self.inputs, self.outputs).T
 
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: every layer has a bias | NoneType
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = True
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         self.has_bias = linear.bias is not None
+#+         self.has_bias = True
 
 # %% wrong linear loses linear-values: x has two axes, always | without other axes|RuntimeError|mat|dim|shape
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g, x
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-             rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
+#+             rows, xs = g, x
 
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: gathered once, when it is made, and never again | other values|message
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        if not hasattr(self, "known"):
-            self.known = self.gather()
-        return self.known
-
-    def gather(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#=     def unshard(self):
+#+         if not hasattr(self, "known"):
+#+             self.known = self.gather()
+#+         return self.known
+#+     def gather(self):
 
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: no padding | size|shape|invalid
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return flat
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         return F.pad(flat, (0, -len(flat) % self.k))
+#+         return flat
 
 # %% wrong linear loses linear-values: unshard() returns the bias as zeros where there is none | unshard.*not None
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        dist.all_gather_single(whole, self.shard.detach())
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else (
-            torch.zeros(self.outputs).double())
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         return weight, whole[n:n + self.outputs] if self.has_bias else None
+#+         return weight, whole[n:n + self.outputs] if self.has_bias else (
+#+             torch.zeros(self.outputs).double())
 
 # %% wrong linear loses linear-messages: each shard is broadcast, in place of a gather | message 1 is a broadcast
-class ShardedLinear(nn.Module):
-    def __init__(self, linear):
-        super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
-        self.has_bias = linear.bias is not None
-        self.k = dist.get_world_size()
-        flat = self.flatten(linear.weight, linear.bias)
-        self.shard = nn.Parameter(flat.view(self.k, -1)[dist.get_rank()].clone())
-
-    def flatten(self, weight, bias):
-        flat = weight.detach().flatten()
-        if self.has_bias:
-            flat = torch.cat([flat, bias.detach()])
-        return F.pad(flat, (0, -len(flat) % self.k))
-
-    def unshard(self):
-        whole = torch.empty(self.k * len(self.shard), dtype=self.shard.dtype)
-        for rank, piece in enumerate(whole.view(self.k, -1)):
-            if rank == dist.get_rank():
-                piece.copy_(self.shard.detach())
-            dist.broadcast(piece, rank)
-        n = self.outputs * self.inputs
-        weight = whole[:n].view(self.outputs, self.inputs)
-        return weight, whole[n:n + self.outputs] if self.has_bias else None
-
-    def forward(self, x):
-        return Apply.apply(x, self.shard, self)
-
-
-class Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shard, layer):
-        weight, bias = layer.unshard()
-        ctx.x, ctx.layer = x, layer
-        y = x @ weight.T
-        return y if bias is None else y + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        x, layer, gx, gs = ctx.x, ctx.layer, None, None
-        if ctx.needs_input_grad[0]:
-            weight, _ = layer.unshard()
-            gx = g @ weight
-        if ctx.needs_input_grad[1]:
-            rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
-            flat = layer.flatten(rows.T @ xs, rows.sum(0))
-            gs = torch.empty_like(layer.shard)
-            dist.reduce_scatter_single(gs, flat)
-            gs /= layer.k
-        return gx, gs, None
-
+# from a function whose formulas are written out
+#-         dist.all_gather_single(whole, self.shard.detach())
+#+         for rank, piece in enumerate(whole.view(self.k, -1)):
+#+             if rank == dist.get_rank():
+#+                 piece.copy_(self.shard.detach())
+#+             dist.broadcast(piece, rank)
 
 # %% right memory: bisection, with the larger half first
 def check(ranks, stage, size):
@@ -2327,7 +707,6 @@ def most(limit, ranks, stage):
             low = middle
     return low
 
-
 # %% right memory: a table of bytes, and a formula
 TABLE = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
@@ -2351,7 +730,6 @@ def most(limit, ranks, stage):
     if stage == 3 or left < whole:
         return full * ranks
     return full * ranks + left // whole
-
 
 # %% right memory: doubles a step until it is too much, then halves it
 import math
@@ -2384,412 +762,83 @@ def most(limit, ranks, stage):
         step //= 2
     return count
 
-
 # %% wrong memory loses memory-bytes, memory-most: shards rounded down | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = numbers // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     shard = (numbers + ranks - 1) // ranks
+#+     shard = numbers // ranks
 
 # %% wrong memory loses memory-bytes, memory-most: a shard is a float's quotient, rounded up | is not right|which
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = int(np.ceil(numbers / ranks))
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     shard = (numbers + ranks - 1) // ranks
+#+     shard = int(np.ceil(numbers / ranks))
 
 # %% wrong memory loses memory-bytes, memory-most: bytes as floats | not an int
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2.0 * weights + 2.0 * gradients + 12.0 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     return 2 * weights + 2 * gradients + 12 * state
+#+     return 2.0 * weights + 2.0 * gradients + 12.0 * state
 
 # %% wrong memory loses memory-bytes, memory-most: float32: 16 bytes, in other parts | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 4 * weights + 4 * gradients + 8 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     return 2 * weights + 2 * gradients + 12 * state
+#+     return 4 * weights + 4 * gradients + 8 * state
 
 # %% wrong memory loses memory-bytes, memory-most: no master weights | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 8 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     return 2 * weights + 2 * gradients + 12 * state
+#+     return 2 * weights + 2 * gradients + 8 * state
 
 # %% wrong memory loses memory-bytes, memory-most: gradients are sharded in stage 1 | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 1 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     gradients = shard if stage >= 2 else numbers
+#+     gradients = shard if stage >= 1 else numbers
 
 # %% wrong memory loses memory-bytes, memory-most: gradients are not sharded in stage 3 | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage == 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     gradients = shard if stage >= 2 else numbers
+#+     gradients = shard if stage == 2 else numbers
 
 # %% wrong memory loses memory-bytes, memory-most: the padding is counted once for each of the three parts' bytes | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    shard = shard if numbers % ranks == 0 else shard + 1
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#=     shard = (numbers + ranks - 1) // ranks
+#+     shard = shard if numbers % ranks == 0 else shard + 1
 
 # %% wrong memory loses memory-bytes: a stage 4 that is taken for 3 | no ValueError
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage < 0:
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage >= 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    if stage > 3:
-        raise ValueError(stage)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     if ranks < 1 or size < 0 or stage not in range(4):
+#+     if ranks < 1 or size < 0 or stage < 0:
+#-     weights = shard if stage == 3 else numbers
+#+     weights = shard if stage >= 3 else numbers
+#=     check(ranks, stage, limit)
+#+     if stage > 3:
+#+         raise ValueError(stage)
 
 # %% wrong memory loses memory-bytes: numbers below zero | no ValueError
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, 1)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     check(ranks, stage, numbers)
+#+     check(ranks, stage, 1)
 
 # %% wrong memory loses memory-most: a limit below zero | no ValueError
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, 0)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-     check(ranks, stage, limit)
+#+     check(ranks, stage, 0)
 
 # %% wrong memory loses memory-most: the limit itself doesn't fit | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) >= limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#-         if memory(middle, ranks, stage) > limit:
+#+         if memory(middle, ranks, stage) >= limit:
 
 # %% wrong memory loses memory-most: the formula without rounding | which is not right|not an int
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
-    return limit * ranks // (whole * ranks + 16 - whole)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
+# from bisection, with the larger half first
+#=     check(ranks, stage, limit)
+#+     whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
+#+     return limit * ranks // (whole * ranks + 16 - whole)
 
 # %% wrong memory loses memory-most: full shards only | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, ranks * (limit // 16 + 1) + limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low // ranks * ranks
-
+# from bisection, with the larger half first
+#-     return low
+#+     return low // ranks * ranks
 
 # %% wrong memory loses memory-most: stage 3 without the ranks: it looks no further than the limit | which is not right
-def check(ranks, stage, size):
-    if ranks < 1 or size < 0 or stage not in range(4):
-        raise ValueError(f"{size=}, {ranks=}, {stage=}")
-
-
-def memory(numbers, ranks, stage):
-    check(ranks, stage, numbers)
-    shard = (numbers + ranks - 1) // ranks
-    weights = shard if stage == 3 else numbers
-    gradients = shard if stage >= 2 else numbers
-    state = shard if stage >= 1 else numbers
-    return 2 * weights + 2 * gradients + 12 * state
-
-
-def most(limit, ranks, stage):
-    check(ranks, stage, limit)
-    low, high = 0, limit // 16
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(middle, ranks, stage) > limit:
-            high = middle - 1
-        else:
-            low = middle
-    return low
+# from bisection, with the larger half first
+#-     low, high = 0, ranks * (limit // 16 + 1) + limit
+#+     low, high = 0, limit // 16
