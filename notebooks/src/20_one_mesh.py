@@ -501,7 +501,7 @@ def four_parameters():
         lines.append(f"{name:12} on {names}: {p.placements}")
     for p in stage.parameters():  # not only these four
         assert p.device_mesh.mesh_dim_names[0] == "data"
-        assert p.placements[0].is_shard()
+        assert not p.placements[0].is_replicate()
     return lines
 
 
@@ -685,8 +685,8 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 # computing (chapter 14). (Once because of `reshard_after_forward=False`: by default `fully_shard`
 # frees a block's weights after the forward pass and gathers them again for the backward pass.) In
 # **hybrid sharding** (HSDP) *data* has two dimensions: weights are sharded over the inner one and
-# replicated over the outer one. With the inner one inside a machine, weights aren't gathered between
-# machines. `fully_shard` does that where its `mesh` has two dimensions (see its docstring).
+# replicated over the outer one. With the inner one inside a machine, weights aren't gathered
+# between machines. `fully_shard` does that where its `mesh` has two dimensions (see its docstring).
 #
 # D. Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number
 # of GPUs in a machine, and pipelines over machines. Llama 3's dimensions are in the same order,
