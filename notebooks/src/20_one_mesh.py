@@ -2,10 +2,10 @@
 # # 20 · One mesh
 #
 # Chapter 14 cut the batch, chapter 18 the matrices, chapter 19 the layers. Large models are trained
-# with all of these at the same time. We begin with the first two, and the pipeline joins in the
-# second half. Each rank then has a part of the examples *and* a part of the matrices. So there are
-# two ways to add up: over the ranks that hold the same part of the model, and over those that hold
-# the same examples. *What is summed over which group?*
+# with all of these at the same time. The layers join in the second half. We begin with the other
+# two, so that each rank has a part of the examples *and* a part of the matrices. Then there are two
+# ways to add up: over the ranks that hold the same part of the model, and over those that hold the
+# same examples. *What is summed over which group?*
 #
 # ![Four ranks in two rows and two columns. Each row is a tensor group, whose ranks have the same
 # examples; each column is a data group, whose ranks have the same half of each
@@ -675,7 +675,7 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 
 # %% [markdown]
 # All weights are right on both meshes, because each sum still runs over a group of the right kind.
-# So no comparison finds this mistake. But on the second mesh ranks 0 and 2 are a tensor group, one
+# So no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor group, one
 # on each machine, and whatever it sends goes between machines.
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
