@@ -675,8 +675,8 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 
 # %% [markdown]
 # All weights are right on both meshes, because each sum still runs over a group of the right kind.
-# So no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor group, one
-# on each machine, and whatever it sends goes between machines.
+# So no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor
+# group, one on each machine, and whatever it sends goes between machines.
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
