@@ -230,12 +230,14 @@ def clip(parameters, mesh):
 
     A DTensor knows along which dimensions of its mesh it is sharded and along which replicated, so
     PyTorch counts each of its numbers once. But it can't mix the two kinds that are here: blocks'
-    matrices, on a mesh of data and tensor, and what is on data alone. And that other stages have
-    parameters of their own, no DTensor knows.
+    matrices, on a mesh of data and tensor, and what is on data alone. And no DTensor knows that
+    other stages have parameters of their own.
     """
     on_mesh = {}
     for p in parameters:
-        on_mesh.setdefault(p.device_mesh, []).append(p)
+        if p.device_mesh not in on_mesh:
+            on_mesh[p.device_mesh] = []
+        on_mesh[p.device_mesh].append(p)
     square = 0
     for alike in on_mesh.values():
         square += nn.utils.get_total_norm([p.grad for p in alike]).full_tensor() ** 2

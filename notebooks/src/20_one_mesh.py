@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 20 · One mesh
 #
-# Chapter 14 cut the batch, chapter 18 the matrices. Large models are trained with both at the same
-# time: each rank has a part of the examples *and* a part of the matrices. Then there are two ways
-# to add up, over the ranks that share a part of the model and over those that share examples.
-# *Which gradient is summed over which group?*
+# Chapter 14 cut the batch, chapter 18 the matrices, chapter 19 the layers. Large models are trained
+# with all of these at the same time. The layers join in the second half. We begin with the other
+# two, so that each rank has a part of the examples *and* a part of the matrices. Then there are two
+# ways to add up: over the ranks that hold the same part of the model, and over those that hold the
+# same examples. *What is summed over which group?*
 #
 # ![Four ranks in two rows and two columns. Each row is a tensor group, whose ranks have the same
 # examples; each column is a data group, whose ranks have the same half of each
@@ -17,8 +18,9 @@
 # > over a mesh; how to run the program that does all of it with PyTorch's own parts, on one machine
 # > or several.
 # >
-# > **What you need:** chapters 14 and 18, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1`
-# > installs it. Reading takes {reading time}, running about a minute on two cores.
+# > **What you need:** chapters 14 and 18, for the second half also chapters 16 (`fully_shard`), 17
+# > (the network) and 19 (stages, micro-batches), no GPU, and PyTorch 2.13 or newer: `make setup
+# > TORCH=1` installs it. Reading takes {reading time}, running about a minute on two cores.
 
 # %% tags=["torch"]
 import copy
@@ -42,11 +44,13 @@ from tensor_parallel import ColumnLinear, RowLinear
 # as `all_reduce` take a group as an argument: then only the ranks of this group take part.
 
 # %%
-SHAPE = (2, 2)  # two data ranks times two tensor ranks
+MESH = {"data": 2, "tensor": 2}  # two data ranks times two tensor ranks
 
 
-def make_mesh():
-    mesh = init_device_mesh("cpu", SHAPE, mesh_dim_names=("data", "tensor"))
+def make_mesh(dimensions=MESH):
+    names = tuple(dimensions)
+    shape = tuple(dimensions.values())
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     dist.barrier()  # wait for all: no rank may end while another still connects its groups
     return mesh
 
@@ -71,16 +75,19 @@ for rank, (over_data, over_tensor) in enumerate(ranks(sums_of_ranks, world=4)):
 #
 # Our network is half a block of a transformer: a LayerNorm, and two matrices with GELU between
 # them. In float64 one process trains it for five steps on a batch of 12 examples, and we want the
-# same weights from four ranks. Before each step the gradient is clipped (chapter 16, exercise 1):
-# where the **gradient norm**, that of all gradients together, is more than `LARGEST`, all are
-# scaled down.
+# same weights from four ranks.
+#
+# Before each step the gradient is **clipped**, so that no batch makes too large a step. The
+# **gradient norm** is the root of the sum of all squares, of every number in every gradient. Where
+# it is more than `LARGEST`, all gradients are scaled down by the same factor. In PyTorch
+# `nn.utils.clip_grad_norm_` does both; here we write it.
 
 # %%
 LARGEST = 0.55
 RATE = 0.5
 
 
-class Block(nn.Module):
+class HalfBlock(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(4).double()
@@ -94,7 +101,7 @@ class Block(nn.Module):
 
 def make_net():
     torch.manual_seed(0)
-    return Block()
+    return HalfBlock()
 
 
 torch.manual_seed(20)
@@ -127,8 +134,9 @@ last_step = {"loss": loss.detach(), "norm": norm}
 # second. Ranks 0 and 2 have the first half of up, with its bias, and of down; ranks 1 and 3 the
 # second. All have the whole norm and the whole bias of down.](src/drawings/held_on_the_mesh.svg)
 #
-# The layers are those of [tensor_parallel.py](tensor_parallel.py). They send in the tensor group,
-# which they are given, and know nothing of the data group.
+# The layers are those of chapter 18, from [tensor_parallel.py](tensor_parallel.py). They take a
+# second argument, the group in which they send. We give them the tensor group, so they know nothing
+# of the data group.
 
 # %%
 KIND = {
@@ -168,8 +176,8 @@ for rank, (examples, bias) in enumerate(ranks(what_i_hold, world=4)):
 #
 # Each rank computes the mean loss of its examples and calls `backward()`. Take two numbers of its
 # gradient: the first of the LayerNorm's bias, which is replicated, and the first that it has of
-# `up.bias`, which is sharded. **Predict:** how many different numbers do four ranks have for the
-# one, and how many for the other?
+# `up.bias`, which is sharded. **Predict:** how many different values are there among the four
+# ranks, of each?
 
 # %% tags=["predict"]
 def two_gradients():
@@ -198,7 +206,8 @@ for rank, (of_norm_bias, of_up_bias) in enumerate(ranks(two_gradients, world=4))
 # **Replicated: two numbers.** Ranks 0 and 1 have the same gradient of the LayerNorm, because they
 # have the same examples, and because `ColumnLinear` has already summed over the tensor group, in
 # its backward pass. Ranks 2 and 3 have another one, from other examples. So only the mean over the
-# data group is missing.
+# data group is missing. The same is true of `down.bias`, for another reason: `RowLinear` adds it
+# *after* its sum, so each rank finds its whole gradient by itself, and nothing had to be summed.
 #
 # **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. To add it to rank 0's,
 # which belongs to `up.bias[0]`, would make no sense. But rank 2's belongs to `up.bias[0]`, too, and
@@ -230,7 +239,8 @@ assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
 #
 # ### Your turn: the square of the norm
 #
-# `sharded` and `replicated` are lists of four gradients, those of ranks 0 to 3 on our mesh.
+# `sharded` and `replicated` are lists of four gradients, those of ranks 0 to 3 on our mesh. Leave
+# these gradients as they are. What is below the stub only tries yours.
 
 # %% tags=["your-turn"]
 def square_of_norm(sharded, replicated):
@@ -238,17 +248,22 @@ def square_of_norm(sharded, replicated):
     ...
 
 
+def square_and_gradients(sharded, replicated):
+    square = square_of_norm(sharded, replicated)
+    return {"returned": square, "given, afterwards": [sharded, replicated]}
+
+
 first_half = torch.tensor([1.0, 2.0])  # what ranks 0 and 2 have of a sharded parameter
 second_half = torch.tensor([3.0, 1.0])  # what ranks 1 and 3 have of it
 halves = [first_half, second_half, first_half, second_half]
-everywhere = [torch.tensor([10.0])] * 4  # what all ranks have of a replicated one
-nothing = [torch.zeros(1)] * 4
+everywhere = [torch.tensor([10.0, 2.0])] * 4  # what all ranks have of a replicated one
+nothing = [torch.zeros(2)] * 4
 cases = [
-    ((halves, nothing), 1 + 4 + 9 + 1),
-    ((nothing, everywhere), 100),
-    ((halves, everywhere), 115),
+    ((halves, nothing), {"returned": 15, "given, afterwards": [halves, nothing]}),
+    ((nothing, everywhere), {"returned": 104, "given, afterwards": [nothing, everywhere]}),
+    ((halves, everywhere), {"returned": 119, "given, afterwards": [halves, everywhere]}),
 ]
-your_turn(square_of_norm, cases)
+your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 
 # %% [markdown]
 # ## The table
@@ -256,7 +271,7 @@ your_turn(square_of_norm, cases)
 # Squares of sharded parameters are summed over the tensor group, because its ranks have different
 # numbers. They are not summed over the data group, because data ranks have equal weights and
 # gradients here, so that each would be counted twice. Squares of replicated parameters are not
-# summed at all. So this is the answer to the chapter's question:
+# summed over any group. So this is the answer to the chapter's question:
 
 # %%
 TABLE = {
@@ -280,8 +295,8 @@ def add_up(tensor, groups, mesh):
 # network that one process has trained, and so gets the parts that it should have:
 
 # %%
-def train(table):
-    mesh = make_mesh()
+def train(table, dimensions=MESH):
+    mesh = make_mesh(dimensions)
     divisor = 1
     for name in table["divided by"]:
         divisor *= mesh[name].size()
@@ -349,9 +364,12 @@ def try_out(table):
     loss = on_rank[0]["loss"]
     norm = on_rank[0]["norm"]
     print(f"matches one process: {as_one}, ranks agree: {agree}, loss {loss:.3f}, norm {norm:.3f}")
+    return as_one, agree
 
 
-try_out(TABLE)
+as_one, agree = try_out(TABLE)
+assert as_one
+assert agree
 
 # %% [markdown]
 # The table is right: all four ranks have their parts of one process's weights, and the loss and the
@@ -366,7 +384,7 @@ try_out(TABLE)
 # %% tags=["predict"]
 table = dict(TABLE)
 table["replicated"] = ["data", "tensor"]
-try_out(table)
+as_one, agree = try_out(table)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -384,13 +402,13 @@ try_out(table)
 # %% tags=["predict"]
 table = dict(TABLE)
 table["squares of sharded"] = []
-try_out(table)
+as_one, agree = try_out(table)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # They don't. Ranks 0 and 1 find different norms, and scale their gradients by different factors, so
-# that replicated parameters, which began equal, go apart. And the loss is *lower* than the right
+# that replicated parameters, which began equal, drift apart. And the loss is *lower* than the right
 # one: all find too small a norm, scale down less, and so take longer steps.
 #
 # </details>
@@ -401,21 +419,30 @@ try_out(table)
 # with one process either: which?
 
 # %% tags=["predict"]
+agreeing = 0
+found_by_one_process = 0
 for entry, right_groups in TABLE.items():
     for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
         if groups != right_groups:
             table = dict(TABLE)
             table[entry] = groups
             print(f"{entry}: {groups}")
-            try_out(table)
+            as_one, agree = try_out(table)
+            if agree:
+                agreeing += 1
+            if not as_one:
+                found_by_one_process += 1
+
+assert agreeing == 10
+assert found_by_one_process == 17
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# None raises an error. Ranks agree after ten of the eighteen: where both groups stand, since then
-# all have the same sum; with a wrong divisor, which is the same for all; and with squares of what
-# is equal on all anyway. The comparison doesn't find *divided by tensor*, because our mesh has as
-# many tensor ranks as data ranks.
+# None raises an error. Ranks agree after ten of the eighteen: where both groups are listed, since
+# then all have the same sum; with a wrong divisor, which is the same for all; and with squares of
+# what is equal on all anyway. The comparison doesn't find *divided by tensor*, because our mesh has
+# as many tensor ranks as data ranks.
 #
 # </details>
 #
@@ -439,8 +466,9 @@ for entry, right_groups in TABLE.items():
 # layers, and in a tensor group with rank 1, which has the other half of each
 # matrix.](src/drawings/mesh_of_eight.svg)
 #
-# The first of its decisive functions divides the network: first into stages, then each matrix, then
-# each parameter.
+# The first of its key functions divides the network: first into stages, then each matrix, then each
+# parameter. A `Stage` is a module that has this rank's blocks, and also the embeddings on the first
+# stage and the output layer on the last.
 
 # %%
 import inspect
@@ -457,23 +485,28 @@ print(inspect.getsource(train_transformer.divide))
 
 # %% tags=["predict"]
 def four_parameters():
-    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("data", "pipeline", "tensor"))
-    dist.barrier()  # as in make_mesh
+    mesh = make_mesh({"data": 2, "pipeline": 1, "tensor": 2})
     net = train_transformer.Transformer(70, width=64, heads=4, layers=1, tokens=64)
     stage = train_transformer.divide(net, mesh)
-    mlp = stage.blocks["0"].mlp
+    block = stage.blocks["0"]
     four = {
         "token.weight": stage.token.weight,
-        "norm1.weight": stage.blocks["0"].norm1.weight,
-        "down.weight": mlp.down.weight,
-        "down.bias": mlp.down.bias,
+        "norm1.weight": block.norm1.weight,
+        "down.weight": block.mlp.down.weight,
+        "down.bias": block.mlp.down.bias,
     }
-    return {name: (p.device_mesh.mesh_dim_names, p.placements) for name, p in four.items()}
+    lines = []
+    for name, p in four.items():
+        names = p.device_mesh.mesh_dim_names
+        lines.append(f"{name:12} on {names}: {p.placements}")
+    for p in stage.parameters():  # not only these four
+        assert p.device_mesh.mesh_dim_names[0] == "data"
+        assert not p.placements[0].is_replicate()
+    return lines
 
 
-on_rank = ranks(four_parameters, world=4)
-for name, (dimensions, placements) in on_rank[0].items():
-    print(f"{name:12} on {dimensions}: {placements}")
+for line in ranks(four_parameters, world=4)[0]:
+    print(line)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -492,9 +525,8 @@ for name, (dimensions, placements) in on_rank[0].items():
 # blocks of a network with two layers:
 
 # %%
-def numbers_held(shape):
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "pipeline", "tensor"))
-    dist.barrier()  # as in make_mesh
+def numbers_held(data, pipeline, tensor):
+    mesh = make_mesh({"data": data, "pipeline": pipeline, "tensor": tensor})
     net = train_transformer.Transformer(70, width=64, heads=4, layers=2, tokens=64)
     of_blocks = sum(p.numel() for p in net.blocks.parameters())
     stage = train_transformer.divide(net, mesh)
@@ -505,7 +537,7 @@ def numbers_held(shape):
 
 
 for shape in [(4, 1, 1), (1, 2, 2), (2, 1, 2)]:
-    shares = ranks(numbers_held, shape, world=4)
+    shares = ranks(numbers_held, *shape, world=4)
     print(f"{shape}: rank 0 holds {shares[0]:.3f} of the numbers of all blocks")
 
 # %% [markdown]
@@ -514,7 +546,7 @@ for shape in [(4, 1, 1), (1, 2, 2), (2, 1, 2)]:
 # the sizes of your own model see deeper: Seven ways, computed.
 #
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
-# too. `clip` does that (and `whole_loss`, not shown, the row of the loss):
+# too. `clip` does that (`whole_loss`, not shown, does the same for the loss):
 
 # %%
 print(inspect.getsource(train_transformer.clip))
@@ -532,22 +564,24 @@ print(inspect.getsource(train_transformer.clip))
 #
 # It learns the text of the course's `LICENSE`, letter by letter, and looks for that file beside
 # itself and one folder up. (To take the program with you, take `LICENSE` and
-# [transformer.py](transformer.py), too.) Here it takes five steps in float64, with two
-# data ranks times two stages, and saves the weights of the whole network:
+# [transformer.py](transformer.py), too.) Here it takes five steps in float64 on the eight ranks of
+# the drawing, and saves the weights of the whole network:
 
 # %% tags=["trains", "few:DATA = 2=>DATA = 1"]
 import tempfile
 
 from helpers.cluster import torchrun
 
-saved = f"{tempfile.gettempdir()}/one_mesh.pt"
+scratch = tempfile.TemporaryDirectory()
+saved = f"{scratch.name}/one_mesh.pt"
 DATA = 2  # ranks
-options = ["--data", DATA, "--pipeline", 2, "--steps", 5, "--float64", "--save", saved]
-printed = torchrun("train_transformer.py", nproc=DATA * 2, arguments=options, log=None)
+options = ["--data", DATA, "--pipeline", 2, "--tensor", 2, "--steps", 5, "--float64"]
+options += ["--save", saved]
+printed = torchrun("train_transformer.py", nproc=DATA * 4, arguments=options, log=None)
 print(printed[0])  # what rank 0 printed
 
 # %% [markdown]
-# And one process, in a loop that knows of no mesh? It takes the same batches:
+# Now one process takes the same batches, in a loop that knows nothing of meshes:
 
 # %% tags=["trains"]
 from transformer import Transformer
@@ -572,16 +606,14 @@ assert last in printed[0]
 assert apart < 1e-12
 
 # %% [markdown]
-# With `--checkpoint` the program saves a training after its last step, and another mesh can
-# `--resume` it, with the same text, sizes and rate: other ones are refused. `make test` goes from 2
-# data × 2 tensor ranks to 2 data × 2 stages, and `make test-tools` compares all 18 meshes of 1, 2,
-# 4 and 8 ranks with one process.
+# With `--checkpoint FOLDER` the program saves a training after its last step, and with `--resume
+# FOLDER --steps 200` another mesh goes on with it.
 #
 # ### Random numbers
 #
 # Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
 # tensor group have the same hidden states, so they must drop the same numbers of them, or their
-# replicas go apart (chapter 18). Data ranks have different examples, and should drop different
+# replicas drift apart (chapter 18). Data ranks have different examples, and should drop different
 # ones. Both hold if the seed comes from the rank's place in its data group:
 
 # %%
@@ -617,23 +649,49 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 # ```
 #
 # `HOST` is one of the two machines. Both need the program, `transformer.py` and the same `LICENSE`,
-# and must see the folders of `--checkpoint` and `--resume`. Where one process misses the text or a
-# checkpoint, all say so.
+# and must see the folders of `--checkpoint` and `--resume`.
 #
 # **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
 # machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`), and in a mesh
 # the *last* dimension has consecutive ranks. So with four GPUs a machine, ranks 0 to 3 are one
 # tensor group, on one machine, and ranks 0 and 4 are a data group, on both.
 #
+# A mesh whose dimensions are exchanged is a mistake that our table can't express. Take four ranks,
+# two on each of two machines:
+
+# %%
+def tensor_group(dimensions):
+    mesh = make_mesh(dimensions)
+    found, same = train(TABLE, dimensions)
+    return dist.get_process_group_ranks(mesh.get_group("tensor")), same
+
+
+for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
+    on_rank = ranks(tensor_group, dimensions, world=4)
+    group, same = on_rank[0]
+    print(f"{list(dimensions)}: rank 0's tensor group {group}, matches one process: {same}")
+    for group, same in on_rank:
+        assert same
+
+# %% [markdown]
+# All weights are right on both meshes, because each sum still runs over a group of the right kind.
+# So no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor
+# group, one on each machine, and whatever it sends goes between machines.
+#
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
 # within a machine. A stage of a pipeline sends one activation for each micro-batch and one gradient
 # back. *Data* gathers weights and averages gradients once in a step, which can overlap with
 # computing (chapter 14). (Once because of `reshard_after_forward=False`: by default `fully_shard`
-# frees a block's weights after the forward pass and gathers them again for the backward pass.) D.
-# Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number of
-# GPUs in a machine, and pipelines over machines. Llama 3's dimensions are in the same order, from
-# the innermost to the outermost: tensor, context, pipeline, data (arXiv:2407.21783, section 3.3.2).
+# frees a block's weights after the forward pass and gathers them again for the backward pass.) In
+# **hybrid sharding** (HSDP) *data* has two dimensions: weights are sharded over the inner one and
+# replicated over the outer one. With the inner one inside a machine, weights aren't gathered
+# between machines. `fully_shard` does that where its `mesh` has two dimensions (see its docstring).
+#
+# D. Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number
+# of GPUs in a machine, and pipelines over machines. Llama 3's dimensions are in the same order,
+# from the innermost to the outermost: tensor, context, pipeline, data (arXiv:2407.21783, section
+# 3.3.2).
 #
 # **What we have not shown.** All of this ran on CPUs. Which sums are right doesn't depend on the
 # device. But four processes that share the cores of one machine say nothing about speed, so nothing
@@ -651,8 +709,9 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 # | squares of sharded parameters' gradients | tensor | data, pipeline, tensor |
 # | squares of replicated parameters' gradients | nothing | data, pipeline |
 #
-# ¹ For equal parts of the batch; else sum, and divide by the number of all tokens. ² Replicated:
-# because `ColumnLinear` has already summed over tensor; with sequence parallelism see exercise 3.
+# ¹ For equal parts of the batch; else sum, and divide by the number of all tokens. ² Replicated
+# ones, too, but for two reasons: for the LayerNorm `ColumnLinear` has already summed over tensor,
+# and `down.bias` is added after the sum of `RowLinear`. With sequence parallelism see exercise 3.
 #
 # - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
 # - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong
@@ -672,7 +731,7 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 #    does that mean for tests?
 # 2. **A smaller test.** Somebody tests the table on 4 × 1 ranks, and then on 1 × 4. Which of the
 #    eighteen wrong entries does a comparison with one process find on each? Is there one that
-#    neither finds? (Change `SHAPE`.)
+#    neither finds? And which does it miss on 3 × 2? (Give `train` other dimensions.)
 # 3. **More dimensions, on paper.** Which rows of the table change if a pipeline of two stages is
 #    added? What if the embedding, on its first stage, and the output, on its last, share one
 #    weight? And what if the ranks of a tensor group divide the tokens among themselves wherever a
@@ -692,7 +751,7 @@ def square_of_norm(sharded, replicated):
     return square
 
 
-your_turn(square_of_norm, cases)
+your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 
 # %% [markdown]
 # ### Answer 1
@@ -727,7 +786,8 @@ for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
 #
 # A group of one rank sums nothing. So on 4 × 1 a test can't see whether *tensor* stands in a row,
 # and on 1 × 4 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
-# them, also *divided by tensor*.
+# them, also *divided by tensor*. On 3 × 2 one test finds all: both groups have several ranks, and
+# not equally many.
 
 # %% tags=["solution"]
 wrong_tables = {}
@@ -739,26 +799,28 @@ for entry, right_groups in TABLE.items():
             wrong_tables[f"{entry} over {groups}"] = table
 
 
-def same_as_one_process(tables):
+def same_as_one_process(tables, dimensions):
     """For each table: does this rank match the single process?"""
     by_table = {}
     for name, table in tables.items():
-        found, same = train(table)
+        found, same = train(table, dimensions)
         by_table[name] = same
     return by_table
 
 
 missed = {}
-for SHAPE in [(4, 1), (1, 4)]:
-    missed[SHAPE] = []
-    on_rank = ranks(same_as_one_process, wrong_tables, world=4)
+for data, tensor in [(4, 1), (1, 4), (3, 2)]:
+    shape = (data, tensor)
+    missed[shape] = []
+    dimensions = {"data": data, "tensor": tensor}
+    on_rank = ranks(same_as_one_process, wrong_tables, dimensions, world=data * tensor)
     for name in wrong_tables:
         if all(by_table[name] for by_table in on_rank):
-            missed[SHAPE].append(name)
-    print(f"{SHAPE} misses {len(missed[SHAPE])} of {len(wrong_tables)}")
-SHAPE = (2, 2)
+            missed[shape].append(name)
+    print(f"{shape} misses {len(missed[shape])} of {len(wrong_tables)}")
 assert len(missed[4, 1]) == len(missed[1, 4]) == 6
 assert not any(name in missed[1, 4] for name in missed[4, 1])
+assert missed[3, 2] == []
 
 # %% [markdown]
 # ### Answer 3
