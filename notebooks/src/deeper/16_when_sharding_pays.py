@@ -227,8 +227,8 @@ for gpus in days:
 # </details>
 #
 # The missing forty seconds aren't in our formula. Each of 1,536 GPUs has a single sequence, which
-# it may compute less efficiently; the paper names communication between machines (section 5.2). If all
-# of it was messages, they ran at a ninth of the full rate. We can't separate the two. So the
+# it may compute less efficiently; the paper names communication between machines (section 5.2). If
+# all of it was messages, they ran at a ninth of the full rate. We can't separate the two. So the
 # formula says when sharding *can't* be cheap, and not that it will be.
 #
 # ## Summary
