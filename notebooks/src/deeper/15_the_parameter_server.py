@@ -246,8 +246,9 @@ print("three workers end with  ", *on_workers(3, take_turns, rate=0.9))
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# With one worker, whose gradients are fresh, the weight is 0 up to rounding. With three it has
-# become a hundred times larger: the training diverges at a rate that is right for fresh gradients.
+# With one worker, whose gradients are fresh, the weight is 0 up to rounding. With three, which have
+# pulled it in the last three turns, it swings ever farther, from 1 to 101: the training diverges at
+# a rate that is right for fresh gradients.
 #
 # </details>
 #
