@@ -134,7 +134,8 @@ for key in ["weights.0.weight", "adam.state.0.weight.exp_avg", "step"]:
 # ## Load on another number of ranks
 #
 # `load` fills the tensors that it gets, each rank those that it holds *now*, and reads for that
-# only the pieces that have a part of them. What isn't a tensor, such as the step, is put into the dictionary:
+# only the pieces that have a part of them. What isn't a tensor, such as the step, is put into the
+# dictionary:
 
 # %% tags=["trains"]
 def load(folder, net, adam):

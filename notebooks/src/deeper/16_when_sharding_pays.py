@@ -221,8 +221,8 @@ for gpus in days:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Four times the GPUs are only 1.2 times as fast, 67 s instead of 82, and 1,536 are no faster than
-# 768. By our estimate 20 s and 5 s would do.
+# Four times the GPUs are only 1.2 times as fast, 67 s instead of 82, and they are no faster than
+# twice the GPUs. By our estimate 20 s and 5 s would do.
 #
 # </details>
 #
