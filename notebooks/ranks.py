@@ -10,6 +10,7 @@ script that `function` is from.
 
 import signal
 import socket
+import sys
 import tempfile
 import warnings
 from concurrent.futures import FIRST_EXCEPTION, wait
@@ -38,6 +39,8 @@ def on_rank(rank, world, folder, seconds, part, given):
         return part(*given)
     finally:
         torch.distributed.destroy_process_group()
+        if "torch.distributed.tensor" in sys.modules:  # DTensor's caches would keep the old rank
+            import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
         signal.alarm(0)
 
 

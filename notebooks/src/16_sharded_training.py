@@ -424,8 +424,8 @@ report(results_3)
 # %% [markdown]
 # A rank holds half of each of the four numbers.
 #
-# We can't write out every layer's backward pass. How PyTorch's own layers are made to save a
-# placeholder for the weight is in deeper: FSDP for any network.
+# We can't write out every layer's backward pass. How PyTorch shards layers whose formulas it
+# doesn't know is in deeper: FSDP for any network.
 #
 # ## What each stage reduces and gathers
 #
@@ -663,7 +663,8 @@ for stage in [1, 2, 3]:
 # ```
 #
 # To save a training, shards must be gathered, or each rank saves its own. In stage 3 that concerns
-# the weights, in all stages Adam's means: see deeper: State dicts that reshard.
+# the weights, in all stages Adam's means. How another number of ranks finds them again is in
+# deeper: State dicts that reshard.
 #
 # ## Summary
 #

@@ -298,6 +298,19 @@ def test_each_rank_runs_the_function_and_results_are_in_their_order():
     assert ranks(power_of_rank, 1) == [(0, 1), (1, 1)]
 
 
+def place_of_a_new_tensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import zeros
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return torch.zeros_like(zeros(2, device_mesh=mesh)).device_mesh.get_coordinate()[0]
+
+
+def test_a_process_forgets_the_rank_that_it_had():
+    for _ in range(6):  # a process gets either rank
+        assert ranks(place_of_a_new_tensor) == [0, 1]
+
+
 def fail_on_rank_1():
     if dist.get_rank() == 1:
         raise ConnectionError("Connection refused: the cause")

@@ -1,46 +1,43 @@
 # %% [markdown]
 # # Deeper · FSDP for any network
 #
-# Chapter 16 wrote a linear layer's two passes by hand, so that autograd saves only a shard. How
-# does the `FSDP` of [sharded_train.py](../sharded_train.py) do that for a layer whose formulas it
-# doesn't know?
+# Chapter 16 wrote a linear layer's two passes by hand, so that it holds a whole weight only while
+# it computes. *How can that be done for a layer whose formulas one doesn't know?* There are two
+# obstacles: the layer reads its whole weight, and autograd keeps it until the backward pass.
+# PyTorch's `fully_shard` puts hooks round the layer and empties the weight's memory. The `FSDP` of
+# [sharded_train.py](../sharded_train.py) lets autograd keep a note instead. We write both.
 #
-# > **What you'll do:** try each piece alone on one linear layer, make the step to any module, put
-# > the pieces together and train.
+# > **What you'll do:** empty a weight that autograd keeps, and fill it again in time; shard a
+# > network by hooks; look into PyTorch's `fully_shard`; then let autograd keep notes.
 # >
-# > **What you'll learn:** how to notice that a layer reads its weight; how to change what autograd
-# > saves; how to do both for a module that one doesn't know.
+# > **What you'll learn:** what `fully_shard` does, by which functions; how to change what autograd
+# > saves; two mistakes that raise no error.
 # >
 # > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time},
-# > running about 20 seconds.
+# > running about 15 seconds.
 
 # %% tags=["torch"]
 import sys
-import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import fully_shard
 
 from helpers.compare import largest_difference
 
-# Where chapter 16's sharded_train.py is, and chapter 14's ranks.py.
-sys.path.insert(0, "..")
+sys.path.insert(0, "..")  # where chapter 16's sharded_train.py and chapter 14's ranks.py are
 from ranks import ranks
 from sharded_train import FSDP
 
-# %% tags=["fold"]
-# define: `my_part`, `reduce_scatter`, `gather_whole` and `mean_shard`, as in chapter 16
+# %% [markdown]
+# From chapter 16 we take these. (All our sizes are divisible by two, since `my_part` doesn't pad.)
+
+# %%
 def my_part(tensor):
     return tensor.chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def reduce_scatter(whole):
-    shard = whole.new_empty(len(whole) // dist.get_world_size())
-    dist.reduce_scatter_single(shard, whole)
-    return shard
 
 
 def gather_whole(shard):
@@ -50,17 +47,239 @@ def gather_whole(shard):
 
 
 def mean_shard(gradient):
-    total = reduce_scatter(gradient.reshape(-1))
-    return total / dist.get_world_size()
+    """This rank's shard of the mean gradient."""
+    shard = gradient.new_empty(gradient.numel() // dist.get_world_size())
+    dist.reduce_scatter_single(shard, gradient.flatten())
+    return shard / dist.get_world_size()
 
 # %% [markdown]
-# ## Notice that a weight is read
+# ## A weight whose memory is emptied
 #
-# Nobody should have to rewrite a network for us. So its layers stay as they are, and we find out
-# when one reads `self.weight`. A module keeps its parameters in a dictionary, `_parameters`. Python
-# looks there last, by the module's `__getattr__`. A *property* of the class is found first, and
-# runs a function of ours. The layer exists already, but Python lets us change an object's class;
-# what is in the object stays:
+# A tensor is two things: a *storage*, which has the numbers, and what says how to read them, such
+# as a shape. A storage can be resized, also to nothing. **Predict:** autograd keeps the weight for
+# the backward pass, transposed. If we empty the weight's storage and fill it again, does autograd
+# have the numbers?
+
+# %% tags=["predict"]
+weight = nn.Parameter(torch.arange(8.0).view(2, 4))
+x = torch.ones(1, 4, requires_grad=True)
+y = F.linear(x, weight)
+storage = weight.untyped_storage()
+
+storage.resize_(0)
+print("bytes of the weight now:", storage.nbytes(), "and its shape:", tuple(weight.shape))
+
+storage.resize_(8 * 4)  # eight numbers, four bytes each
+weight.data.copy_(torch.arange(8.0).view(2, 4))
+y.sum().backward()
+print("the gradient of x:", x.grad.tolist())
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# It has them. The transpose that autograd keeps has the same storage, so that the gradient of `x`,
+# the sum of the weight's rows, is right.
+#
+# </details>
+#
+# So autograd may keep the weight: we empty it, and only must fill it in time. (We wrote through
+# `.data`, since autograd refuses a backward pass with a weight that was changed in place. It
+# compares a counter, the tensor's *version*, which `.data` doesn't touch.)
+#
+# ## Hooks round a module
+#
+# When must it be filled, and when emptied? Before and after the module computes, in both passes.
+# PyTorch can call a function of ours at each of these four moments. `Unit` cares for the parameters
+# of one module. Its optimizer is to see the shards, so they stand in the module's dictionary
+# `_parameters`, and the whole weights only while it computes:
+
+# %%
+class Unit:
+    def __init__(self, module):
+        self.module = module
+        self.shards = {}
+        self.wholes = {}
+        for name, p in module.named_parameters(recurse=False):  # not of modules in it
+            self.shards[name] = nn.Parameter(my_part(p.detach().flatten()).clone())
+            self.wholes[name] = nn.Parameter(p.detach().clone())
+            self.wholes[name].register_post_accumulate_grad_hook(self.gradient_came)
+        self.free()
+        module.register_forward_pre_hook(self.before_forward)
+        module.register_forward_hook(self.after_forward)
+
+    def gather(self):
+        for name, whole in self.wholes.items():
+            whole.untyped_storage().resize_(whole.nbytes)
+            numbers = gather_whole(self.shards[name].detach())
+            whole.data.copy_(numbers.view_as(whole))
+            self.module._parameters[name] = whole
+
+    def free(self):
+        for name, whole in self.wholes.items():
+            whole.untyped_storage().resize_(0)
+            self.module._parameters[name] = self.shards[name]
+
+    def before_forward(self, module, inputs):
+        self.gather()
+
+    def after_forward(self, module, inputs, output):
+        self.free()
+        output.register_hook(self.before_backward)  # called with the gradient of the output
+
+    def before_backward(self, gradient):
+        self.gather()
+
+    def gradient_came(self, p):  # called when the gradient of a whole weight is ready
+        if all(whole.grad is not None for whole in self.wholes.values()):
+            for name, whole in self.wholes.items():
+                self.shards[name].grad = mean_shard(whole.grad)
+                whole.grad = None
+            self.free()
+
+# %% [markdown]
+# No formula is in it. We try it on a network with a convolution and a norm, against one process:
+
+# %% tags=["trains"]
+def make_net():
+    torch.manual_seed(16)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, kernel_size=3), nn.Tanh(),
+                         nn.LayerNorm(6), nn.Flatten(), nn.Linear(24, 4)).double()
+
+
+torch.manual_seed(0)
+batches = []
+for step in range(5):
+    x = torch.randn(12, 8).double()
+    y = torch.randint(4, (12,))
+    batches.append((x, y))
+
+net = make_net()
+adam = torch.optim.Adam(net.parameters(), lr=0.01)
+for x, y in batches:
+    adam.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    adam.step()
+one_process = net.state_dict()
+
+
+def by_units():
+    net = make_net()
+    units = [Unit(module) for module in net if list(module.parameters())]
+    adam = torch.optim.Adam(net.parameters(), lr=0.01)  # of the shards
+    for x, y in batches:
+        adam.zero_grad()
+        loss = F.cross_entropy(net(my_part(x)), my_part(y))
+        held = 0
+        for unit in units:
+            for whole in unit.wholes.values():
+                held += whole.untyped_storage().nbytes()
+        loss.backward()
+        adam.step()
+    weights = {}
+    for name, shard in net.state_dict().items():
+        weights[name] = gather_whole(shard).view_as(one_process[name])
+    return weights, held
+
+
+for rank, (weights, held) in enumerate(ranks(by_units)):
+    same = largest_difference(weights, one_process) < 1e-12
+    print(f"rank {rank}: as one process: {same}, bytes of whole weights between passes: {held}")
+    assert same and held == 0
+
+# %% [markdown]
+# Between the passes autograd keeps all weights, and they have no bytes.
+#
+# ## In PyTorch
+#
+# `fully_shard` does this, at the same four moments. These are its functions, in
+# `torch/distributed/fsdp/_fully_shard` of PyTorch 2.13:
+#
+# | `Unit` | PyTorch's function | in |
+# | --- | --- | --- |
+# | `before_forward` | `_pre_forward`: `unshard` and `wait_for_unshard` | `_fsdp_state.py` |
+# | `after_forward` | `_post_forward`: `reshard`; `register_hook` on the output | `_fsdp_state.py` |
+# | `before_backward` | `_pre_backward`: `unshard` | `_fsdp_state.py` |
+# | `gradient_came` | `post_backward`: `reshard`, then reduces | `_fsdp_param_group.py` |
+# | `resize_` | `alloc_storage` and `free_storage` | `_fsdp_param.py` |
+# | `_parameters[name] =` | `unsafe_setattr_param` | `_fsdp_param.py` |
+# | `.data.copy_` | `foreach_all_gather_copy_out` | `_fsdp_collectives.py` |
+#
+# Four things are different. A group is all parameters of one call of `fully_shard`, which travel in
+# one message. `_pre_backward` also begins to gather the next group. The copying function writes
+# under `_unsafe_preserve_version_counter`, which does what `.data` does here. And `post_backward`
+# is called by an autograd function through which the module's *inputs* go
+# (`RegisterPostBackwardFunction`), so that its turn in the backward pass is after the module's.
+#
+# If a module's inputs need no gradient, as in the first layer, nothing follows it in the backward
+# pass. Such groups are reduced at the end, by a callback (`_root_post_backward_final_callback`).
+# Let us look at one weight, in attributes that aren't meant for us:
+
+# %%
+def look_inside():
+    net = make_net()
+    for module in net:
+        if list(module.parameters()):
+            fully_shard(module)
+    fully_shard(net)
+    x, y = batches[0]
+    output = net(my_part(x))
+    of_conv = net[1]._get_fsdp_state()._fsdp_param_groups[0].fsdp_params[0]
+    whole = of_conv._unsharded_param
+    after_forward = whole.untyped_storage().nbytes()
+    during_backward = []
+
+    def note(gradient):
+        during_backward.append(whole.untyped_storage().nbytes())
+
+    whole.register_hook(note)  # called with its gradient
+    F.cross_entropy(output, my_part(y)).backward()
+    return tuple(whole.shape), after_forward, during_backward, whole.untyped_storage().nbytes()
+
+
+shape, after_forward, during_backward, at_the_end = ranks(look_inside)[0]
+print("the convolution's weight", shape, "has", after_forward, "bytes after the forward pass,",
+      during_backward[0], "in the backward pass,", at_the_end, "after it")
+
+# %% [markdown]
+# Twelve numbers of eight bytes, for as long as the layer computes.
+#
+# ## A mistake: the optimizer comes first
+#
+# Ours and PyTorch's put new parameters in the place of the old ones. **Predict:** what happens if
+# the optimizer was made before?
+
+# %% tags=["predict", "trains"]
+def has_learned(optimizer_is_made):
+    net = nn.Linear(8, 4).double()
+    adam = torch.optim.Adam(net.parameters())
+    fully_shard(net)
+    if optimizer_is_made == "after":
+        adam = torch.optim.Adam(net.parameters())
+    before = net.weight.full_tensor().clone()
+    x, y = batches[0]
+    F.cross_entropy(net(my_part(x)), my_part(y)).backward()
+    adam.step()
+    return not torch.equal(net.weight.full_tensor(), before)
+
+
+for made in ["before", "after"]:
+    print(f"optimizer made {made} fully_shard: has learned: {ranks(has_learned, made)[0]}")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# Made before, it holds the old parameters, which get no gradients any more. Nothing is learned, and
+# there is no error.
+#
+# </details>
+#
+# ## The other way: a note
+#
+# Hooks round a module have a limit: the weight is whole only while *its module* computes. Where
+# another module reads it, as in networks whose last layer shares the embedding's weight, both must
+# be one unit. Could one notice each *read* instead? A module keeps its parameters in a dictionary,
+# in which Python looks last. A *property* of the class is found first, and runs a function of ours.
+# And an object that exists can get another class:
 
 # %%
 class Watched(nn.Linear):
@@ -72,167 +291,34 @@ class Watched(nn.Linear):
 
 layer = nn.Linear(4, 2)
 layer.__class__ = Watched
-output = layer(torch.ones(1, 4))
-
-# %% tags=["fold"]
-# check: each call reads the weight once; the output is as before the class was changed
-import io
-from contextlib import redirect_stdout
-
-
-def what_is_printed(layer):
-    text = io.StringIO()
-    with redirect_stdout(text):
-        output = layer(torch.ones(1, 4))
-    return text.getvalue(), output
-
-
-layer.__class__ = Watched
-watched = what_is_printed(layer)
-layer.__class__ = nn.Linear
-plain = what_is_printed(layer)
-assert watched[0] == "the weight is read\n" and plain[0] == ""
-assert torch.equal(watched[1], plain[1]) and torch.equal(plain[1], output)
+y = layer(torch.ones(1, 4))
 
 # %% [markdown]
-# So `_parameters` can keep the shard, while the layer gets the whole weight.
-#
-# ## Gather forward, reduce backward
-#
-# The property will return a weight that an autograd function has made from the shard. This one only
-# gathers. PyTorch knows the layer's formulas and brings the whole weight's gradient to `backward`,
-# which makes the shard's gradient from it.
+# So `_parameters` can keep the shard, and the property returns a whole weight, made from the shard
+# by an autograd function. Autograd then brings the whole gradient to its `backward`:
 
 # %%
-class GatherAndWait(torch.autograd.Function):
+class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, shard, shape):
         return gather_whole(shard).view(shape)
 
     @staticmethod
     def backward(ctx, gradient):
-        # One for the shard; the shape has none.
-        return mean_shard(gradient), None
+        return mean_shard(gradient), None  # for the shard; the shape has none
 
 # %% [markdown]
-# On two ranks the weight is `[[0, 1, 2, 3], [4, 5, 6, 7]]`, a row on each, and the input is ones on
-# rank 0, twos on rank 1. `F.linear` computes, which knows nothing of shards:
-
-# %%
-def ordinary_layer():
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    weight = GatherAndWait.apply(shard, (2, 4))
-    x = torch.full((1, 4), 1.0 + dist.get_rank())
-    y = F.linear(x, weight)
-    y.sum().backward()
-    return y.tolist(), shard.grad.tolist()
-
-
-for rank, (y, gradient) in enumerate(ranks(ordinary_layer)):
-    print(f"rank {rank}: output {y}, gradient of its shard {gradient}")
-
-# %% tags=["fold"]
-# check: outputs of the whole weight, and each shard's gradient is the mean of 1 and 2
-assert ranks(ordinary_layer) == [([[6, 22]], [1.5] * 4), ([[12, 44]], [1.5] * 4)]
-
-# %% [markdown]
-# Both outputs were computed with the whole weight, and each shard gets the mean of 1 and 2.
+# ### What autograd keeps
 #
-# ## What does autograd save?
-#
-# Dropping our variable frees nothing: autograd has saved the whole weight. We can give autograd two
-# functions, which PyTorch calls *pack* and *unpack* (ours will be `save_note` and `gather_again`).
-# The first gets each tensor that is saved, and returns what is kept in its place. The second gets
-# that back when the backward pass needs the tensor. What does a linear layer save?
-
-# %%
-def print_shape(tensor):
-    print("saved:", tuple(tensor.shape))
-    return tensor
-
-
-def as_it_is(saved):
-    return saved
-
-
-# Only the gradient of x needs the weight.
-x = torch.ones(3, 4, requires_grad=True)
-layer = nn.Linear(4, 2)
-with saved_tensors_hooks(print_shape, as_it_is):
-    y = layer(x)
-
-# %% tags=["fold"]
-# check: the input and the transposed weight; only the input, if that needs no gradient
-def saved_shapes(x):
-    shapes = []
-
-    def note_shape(tensor):
-        shapes.append(tuple(tensor.shape))
-        return tensor
-
-    with saved_tensors_hooks(note_shape, as_it_is):
-        layer(x)
-    return shapes
-
-
-assert saved_shapes(x) == [(3, 4), (4, 2)]
-assert saved_shapes(x.detach()) == [(3, 4)]
-
-# %% [markdown]
-# The input, and the weight, transposed.
-#
-# ## Recognize the weight
-#
-# Our pack function must recognize a gathered weight, transposed or not. A tensor and its
-# transpose are two objects that share one memory, the *storage*. The storage is a Python object,
-# too, the same one at each call, so it can get an attribute, a *mark*:
-
-# %%
-weight = torch.arange(8.0).view(2, 4)
-transposed = weight.t()
-weight.untyped_storage().mark = "gathered"
-print("one object:", transposed is weight)
-print("the mark, found from the transpose:", transposed.untyped_storage().mark)
-
-# %% tags=["fold"]
-# check: the mark stays though no variable has the storage; a copy has none
-import gc
-
-gc.collect()
-assert transposed is not weight
-assert transposed.untyped_storage().mark == "gathered"
-assert not hasattr(transposed.clone().untyped_storage(), "mark")
-
-# %% [markdown]
-# A copy has a storage of its own, without the mark. Where a layer saves one, it stays whole.
-#
-# What must we remember to make the transpose again from a gathered weight? Its shape, and its
-# *stride*: how many numbers further in memory the next row begins, and the next column.
-# `as_strided` makes a tensor from these and the memory. For a slice, such as `weight[1:]`, we also
-# need the *offset*, the place in memory where it begins.
-
-# %%
-print("the weight's shape and stride:", tuple(weight.shape), weight.stride())
-print("the transpose's:", tuple(transposed.shape), transposed.stride())
-again = weight.as_strided(size=(4, 2), stride=(1, 4))
-print("made from the weight's memory:", again.tolist())
-print("a slice's offset:", weight[1:].storage_offset())
-
-# %% tags=["fold"]
-# check: `as_strided` gives the transpose, and with the offset the slice
-assert torch.equal(again, transposed)
-assert torch.equal(weight.as_strided((1, 4), (4, 1), 4), weight[1:])
-assert (weight.stride(), transposed.stride()) == ((4, 1), (1, 4))
-
-# %% [markdown]
-# ## Save a note
-#
-# Now the mark is the shard itself. Where a saved tensor's storage has one, autograd keeps a *note*:
-# the shard, the tensor's shape, its stride and its offset.
+# This weight is new in each pass, so that nothing can fill it again. But autograd must not keep it.
+# Two functions decide what is kept (chapter 16): one gets each tensor that is saved, and returns
+# what is kept for it; the other gets that back. Ours keeps a *note* for a gathered weight: its
+# shard, and how to read the numbers. How does it know a gathered weight, which may be a transpose
+# or a slice? By its storage, on which we write the shard as an attribute:
 
 # %%
 def gather_and_mark(shard, shape):
-    whole = GatherAndWait.apply(shard, shape)
+    whole = Gather.apply(shard, shape)
     storage = whole.untyped_storage()
     storage.shard = shard  # the mark
     return whole
@@ -240,148 +326,44 @@ def gather_and_mark(shard, shape):
 
 def save_note(tensor):
     storage = tensor.untyped_storage()
-    if hasattr(storage, "shard"):
-        return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride(),
-                "offset": tensor.storage_offset()}
-    else:
+    if not hasattr(storage, "shard"):
         return tensor
+    return {"shard": storage.shard, "shape": tensor.shape, "stride": tensor.stride(),
+            "offset": tensor.storage_offset()}
 
-# %% [markdown]
-# When the backward pass needs the weight, unpack gathers again. It needs only the shard's numbers
-# (`detach`): the shard's gradient comes through the forward pass's `GatherAndWait`.
 
-# %%
 def gather_again(saved):
-    if isinstance(saved, dict):  # a note
-        shard = saved["shard"].detach()
-        whole = gather_whole(shard)
-        return whole.as_strided(saved["shape"], saved["stride"], saved["offset"])
-    else:
+    if not isinstance(saved, dict):
         return saved
+    whole = gather_whole(saved["shard"].detach())
+    return whole.as_strided(saved["shape"], saved["stride"], saved["offset"])
 
 # %% [markdown]
-# ## Is the weight freed?
+# (A *stride* says how many numbers further in memory the next row begins, and the next column. A
+# transpose has the same numbers and its strides exchanged.)
 #
-# `is_held` calls a layer and deletes its variable of the gathered weight. A *weak reference*, which
-# keeps nothing alive, tells whether the weight's storage still exists.
-
-# %% tags=["fold"]
-# define: `is_still_there`: gloo's threads let go a moment later, so it looks again for up to 5 s
-import time
-
-
-def is_still_there(memory):
-    end = time.perf_counter() + 5
-    while memory() is not None and time.perf_counter() < end:
-        time.sleep(0.01)
-    return memory() is not None
-
-# %%
-def is_held(pack, unpack):
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.ones(1, 4, requires_grad=True)
-    with saved_tensors_hooks(pack, unpack):
-        weight = gather_and_mark(shard, (2, 4))
-        y = F.linear(x, weight)
-    memory = weakref.ref(weight.untyped_storage())
-    del weight
-    held = is_still_there(memory)
-    # Y has lived till here, and what autograd saved for it.
-    y.sum().backward()
-    return held
-
-
-held_without_notes = ranks(is_held, as_it_is, as_it_is)
-held_with_notes = ranks(is_held, save_note, gather_again)
-print("held without notes, on each rank:", held_without_notes)
-print("held with notes:", held_with_notes)
-
-# %% tags=["fold"]
-# check: held only without notes; with them all gradients are the same, a slice's is right, too
-def both_gradients(pack, unpack):
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.full((1, 4), 1.0 + dist.get_rank(), requires_grad=True)
-    with saved_tensors_hooks(pack, unpack):
-        y = F.linear(x, gather_and_mark(shard, (2, 4)))
-    y.sum().backward()
-    return shard.grad.tolist(), x.grad.tolist()
-
-
-columns = torch.arange(8.0).view(2, 4).sum(0).tolist()  # what x's gradient adds up
-assert held_without_notes == [True, True]
-assert held_with_notes == [False, False]
-for pack, unpack in [(as_it_is, as_it_is), (save_note, gather_again)]:
-    assert ranks(both_gradients, pack, unpack) == [([1.5] * 4, [columns])] * 2
-
-
-def gradient_through_a_slice():
-    shard = my_part(torch.arange(8.0)).clone().requires_grad_()
-    x = torch.ones(1, 4, requires_grad=True)
-    with saved_tensors_hooks(save_note, gather_again):
-        y = F.linear(x, gather_and_mark(shard, (2, 4))[1:])
-    y.sum().backward()
-    return x.grad.tolist()
-
-
-assert ranks(gradient_through_a_slice) == [[[4, 5, 6, 7]]] * 2, "the second row"
-
-# %% [markdown]
-# **With notes autograd doesn't hold the whole weight, so Python frees it.**
+# ### Any module
 #
-# ## A module that we don't know
-#
-# So far we knew the layer: it reads a `weight` of shape 2 x 4. A module that we don't know lists
-# its own parameters. For each name we make a property, which remembers the whole shape, and cut the
-# parameter to a shard. `type(name, bases, attributes)` makes a class that has these properties:
+# A module lists its own parameters. For each name we make a property, and
+# `type(name, bases, attributes)` makes a class that has them all:
 
 # %%
 def gather_when_read(name, shape):
     def read(module):
-        shard = module._parameters[name]
-        return gather_and_mark(shard, shape)
+        return gather_and_mark(module._parameters[name], shape)
     return property(read)
 
 
 def shard_module(module):
     properties = {}
-    # Not those of modules in it.
     for name, p in module.named_parameters(recurse=False):
         properties[name] = gather_when_read(name, p.shape)
-        flat = p.data.reshape(-1)
-        # A copy, so that the whole is freed.
-        p.data = my_part(flat).clone()
+        p.data = my_part(p.data.flatten()).clone()  # a copy, so that the whole is freed
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), properties)
 
-# %% [markdown]
-# A convolution, on two ranks:
 
-# %%
-def one_convolution():
-    torch.manual_seed(16)
-    layer = nn.Conv1d(1, 4, kernel_size=3)  # 12 weights, 4 biases
-    x = torch.arange(10.0).view(1, 1, 10)
-    whole_output = layer(x)
-    shard_module(layer)
-    kept = [len(p) for p in layer.parameters()]
-    return kept, torch.allclose(layer(x), whole_output)
-
-
-for rank, (kept, same) in enumerate(ranks(one_convolution)):
-    print(f"rank {rank} keeps weights and biases {kept}; the output is the same: {same}")
-
-# %% tags=["fold"]
-# check: each rank keeps half, the layer computes with the whole
-assert ranks(one_convolution) == [([6, 2], True)] * 2
-
-# %% [markdown]
-# The layer reads the whole weight; `parameters()` and `state_dict()` look into `_parameters`, so an
-# optimizer gets the shards. (Here sizes must be divisible, and no two modules share a parameter.)
-#
-# ## All together
-
-# %%
-class FirstFSDP(nn.Module):
+class NoteFSDP(nn.Module):
     def __init__(self, net):
         super().__init__()
         self.net = net
@@ -392,174 +374,48 @@ class FirstFSDP(nn.Module):
         with saved_tensors_hooks(save_note, gather_again):
             return self.net(x)
 
-# %% [markdown]
-# Autograd remembers unpack with each note, so the backward pass needs no `with`. We train a small
-# network on two ranks, and compare with one process.
 
-# %% tags=["fold", "trains"]
-# define: five batches, `tanh_net`, and `train_parts`, which trains by a rank's parts of batches
-generator = torch.Generator().manual_seed(16)
-batches = []
-for step in range(5):
-    x = torch.randn(12, 8, generator=generator).double()
-    y = torch.randint(4, (12,), generator=generator)
-    batches.append((x, y))
-
-
-def tanh_net():
-    torch.manual_seed(16)
-    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)).double()
-
-
-def train_parts(model):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+def by_notes():
+    model = NoteFSDP(make_net())
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
     for x, y in batches:
-        if dist.is_initialized():  # not in one process
-            x, y = my_part(x), my_part(y)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        if isinstance(model, FSDP):
-            model.finish_gradient_synchronization()
-        optimizer.step()
-
-# %% tags=["trains"]
-def train_first(make=tanh_net):
-    model = FirstFSDP(make())
-    train_parts(model)
-    return model.net.state_dict()
+        adam.zero_grad()
+        F.cross_entropy(model(my_part(x)), my_part(y)).backward()
+        adam.step()
+    weights = {}
+    for name, shard in model.net.state_dict().items():
+        weights[name] = gather_whole(shard).view_as(one_process[name])
+    return weights
 
 
-net = tanh_net()
-train_parts(net)
-on_rank_0, on_rank_1 = ranks(train_first)
-for name, weight in net.state_dict().items():
-    shards = [on_rank_0[name], on_rank_1[name]]
-    joined = torch.cat(shards).view(weight.shape)
-    same = largest_difference(joined, weight) < 1e-12
-    print(f"{name}: {len(shards[0])} of {weight.numel()} on rank 0, all as in one process:", same)
-
-# %% tags=["fold", "trains"]
-# check: as one process, a convolution, too; not without the mean over ranks; shards are copies
-from unittest.mock import patch
-
-
-class NotReduced(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, shard, shape):
-        return gather_whole(shard).view(shape)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return my_part(gradient.reshape(-1)), None
-
-
-def conv_net():
-    torch.manual_seed(16)
-    return nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, kernel_size=3), nn.Tanh(),
-                         nn.LayerNorm(6), nn.Flatten(), nn.Linear(24, 4)).double()
-
-
-def train_first_by(function, make):
-    with patch.dict(globals(), GatherAndWait=function):
-        return train_first(make)
-
-
-def differences(function, make):
-    net = make()
-    train_parts(net)
-    on_both = ranks(train_first_by, function, make)
-    found = []
-    for name, weight in net.state_dict().items():
-        joined = torch.cat([shards[name] for shards in on_both]).view(weight.shape)
-        found.append(largest_difference(joined, weight))
-    return found
-
-
-def bytes_kept():
-    parameters = list(FirstFSDP(tanh_net()).parameters())
-    return [p.untyped_storage().nbytes() for p in parameters], [p.nbytes for p in parameters]
-
-
-assert max(differences(GatherAndWait, tanh_net)) < 1e-12
-assert max(differences(GatherAndWait, conv_net)) < 1e-12
-assert not max(differences(NotReduced, tanh_net)) < 1e-3
-for in_memory, of_shards in ranks(bytes_kept):
-    assert in_memory == of_shards, "the whole is still in memory"
+for weights in ranks(by_notes):
+    print("as one process:", largest_difference(weights, one_process) < 1e-12)
+    assert largest_difference(weights, one_process) < 1e-12
 
 # %% [markdown]
-# ## The program's `FSDP`
+# The program's `FSDP` has the same pieces: `read_through` makes the properties, `Gather` sends a
+# gradient without waiting, and `Note` is the note. It pads what isn't divisible, and refuses an
+# LSTM, which keeps a list of its weights and so reads none by name.
 #
-# The pieces are the same:
+# ## A mistake: a weight that changes between the passes
 #
-# | here | in `sharded_train.py` |
-# | --- | --- |
-# | `shard_module` | `read_through`, and `Cut`, which pads shards with zeros |
-# | `GatherAndWait` | `Gather`, which sends a gradient and doesn't wait |
-# | a mark on the storage | `lent`, a dictionary by the storage's address |
-# | a note, a dictionary | `Note`, which has the parameter's version, too |
-#
-# (PyTorch's `fully_shard` gathers in hooks before a module's forward and backward pass, its
-# documentation says.) Our `FSDP` refuses an LSTM, which keeps a list of its weights. With padding
-# sizes needn't be divisible. `scale` is one number: all ranks but one keep a zero.
+# The weight is gathered anew for the backward pass. **Predict:** what happens, in each of these
+# ways, if all weights are multiplied by 10 between the two passes?
 
-# %%
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(16)
-        # 8 numbers in, 3 rows of 6 out.
-        self.conv = nn.Conv1d(1, 3, kernel_size=3)
-        self.norm = nn.LayerNorm(6)
-        self.scale = nn.Parameter(torch.tensor(2.0))
-        self.last = nn.Linear(18, 4)
-
-    def forward(self, x):
-        x = torch.relu(self.conv(x.unsqueeze(1)))
-        x = self.norm(x) * self.scale
-        return self.last(x.flatten(1))
-
-# %% [markdown]
-# On two and on three ranks, where some sizes aren't divisible:
-
-# %% tags=["trains"]
-def train_mixed():
-    model = FSDP(Mixed().double())
-    train_parts(model)
-    return model.gather_full_params()
+# %% tags=["predict"]
+def by_fully_shard(net):
+    for layer in [net[0], net[2]]:
+        fully_shard(layer)
+    return fully_shard(net)
 
 
-mixed = Mixed().double()
-train_parts(mixed)
-for k in [2, 3]:
-    on_rank_0 = ranks(train_mixed, world=k)[0]
-    difference = largest_difference(on_rank_0, mixed.state_dict())
-    print(f"{k} ranks, as one process: {difference < 1e-12}")
-
-# %% tags=["fold", "trains"]
-# check: on 1, 2 and 3 ranks every rank's weights are as one process's; an LSTM is refused
-for k in [1, 2, 3]:
-    assert largest_difference(ranks(train_mixed, world=k), mixed.state_dict()) < 1e-12, k
+def as_it_is(net):
+    return net
 
 
-def wrap_an_lstm():
-    try:
-        FSDP(nn.LSTM(4, 4))
-    except ValueError as error:
-        return str(error)
-
-
-for said in ranks(wrap_an_lstm):
-    assert "LSTM" in said
-
-# %% [markdown]
-# ## A weight that has changed
-#
-# A note has no numbers. **Predict:** what happens if weights are multiplied by 10 between the
-# forward and the backward pass?
-
-# %%
 def change_between_passes(wrap, factor):
-    model = wrap(tanh_net())
+    torch.manual_seed(16)
+    model = wrap(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)).double())
     x = torch.ones(1, 8, dtype=torch.float64, requires_grad=True)
     y = model(x)
     with torch.no_grad():
@@ -572,61 +428,32 @@ def change_between_passes(wrap, factor):
     return f"no error, the gradient of x begins with {x.grad[0, 0]:.4f}"
 
 
-def ordinary_network(net):
-    return net
-
-
-print("times 10, ordinary network:", change_between_passes(ordinary_network, 10))
-print("times 10, FSDP:            ", ranks(change_between_passes, FSDP, 10)[0])
-print("times 10, FirstFSDP:       ", ranks(change_between_passes, FirstFSDP, 10)[0])
-print("times 1, FirstFSDP:        ", ranks(change_between_passes, FirstFSDP, 1)[0])
-
-# %% tags=["fold"]
-# check: only `FirstFSDP` is wrong without an error; through `.data` `FSDP` is wrong, too
-def gradient_of_x(factor):
-    model = FirstFSDP(tanh_net())
-    x = batches[0][0].clone().requires_grad_()
-    y = model(x)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(factor)
-    y.sum().backward()
-    return x.grad
-
-
-def change_through_data():
-    model = FSDP(tanh_net())
-    x = batches[0][0].clone().requires_grad_()
-    y = model(x)
-    for p in model.parameters():
-        p.data.mul_(10)
-    y.sum().backward()
-    return x.grad
-
-
-assert "modified by an inplace operation" in change_between_passes(ordinary_network, 10)
-for said in ranks(change_between_passes, FirstFSDP, 10):
-    assert "no error" in said
-for said in ranks(change_between_passes, FSDP, 10):
-    assert "changed between the forward and the backward pass" in said
-right = ranks(gradient_of_x, 1)[0]
-for found in [*ranks(gradient_of_x, 10), *ranks(change_through_data)]:
-    assert torch.allclose(found, 100 * right), "wrong, without an error"
+print("fully_shard, times 1:", ranks(change_between_passes, by_fully_shard, 1)[0])
+for name, wrap in [("ordinary network", as_it_is), ("fully_shard", by_fully_shard),
+                   ("our notes", NoteFSDP), ("the program's FSDP", FSDP)]:
+    print(f"{name}, times 10: {ranks(change_between_passes, wrap, 10)[0]}")
 
 # %% [markdown]
-# `FirstFSDP` gathers the new numbers, and its gradient is 100 times too large. PyTorch counts the
-# changes made to a tensor in place, its *version*, and compares it in the backward pass. So does
-# `FSDP`: a `Note` has the version from the forward pass. A change through `.data` isn't counted, so
-# `FSDP` doesn't notice it. **Don't change weights between the passes.**
+# <details><summary>What came out</summary>
+#
+# An ordinary network raises an error. `fully_shard` and our notes take the new weights without one,
+# and the gradient is 100 times too large.
+#
+# </details>
+#
+# An ordinary network compares versions. PyTorch's FSDP must switch that off to fill a weight, and
+# our note has no version. The program's `Note` has the shard's version, so it refuses. So change no
+# weight between a forward pass and its backward pass, for example by an `optimizer.step()` while
+# another micro-batch is under way.
 #
 # ## Summary
 #
-# - A property in a module's class notices when the module reads a weight. Such a class can be made
-#   from the names of its parameters, and given to an object that exists.
-# - An autograd function gathers forward and reduces backward, so a layer that reads its weights by
-#   name computes with the whole ones, and the shard gets its mean gradient. (An LSTM keeps a list
-#   of its weights: `FSDP` refuses it.)
-# - Saved-tensor hooks let autograd keep a note in place of a gathered weight. A mark on its storage
-#   is found from the transpose, too.
-# - `FSDP`'s note has the weight's version, so that a change in place between the passes is noticed
-#   (not one through `.data`, which isn't counted).
+# - `fully_shard` puts hooks round a module. It fills the memory of its weights before the module
+#   computes and empties it afterwards, in both passes. Autograd keeps the tensors, without bytes.
+# - `fully_shard` makes new parameters, so make the optimizer after it.
+# - The other way notices each read by a property, and lets autograd keep a note.
+# - Both gather the weights as they are *now* for the backward pass. Unless versions are compared, a
+#   change between the passes is a wrong gradient without an error.
+#
+# **Further reading.** Y. Zhao et al. (2023), arXiv:2304.11277, on the first version of PyTorch's
+# FSDP.
