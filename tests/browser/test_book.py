@@ -460,8 +460,14 @@ def test_nothing_is_there_that_no_reader_needs(book):
     assert sources == {f"{name}.py": (ROOT / f"notebooks/src/{name}.py").read_text("utf-8")
                        for name in NOTEBOOKS}
     pages = {f"{name}.html" for name in [*NOTEBOOKS, "index", "search"]}
-    moved = {path.name for path in (ROOT / "notebooks/src/book/moved").iterdir()}
-    assert set(found) - set(sources) - pages - moved - {"deeper"} == {
+    leads = re.compile('http-equiv="refresh" content="3; url=([^"]+)"')
+    moved = {name: leads.search(path.read_text("utf-8")) for name, path in found.items()
+             if path.suffix == ".html"}
+    moved = {name: address[1] for name, address in moved.items() if address}
+    assert moved["map.html"] == "deeper/20_seven_ways_computed.html"
+    for name, address in moved.items():
+        assert (book / name).parent.joinpath(address).is_file(), f"{name} leads to {address}"
+    assert set(found) - set(sources) - pages - set(moved) - {"deeper"} == {
         ".buildinfo", "LICENSE.txt", "_downloads", "_images", "_sources", "_static", "objects.inv",
         "searchindex.js"}
     texts = [path for path in book.rglob("*") if path.is_file() and path.suffix not in (

@@ -58,10 +58,30 @@ if repository:
 html_favicon = "static/favicon.svg"
 templates_path = ["templates"]
 html_static_path = ["static"]
-html_extra_path = ["moved"]  # for each page that there is no more, one that leads to its successor
 html_css_files = ["book.css"]
 html_use_index = False
 
+
+# Pages that there are no more, and where what is left of them is told.
+MOVED = {
+    "map": "deeper/20_seven_ways_computed",
+    "15_many_machines": "15_kill_and_resume",
+    "deeper/01_three_ways_to_divide_a_network": "18_tensor_parallelism",
+    "deeper/03_all_reduce_against_the_clock": "deeper/03_more_all_reduces",
+    "deeper/05_listings_you_will_meet": "deeper/05_mxnets_surprises",
+    "deeper/07_kvstores_cases": "deeper/05_mxnets_surprises",
+    "deeper/08_what_the_second_device_brings": "deeper/08_where_the_memory_goes",
+    "deeper/10_a_slow_link": "10_asynchrony_and_overlap",
+    "deeper/10_a_time_budget_that_closes": "10_asynchrony_and_overlap",
+    "deeper/11_counting_operations_predicting_gpus": "deeper/11_costs_on_paper",
+    "deeper/11_telling_constants_apart": "11_how_far_it_scales",
+    "deeper/12_mistakes_with_unequal_shards": "deeper/14_ddps_cases",
+    "deeper/12_when_a_helper_pays": "12_unequal_devices",
+    "deeper/13_resnet_twice": "deeper/04_why_float32_jumps",
+    "deeper/13_what_dataparallel_costs": "13_the_same_in_pytorch",
+    "deeper/14_overlap_on_a_link_that_matters": "deeper/14_what_overlap_is_worth",
+    "deeper/15_costs_on_paper": "deeper/11_costs_on_paper",
+}
 
 chapters = cache(course.chapters)
 
@@ -219,6 +239,19 @@ def write_sources(app, error):
             copyfile(path, target)
 
 
+def write_moved(app, error):
+    """At the address of a page that there is no more, lead to the one that tells what is left."""
+    if not error:
+        for old, new in MOVED.items():
+            title = app.env.titles[new].astext()  # a KeyError where there is no such page
+            address = app.builder.get_relative_uri(old, new)
+            (app.outdir / f"{old}.html").write_text(
+                f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Moved</title>'
+                f'<meta http-equiv="refresh" content="3; url={address}">'
+                f'<p>This page is gone. What is left of it is in '
+                f'<a href="{address}">{escape(title)}</a>.</p></html>\n', "utf-8")
+
+
 def write_pages(app, error):
     """Put all pages into a script: from a file, search can load no page to quote from it."""
     if not error:
@@ -241,4 +274,5 @@ def setup(app):
     app.connect("html-page-context", edit_sources, priority=502)
     app.connect("html-page-context", name_folded, priority=502)
     app.connect("build-finished", write_sources)
+    app.connect("build-finished", write_moved)
     app.connect("build-finished", write_pages)
