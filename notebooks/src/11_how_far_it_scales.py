@@ -227,7 +227,7 @@ for name in images_a_second:
 # %% [markdown]
 # By the last column Inception-v3 should scale best, and AlexNet a little worse than ResNet-152. But
 # Inception-v3 is no better than ResNet-152, and AlexNet is far worse. So there is more to it than
-# bytes against operations (for AlexNet, deeper: Costs on paper has a guess).
+# bytes against operations (deeper: Costs on paper looks for the reason with AlexNet).
 #
 # Here are the steps' times, as a share of the time on one GPU:
 
