@@ -67,9 +67,9 @@ for rank, (total, mine) in enumerate(ranks(sum_in_two_halves)):
     print(f"rank {rank}: all-reduce {total.tolist()}, after the first half {mine.tolist()}")
 
 # %% [markdown]
-# Between both halves each rank has only its own tokens. In a block of chapter 18 a sum is followed
-# by dropout, an addition and a norm, and all of these work on each token alone. So **the second
-# half can wait until after the next norm**. Until then a rank computes and holds only its
+# Between the two halves each rank has only its own tokens. In a block of chapter 18 a sum is
+# followed by dropout, an addition and a norm, and all of these work on each token alone. So **the
+# second half can wait until after the next norm**. Until then a rank computes and holds only its
 # own tokens, as in the picture. That is called **sequence parallelism** (V. Korthikanti et al.,
 # 2022, arXiv:2205.05198, section 4.2.2).
 #
@@ -158,6 +158,8 @@ print("scattered", list(ours[0][1].shape), " gradient", list(ours[0][3].shape))
 def my_part(tensor, dim):
     """A copy of this rank's part."""
     k = dist.get_world_size()
+    if tensor.shape[dim] % k:
+        raise ValueError(f"{tensor.shape[dim]} don't divide by {k} ranks")
     return tensor.detach().chunk(k, dim)[dist.get_rank()].clone()
 
 
@@ -196,10 +198,11 @@ class BlockByTokens(nn.Module):
         self.mlp = block.mlp
         self.mlp.up = Columns(block.mlp.up)
         self.mlp.down = Rows(block.mlp.down)
+        self.dropout = block.dropout
 
     def forward(self, x):  # [n, tokens / k, width], this rank's tokens
-        x = x + self.attention(gather_tokens(self.norm1(x)))
-        return x + self.mlp(gather_tokens(self.norm2(x)))
+        x = x + self.dropout(self.attention(gather_tokens(self.norm1(x))))
+        return x + self.dropout(self.mlp(gather_tokens(self.norm2(x))))
 
 # %% [markdown]
 # Is it the block of one process? We compare the output, the gradient of the input, and those of all
@@ -277,8 +280,8 @@ for rank, found in enumerate(ranks(by_tokens)):
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Output and gradient of the input are right. Wrong are the gradients of both norms and of both row
-# layers' biases.
+# Output and gradient of the input are right. The gradients of both norms and of both row layers'
+# biases are wrong.
 #
 # </details>
 #
@@ -391,7 +394,7 @@ def kept_by_a_rank(k):
 assert kept_by_a_rank(1) == one
 assert kept_by_a_rank(2) == ours
 for k in [2, 4]:
-    print(f"{k} ranks: {kept_by_a_rank(k) / one:.3f}, and 1/k is {1 / k:.3f}")
+    print(f"{k} ranks, by the formula: {kept_by_a_rank(k) / one:.3f}, and 1/k is {1 / k:.3f}")
 
 # %% [markdown]
 # The more ranks there are, the more the whole inputs count. The paper goes one step further. It
@@ -433,23 +436,14 @@ print("forward: ", sent[:4])
 print("backward:", sent[4:])
 
 # %% [markdown]
-# There are four gathers and four scatters, each of the size of all hidden states. Chapter 18's
-# block needs four all-reduces of this size, if attention copies its input once. In a ring each half
-# of an all-reduce sends $(k-1)/k$ of the array's bytes. So both send the same number of bytes:
-
-# %%
-k = 2
-ours = 0
-for name, nbytes in sent:
-    ours += (k - 1) / k * nbytes
-all_reduces = 4 * 2 * (k - 1) / k * make_hidden().nbytes
-print(f"by tokens {ours:,.0f} bytes, four all-reduces {all_reduces:,.0f}")
-assert ours == all_reduces
-
-# %% [markdown]
+# There are four gathers and four scatters, each of the size of all hidden states. In a ring each of
+# them sends $(k-1)/k$ of that, which is half of what an all-reduce sends. Chapter 18's block needs
+# four all-reduces of this size, if attention copies its input once.
+#
 # **So dividing by tokens saves memory, and no more of the hidden states is sent** (the paper's
 # section 4.2.2). What comes on top is small: the gradients of norms and biases, once a step, six
-# times `width` numbers a block.
+# times `width` numbers a block. But whoever gathers the inputs once more sends a quarter more, ten
+# such exchanges instead of eight.
 #
 # ## The embedding, by its rows
 #
@@ -492,6 +486,11 @@ for rank, mine in enumerate(ranks(four_tokens)):
 # Rank 1 has the row of token 5, and rank 0 got it, because the first two places of the sequence are
 # rank 0's. (The module's `VocabularyEmbedding` ends with a sum instead, for chapter 18's blocks.)
 #
+# Our `my_part` refuses a vocabulary that doesn't divide by the ranks, such as GPT-2's 50,257, which
+# is odd. It must be **padded** first with rows that no token uses, whose logits the loss should
+# leave out. Many networks use one matrix for both ends (**tied weights**). Both ends are cut in the
+# same way, so that a rank can use one part for both, too.
+#
 # ## The loss from three numbers a token
 #
 # The output layer is a column layer, so that a rank gets the logits of its part of the vocabulary,
@@ -514,16 +513,6 @@ for rank, mine in enumerate(ranks(four_tokens)):
 # all ranks compute the same loss from them, so backward nothing is sent.
 
 # %%
-def divided_loss(logits, labels):
-    """[..., vocabulary / k], labels [...] -> the mean over all labels, on every rank."""
-    largest = logits.detach().amax(-1)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    shifted = logits - largest.unsqueeze(-1)
-    exponentials = tensor_parallel.sum_over_ranks(shifted.exp().sum(-1))
-    of_label = tensor_parallel.sum_over_ranks(my_labels(shifted, labels))
-    return (exponentials.log() - of_label).mean()
-
-
 def my_labels(shifted, labels):
     """The number of each label, and 0 where another rank has it."""
     size = shifted.shape[-1]
@@ -532,6 +521,16 @@ def my_labels(shifted, labels):
     column = torch.where(here, labels - first, 0)
     found = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     return torch.where(here, found, 0.0)
+
+
+def divided_loss(logits, labels):
+    """[..., vocabulary / k], labels [...] -> the mean over all labels, on every rank."""
+    largest = logits.detach().amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    shifted = logits - largest.unsqueeze(-1)
+    exponentials = tensor_parallel.sum_over_ranks(shifted.exp().sum(-1))
+    of_label = tensor_parallel.sum_over_ranks(my_labels(shifted, labels))
+    return (exponentials.log() - of_label).mean()
 
 
 def loss_and_gradient(loss_function, logits, labels):
@@ -556,8 +555,8 @@ for rank, (loss, gradient) in enumerate(ranks(loss_and_gradient, divided_loss, l
 # three numbers are added up or compared, instead of a vocabulary's. (Section 3 of the Megatron-LM
 # paper, M. Shoeybi et al., 2019, arXiv:1909.08053, joins output layer and loss for this reason.)
 #
-# What if we subtract something else? Here are two shorter versions. The one subtracts nothing, so
-# it sends one number less. The other subtracts what this rank can find by itself, the largest of
+# What if we subtract something else? Here are two shorter versions. One subtracts nothing, so it
+# sends one number less. The other subtracts what this rank can find by itself, the largest of
 # *its* logits. **Predict:** which of the three losses are right for the logits 3, 1, 5, 2? And for
 # 1003, 1001, 1005, 1002, whose loss is the same?
 
@@ -592,7 +591,8 @@ for loss_function in [divided_loss, nothing_subtracted, its_own_largest]:
 # </details>
 #
 # The third is harder to notice, because it is a finite number for all logits, and the same on both
-# ranks. So a test of a divided loss needs large logits, and ranks whose largest logits differ.
+# ranks. So a divided loss needs two tests: large logits catch the second version, and ranks whose
+# largest logits differ catch the third.
 #
 # ## All of it together
 #
@@ -680,72 +680,36 @@ for ours, theirs in ranks(both_losses):
     assert largest_difference(ours[1], theirs[1]) < 1e-15
 
 # %% [markdown]
-# ## Dropout: which ranks draw the same numbers?
+# ## Two more mistakes that raise no error
 #
-# In chapter 18 dropout needed the same seed on all ranks, because each had all hidden states, and
-# they had to stay equal. Here two ranks apply dropout to hidden states of ones, first if each has
-# all four tokens, then if each has its own two, with the same seed and with seeds of their own:
-
-# %%
-def dropped(own_seed, divided):
-    """This rank's hidden states after dropout: of four tokens, or of two."""
-    torch.manual_seed(dist.get_rank() if own_seed else 0)
-    tokens = 2 if divided else 4
-    return F.dropout(torch.ones(tokens, 64), 0.5)
-
-
-for divided in [False, True]:
-    for own_seed in [False, True]:
-        on_0, on_1 = ranks(dropped, own_seed, divided)
-        print(f"divided by tokens: {divided}, own seed: {own_seed}, same mask on both ranks:",
-              torch.equal(on_0, on_1))
-
-# %% [markdown]
-# Equal masks are right in one case and wrong in the other. Where both ranks have *all* tokens,
-# masks must be equal, or the copies differ. Where each has *its own* tokens, equal masks mean that
-# token 2 loses just what token 0 loses. But what tokens lose should be independent. So each rank
-# needs a seed of its own there, and also for dropout inside attention, where each has its own
-# heads. No error says that a seed is wrong. (Megatron-LM keeps two random states, the default one
-# and `model-parallel-rng`, in `core/tensor_parallel/random.py`.)
+# **Dropout with the wrong seed.** In chapter 18 dropout needed the same seed on all ranks, because
+# each had all hidden states, and these copies had to stay equal. Where each rank has *its own*
+# tokens, the same seed means that rank 1's first token loses just the numbers that rank 0's first
+# token loses. But what tokens lose should be independent. So each rank needs a seed of its own
+# there, and also for dropout inside attention, where each has its own heads. (Megatron-LM keeps
+# several random states, among others the default one and `model-parallel-rng`, in
+# `megatron/core/tensor_parallel/random.py`.)
 #
-# ## One matrix for query, key and value
-#
-# Many networks keep the three matrices of attention as one, whose outputs are all queries, then all
-# keys, then all values. Attention takes the first third of the outputs for the queries, and so on.
-# What does rank 0 get, if this matrix is cut in two like other column layers? Here are the outputs
-# by name, one for each head:
-
-# %%
-fused = ["q0", "q1", "q2", "q3", "k0", "k1", "k2", "k3", "v0", "v1", "v2", "v3"]
-
-
-def thirds(outputs):
-    size = len(outputs) // 3
-    return {"query": outputs[:size], "key": outputs[size:2 * size], "value": outputs[2 * size:]}
-
-
-print("one process: ", thirds(fused))
-print("cut in two:  ", thirds(fused[:6]))
-by_heads = fused[0:2] + fused[4:6] + fused[8:10]
-print("cut by heads:", thirds(by_heads))
-
-# %% [markdown]
-# Cut in two, rank 0 takes two *queries* for its keys and two keys for its values. All shapes are
-# right, so nothing raises an error. So the outputs must be put in order by heads first: each rank
-# gets its part of the queries, of the keys and of the values.
+# **One matrix for query, key and value.** Many networks keep these three matrices as one, whose
+# outputs are all queries, then all keys, then all values. With four heads they are q0 q1 q2 q3 k0
+# k1 k2 k3 v0 v1 v2 v3. Cut in two like other column layers, rank 0 gets q0 q1 q2 q3 k0 k1, and
+# takes a third each for its queries, keys and values. So it uses q2 and q3 as keys, and k0 and k1
+# as values. All shapes are right, so nothing raises an error. The outputs must be put in order by
+# heads first, so that rank 0 gets q0 q1 k0 k1 v0 v1. (Megatron-LM stores q0 k0 v0 q1 k1 v1 and so
+# on, which can be cut between any two heads: `megatron/core/transformer/attention.py`.)
 #
 # ## Summary
 #
-# - **Tokens.** An all-reduce is a scatter and a gather. With the next norm between both, hidden
-#   states are divided by tokens, and the same number of bytes is sent.
+# - **Tokens.** An all-reduce is a reduce-scatter and an all-gather. With the next norm between
+#   them, hidden states are divided by tokens, and the same number of bytes is sent.
 # - A rank holds $1/k$ of the activations, but for the gathered inputs of the column layers. If it
-#   gathers them again in the backward pass, it holds $1/k$ of these, too.
+#   gathers them again in the backward pass, it holds $1/k$ of these, too, and sends a quarter more.
 # - Norms, biases of row layers and places have seen only this rank's tokens. Their gradients must
 #   be added up over the ranks. If that is forgotten, no error says so.
 # - **Vocabulary.** Embedding and output layer are cut by the vocabulary. The embedding ends with a
 #   sum and scatter, and the output layer begins with a gather. The loss needs three numbers a
 #   token: the largest logit *of all ranks*, the sum of the exponentials, the label's logit. Test it
-#   with large logits, and with ranks whose largest differ.
+#   with large logits, which overflow if nothing is subtracted, and with ranks whose largest differ.
 # - Dropout needs equal masks where the ranks have the same tensor, and different masks where each
 #   has a part.
 #

@@ -2,9 +2,11 @@
 # # Deeper · Seven ways, computed
 #
 # *My model doesn't fit on a device, or trains too slowly. Which way of dividing it helps, and how
-# many bytes does a device then hold and send?* Seven ways are in use, and four of them you have
-# built in chapters 14, 16, 18 and 19. Here each becomes a function of a few lines that computes
-# with your own numbers. Two ways are new, and get a small program on several ranks.
+# many bytes does a device then hold and send?* Seven ways are in use. You have built data, sharded
+# data, tensor and pipeline parallelism (chapters 14, 16, 18 and 19); sequence parallelism is in
+# deeper: Tokens and the vocabulary. Here each way becomes a function of a few lines that computes
+# with your own numbers. Context and expert parallelism are new, so they get a small program on
+# several ranks.
 #
 # ![Four ways to cut, each with two squares, the weights and the batch, and the numbers 0 to 3 of
 # the devices. Data: the batch is cut between sequences, and all have all weights. Context: the
@@ -12,8 +14,8 @@
 # batch. Tensor: the weights are cut across the width of every
 # layer.](../src/drawings/four_cuts.svg)
 #
-# > **What you'll do:** compute seven ways with your own sizes, count three of them on real ranks,
-# > and run attention and experts that are divided among ranks.
+# > **What you'll do:** compute seven ways with your own sizes, and run attention and experts that
+# > are divided among ranks.
 # >
 # > **What you'll learn:** what each way divides, holds and sends; what its bytes grow with; which
 # > ways go inside a machine when several are combined.
@@ -32,7 +34,6 @@ import torch.nn.functional as F
 sys.path.insert(0, "..")  # where the chapters' modules are
 from pipeline import one_f_one_b, train_step
 from ranks import ranks
-from tensor_parallel import ColumnLinear, RowLinear, copy_to_ranks
 from transformer import Transformer
 
 # %% [markdown]
@@ -73,19 +74,39 @@ def show_way(way):
 
 show_way(alone)
 weights, _, _ = alone(k, n, tokens, width, layers)
-OPERATIONS = 312e12 / 2  # a second: we assume half of an A100's peak
-seconds = 6 * weights * n * tokens / OPERATIONS
-print(f"{weights / 1e9:.1f} billion weights; computing takes {seconds:.1f} s a step")
+print(f"{weights / 1e9:.1f} billion weights")
 
 # %% [markdown]
 # We count 16 bytes a weight: 2 for itself, 2 for its gradient, and 12 for a copy in float32 and
 # Adam's two means (deeper: bfloat16 and scaled losses). Activations have 2 bytes a number. So this
-# model doesn't fit on an A100 with 80 GB. And each weight takes 6 operations for each token: 2
-# forward and 4 backward (chapter 17).
+# model doesn't fit on an A100 with 80 GB.
+#
+# How long does the computing take? Each weight takes 6 operations for each token: 2 forward and 4
+# backward. Attention also multiplies queries by keys, and its weights by the values. For $s$ tokens
+# in a sequence these two products take $4sh$ operations forward and $8sh$ backward, for each token
+# and layer:
+
+# %%
+OPERATIONS = 312e12 / 2  # a second: we assume half of an A100's peak
+
+
+def operations(n, tokens, width, layers):
+    of_weights = 6 * 12 * width**2
+    of_attention = 12 * tokens * width
+    return (of_weights + of_attention) * n * tokens * layers  # n * tokens are all tokens
+
+
+seconds = operations(n, tokens, width, layers) / OPERATIONS
+print(f"computing takes {seconds:.1f} s a step")
+
+# %% [markdown]
+# The two products take $12sh / 72h^2 = s/6h$ times as many operations as the weights: here a sixth,
+# and with 128k tokens more than five times as many.
 #
 # The picture above shows where one can cut. The batch is a table of sequences by tokens, and the
 # weights are a table of layers by width. Each can be cut in two directions. These four cuts are
-# four of the seven ways, and the other three are built on them.
+# data, context, pipeline and tensor parallelism. The other three ways, sharded data, sequence and
+# expert parallelism, are built on them.
 #
 # ## Cut the batch: data, and sharded data
 #
@@ -178,6 +199,8 @@ print(f"tensor sends {by_tensor / by_data:.1f} times as much as data")
 # all-reduces become eight halves, which send as many bytes. But what was gathered for the forward
 # pass isn't kept, so it is gathered once more in the backward pass, once for attention and once for
 # the MLP (V. Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
+# (For tensor parallelism alone their equation 2 has $10 + 24/k$ bytes, besides attention weights,
+# and our $4 + 12/k$ numbers are $8 + 24/k$ bytes: they count two dropout masks, too.)
 
 # %%
 def sequence(k, n, tokens, width, layers):
@@ -201,7 +224,8 @@ def pipeline(k, n, tokens, width, layers):
     weights = 12 * width**2 * layers / k
     micro_batches = min(k, n)  # kept at a time by the first stage
     activations = micro_batches * 16 * width * tokens * layers / k
-    sent = 2 * n * tokens * width  # by a stage with two neighbours
+    neighbours = min(k - 1, 2)  # of a stage in the middle; the first and the last have one
+    sent = neighbours * n * tokens * width
     return weights, activations, sent
 
 
@@ -214,143 +238,45 @@ print(f"each stage is idle for {100 * bubble:.0f} % of the time")
 # many micro-batches as stages, devices are idle for nearly half of the time. With 64 sequences
 # instead of 8 it would be 10 %.
 #
-# ## Is it true? Counted on four ranks
-#
-# We compare three of these functions with real ranks. A small model has four blocks of width 16,
-# and a step has 8 sequences of 8 tokens. All is in numbers again. First data parallelism: each rank
-# computes the gradients of its own two sequences, and all matrices' gradients are summed.
+# Do real stages send that? We count it for four blocks of width 16 and 8 sequences of 8 tokens,
+# with two stages and with four. Messages go through `batch_isend_irecv`:
 
 # %%
-small = {"k": 4, "n": 8, "tokens": 8, "width": 16, "layers": 4}
-
 torch.manual_seed(0)
 hidden = torch.randn(8, 8, 16).double()  # what goes into the first block
 target = torch.randn(8, 8, 16).double()
 
 
-def make_blocks():
-    torch.manual_seed(20)
-    return Transformer(vocabulary=20, width=16, heads=4, layers=4, tokens=8).double().blocks
-
-
-def count_data():
-    rank = dist.get_rank()
-    blocks = make_blocks()
-    loss = F.mse_loss(blocks(hidden.chunk(4)[rank]), target.chunk(4)[rank])
-    loss.backward()
-    held = 0
-    sent = 0
-    for p in blocks.parameters():
-        if p.dim() == 2:  # a matrix
-            held += p.numel()
-            dist.all_reduce(p.grad)
-            sent += 2 * 3 / 4 * p.grad.numel()  # in a ring of four
-    return held, sent
-
-
-held, sent = ranks(count_data, world=4)[0]
-weights, _, by_formula = data(**small)
-print(f"data: {held:,} weights, {sent:,.0f} numbers sent; formula {weights:,}, {by_formula:,.0f}")
-assert (held, sent) == (weights, by_formula)
-
-# %% [markdown]
-# Then tensor parallelism. We count what is given to `all_reduce` during a step. Queries, keys and
-# values share one copy of their input, as in chapter 18, exercise 2.
-
-# %%
-class Column(ColumnLinear):
-    def forward(self, x):  # without the copy, which is made once for all three
-        return F.linear(x, self.weight, self.bias)
-
-
-def copy_first(module, inputs):
-    return copy_to_ranks(inputs[0])
-
-
-def count_tensor():
-    blocks = make_blocks()
-    for block in blocks:
-        attention = block.attention
-        attention.query = Column(attention.query)
-        attention.key = Column(attention.key)
-        attention.value = Column(attention.value)
-        attention.join = RowLinear(attention.join)
-        attention.register_forward_pre_hook(copy_first)
-        block.mlp.up = Column(block.mlp.up)
-        block.mlp.down = RowLinear(block.mlp.down)
-        block.mlp.register_forward_pre_hook(copy_first)
-
-    sizes = []
-    all_reduce = dist.all_reduce
-
-    def noted(array, **options):
-        sizes.append(array.numel())
-        all_reduce(array, **options)
-
-    dist.all_reduce = noted  # until the end of this step
-    loss = F.mse_loss(blocks(hidden.clone().requires_grad_()), target)
-    loss.backward()
-    dist.all_reduce = all_reduce
-    held = sum(p.numel() for p in blocks.parameters() if p.dim() == 2)
-    return held, sizes
-
-
-held, sizes = ranks(count_tensor, world=4)[0]
-sent = 2 * 3 / 4 * sum(sizes)
-weights, _, by_formula = tensor(**small)
-print(f"tensor: {held:,} weights, {sent:,.0f} numbers sent in {len(sizes)} all-reduces;",
-      f"formula {weights:,.0f}, {by_formula:,.0f}")
-assert (held, sent) == (weights, by_formula)
-
-# %% [markdown]
-# Chapter 18 has counted the activations of its own two blocks, on 1, 2 and 4 ranks. Our formula
-# left out three things that are there: the attention weights, a number for each head and pair of
-# tokens; two numbers for each token and norm; and a mask, one byte for each pair of tokens. With
-# them it finds chapter 18's bytes:
-
-# %%
-counted_in_18 = {1: 1_591_296, 2: 935_936, 4: 608_256}  # bytes, by the number of ranks
-for world, counted in counted_in_18.items():
-    _, of_one, _ = tensor(world, n=8, tokens=32, width=16, layers=2)
-    attention_weights = 8 * 2 * (4 / world) * 32 * 32  # sequences, layers, heads, pairs of tokens
-    of_norms = 8 * 2 * 32 * 2 * 2  # sequences, layers, tokens, norms, numbers
-    masks = 2 * 32 * 32
-    found = 8 * (8 * of_one + attention_weights + of_norms) + masks  # 8 sequences, 8 bytes
-    print(f"{world} ranks: {found:,.0f} bytes")
-    assert found == counted
-
-# %% [markdown]
-# And a pipeline of four stages, each with one block, which takes one sequence at a time. Its
-# messages go through `batch_isend_irecv`, so we count what is sent there:
-
-# %%
-def count_pipeline():
+def numbers_sent(stages):
     rank = dist.get_rank()
     sizes = []
     exchange = dist.batch_isend_irecv
 
-    def noted(operations):
-        for each in operations:
+    def noted(messages):
+        for each in messages:
             if each.op is dist.isend:
                 sizes.append(each.tensor.numel())
-        return exchange(operations)
+        return exchange(messages)
 
     dist.batch_isend_irecv = noted  # until the end of this step
-    steps = one_f_one_b(stages=4, micro_batches=8)[rank]
-    train_step(make_blocks()[rank], steps, hidden, target, F.mse_loss, 8, shape=(1, 8, 16))
+    net = Transformer(vocabulary=20, width=16, heads=4, layers=4, tokens=8).double()
+    blocks = 4 // stages  # of each stage
+    stage = net.blocks[rank * blocks:(rank + 1) * blocks]
+    steps = one_f_one_b(stages, micro_batches=8)[rank]
+    train_step(stage, steps, hidden, target, F.mse_loss, 8, shape=(1, 8, 16))
     dist.batch_isend_irecv = exchange
     return sum(sizes)
 
 
-sent = ranks(count_pipeline, world=4)
-_, _, by_formula = pipeline(**small)
-print(f"pipeline: stages 0 to 3 send {sent} numbers; formula {by_formula:,}")
-assert sent[1] == sent[2] == by_formula
+for stages in [2, 4]:
+    counted = ranks(numbers_sent, stages, world=stages)
+    _, _, by_formula = pipeline(stages, n=8, tokens=8, width=16, layers=4)
+    print(f"{stages} stages send {counted} numbers; formula {by_formula:,}")
+    assert max(counted) == by_formula
 
 # %% [markdown]
-# The stages in the middle send what the formula says, and those at the ends half of it, because
-# they have one neighbour. The numbers of sharded data parallelism are those of chapter 16's
-# summary.
+# Of four stages, those in the middle send what the formula says, and those at the ends half of it,
+# because they have one neighbour.
 #
 # ## Context: attention over keys that lie elsewhere
 #
@@ -468,8 +394,9 @@ show_way(context)
 # with ways that divide weights. While a device computes with one block, the next can be on its way.
 # In a causal model the last tokens have the most keys, so that ranks with later tokens compute
 # more, unless tokens are dealt out differently (W. Brandon et al., 2023, arXiv:2311.09431). Llama 3
-# gathers all keys and values instead of sending them round (arXiv:2407.21783, section 3.3.2): its
-# queries share keys, so that there are fewer of them.
+# gathers all keys and values instead of sending them round, because other masks are easier then,
+# such as one that keeps documents apart, and because its queries share keys, so that there are
+# fewer of them (arXiv:2407.21783, section 3.3.2).
 #
 # ## Experts: each token goes to one of many MLPs
 #
@@ -574,8 +501,8 @@ show_way(expert)
 print(f"{(4 + 8 * k) * width**2 * layers / 1e9:.1f} billion weights on all devices together")
 
 # %% [markdown]
-# (For a model without experts these two numbers mean nothing.) The activations are those of a token
-# that visits one expert, and we took tokens to be spread evenly.
+# So this row is about another model, with more weights than that of the other rows. Its activations
+# are those of a token that visits one expert, and we took tokens to be spread evenly.
 #
 # ## All seven
 #
@@ -589,8 +516,8 @@ NVLINK = 300e9  # bytes a second
 CARD = 25e9
 
 ways = [data, sharded, tensor, sequence, context, pipeline, expert]
-weights, _, _ = alone(k, n, tokens, width, layers)
-print(f"computing: {6 * weights * n * tokens / k / OPERATIONS:.2f} s on each of {k} devices")
+seconds = operations(n, tokens, width, layers) / k / OPERATIONS
+print(f"computing: {seconds:.2f} s on each of {k} devices")
 print("            GB held  GB sent   in a machine   between")
 for way in ways:
     weights, activations, sent = way(k, n, tokens, width, layers)
@@ -621,7 +548,7 @@ for way in ways:
 
 # %% tags=["predict"]
 def computed(k, n, tokens, width, layers):
-    return 0, 0, 12 * width**2 * layers * n * tokens / k  # instead of what is sent
+    return 0, 0, operations(n, tokens, width, layers) / k  # instead of what is sent
 
 
 print("             twice the sequences   twice as wide   twice devices and sequences")
@@ -642,12 +569,16 @@ for way in [computed, *ways]:
 #
 # </details>
 #
-# Read it against the first row, the computing of a device. With more sequences the computing grows
-# and data parallelism's messages don't, so a larger batch helps it. A larger batch doesn't help
-# tensor parallelism, whose messages grow as fast as the computing. But a *wider* model does:
-# computing grows four times, and its messages twice. And tensor parallelism can't grow with the
-# number of devices as data parallelism can: that is why it stays small, and data parallelism is put
-# around it.
+# The 2.0 of sharded data parallelism comes from our assumption that a device takes one sequence
+# after the other. If it takes two together, it gathers as often as before, so that the factor is
+# 1.0, but it keeps the activations of two.
+#
+# Read the table against its first row, the computing of a device. With more sequences the computing
+# grows and data parallelism's messages don't, so a larger batch helps it. A larger batch doesn't
+# help tensor parallelism, whose messages grow as fast as the computing. But a *wider* model does:
+# computing grows nearly four times, and its messages twice. And tensor parallelism can't grow with
+# the number of devices as data parallelism can: that is why it stays small, and data parallelism is
+# put around it.
 #
 # ## Combined
 #
@@ -665,9 +596,7 @@ def on_mesh(data_ranks, stages, tensor_ranks):
     activations = kept * (4 + 12 / tensor_ranks) * width * tokens * layers / stages
     all_reduces = 4 * mine * layers / stages  # each of the hidden states of one sequence
     by_tensor = all_reduces * 2 * (tensor_ranks - 1) / tensor_ranks * tokens * width
-    by_pipeline = 2 * mine * tokens * width
-    if stages == 1:
-        by_pipeline = 0
+    by_pipeline = min(stages - 1, 2) * mine * tokens * width  # to one neighbour or two
     by_data = 2 * (data_ranks - 1) / data_ranks * weights
     bubble = (stages - 1) / (mine + stages - 1)
     return 16 * weights, 2 * activations, 2 * by_tensor, 2 * by_pipeline, 2 * by_data, bubble
@@ -689,7 +618,7 @@ for shape in [(64, 1, 1), (8, 1, 8), (4, 2, 8), (2, 4, 8), (1, 8, 8)]:
 # %% tags=["predict"]
 _, _, by_tensor, by_pipeline, by_data, _ = on_mesh(2, 4, 8)
 others = by_pipeline + by_data
-computing = 6 * 12 * 8192**2 * 80 * 512 * 4096 / 64 / OPERATIONS
+computing = operations(n=512, tokens=4096, width=8192, layers=80) / 64 / OPERATIONS
 print(f"tensor inside:  {by_tensor / NVLINK:5.1f} s + {others / CARD:4.1f} s")
 print(f"tensor between: {by_tensor / CARD:5.1f} s + {others / NVLINK:4.1f} s")
 print(f"computing:      {computing:5.1f} s")
@@ -702,27 +631,17 @@ print(f"computing:      {computing:5.1f} s")
 #
 # </details>
 #
-# So much for bytes. Each message also takes a *latency*, however short it is (chapter 03). How many
-# messages does a GPU of this mesh wait for in a step?
-
-# %%
-sequences = 512 // 2  # of a data rank
-layers_of_a_stage = 80 // 4
-all_reduces = 4 * layers_of_a_stage * sequences
-print(f"tensor:   {all_reduces:,} all-reduces, each {2 * 7} messages, if it is a ring of 8")
-print(f"pipeline: {2 * sequences} messages from its neighbours")
-print("data:     1 all-reduce, or one for each bucket")
-
-# %% [markdown]
-# Tensor parallelism sends most bytes and waits most often. So **tensor goes inside a machine, a
-# pipeline goes across machines until the model fits, and data parallelism takes the rest**. This is
-# the advice of D. Narayanan et al. (2021, arXiv:2104.04473, section 3). Sequence parallelism goes
-# where tensor goes. Context parallelism is the next dimension outwards in Llama 3
+# Tensor parallelism sends most bytes. It also waits most often, for four all-reduces in each layer
+# and for each sequence, and each has a *latency*, too (chapter 03). So **tensor goes inside a
+# machine, a pipeline goes across machines until the model fits, and data parallelism takes the
+# rest**. This is the advice of D. Narayanan et al. (2021, arXiv:2104.04473, section 3). Sequence
+# parallelism goes where tensor goes. Context parallelism is the next dimension outwards in Llama 3
 # (arXiv:2407.21783, section 3.3.2), and sharding goes with data. In chapter 20 the last dimension
 # of a mesh has consecutive ranks, so there *tensor* is the last one.
 #
 # What the functions leave out: embeddings and the output layer, which also can be divided (chapter
-# 18); recomputation, which keeps less and computes more (chapter 17); gradients summed in float32,
+# 18); recomputation, which keeps less and computes more (chapter 17); kernels that skip what a
+# causal mask hides, which halves attention's two products; gradients summed in float32,
 # which are twice as many bytes; Adam's state sharded over the data ranks; and Megatron's pipelines,
 # in which each tensor rank sends only its part of an activation (section 4.1 of the same paper).
 # And a way that sends little may still be slow. Only a measurement on your own machines tells the
@@ -747,8 +666,8 @@ print("data:     1 all-reduce, or one for each bucket")
 # - The batch can be cut between sequences or tokens, the weights between layers or across the
 #   width.
 # - Gradients don't grow with the tokens of a step. Activations do, and they don't grow with the
-#   square of the width as computing does. So a larger batch helps data parallelism, and a wider
-#   model tensor parallelism.
+#   square of the width as most computing does. So a larger batch helps data parallelism, and a
+#   wider model tensor parallelism.
 # - Attention can be computed over parts of the keys, if each part tells its largest score and its
 #   sum.
 # - Experts make a model larger without more computing for a token. An all-to-all brings tokens to
