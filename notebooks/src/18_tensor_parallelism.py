@@ -797,7 +797,8 @@ for world in worlds:
 # an all-gather, and the sum a reduce-scatter (V. Korthikanti et al., 2022, arXiv:2205.05198,
 # section 4.2). A plain `nn.Linear` after the all-gather would keep the gathered input whole, so
 # Megatron-LM gathers it again in the backward pass. The module has these two exchanges, and layers
-# that divide the vocabulary.
+# that divide the vocabulary. How both are written, and which mistakes in them raise no error, is in
+# deeper: Tokens and the vocabulary.
 #
 # ## Summary
 #
