@@ -78,7 +78,7 @@ for _ in range(3):
 # MXNet's profiler notes when each operator begins and ends. `record` (chapter 01) calls a function,
 # waits until all work is done, and returns what was noted: *events*. An event is one operator on
 # one device, with times in ms since the recording began. Here are the first three.
-# (`SetValueOp` fills an array with one value.)
+# (`SetValueOp`, if it is among them, fills an array with one value.)
 
 # %% tags=["measured", "trains"]
 recording = record(train_once, net, trainer)
@@ -212,14 +212,15 @@ show(fig, alt="Two panels. Above, Python dispatches a step, waits until the devi
 # %% [markdown]
 # With `waitall` both devices are idle before the second step, until Python dispatches its first
 # operators. Without it, these are in the queue already. (The other gaps have other causes. In some
-# of them, one device waits for the other's gradients.) How long are they idle?
+# of them, one device waits for the other's gradients.) How long are the devices idle before the
+# second step, with `waitall`?
 
 # %% tags=["measured"]
 second_step = waiting.lanes["Python"][1]
 on_devices = [event for event in waiting.events if event.lane != "Python"]
 work_ends = max(event.end for event in on_devices if event.start < second_step.start)
 work_begins = min(event.start for event in on_devices if event.start > second_step.start)
-print(f"both devices are idle for {work_begins - work_ends:.1f} ms before the second step")
+print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 
 # %% [markdown]
 # That is little beside a step of these devices. On a GPU, where steps can be shorter, the same time
@@ -570,7 +571,7 @@ for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
 #
 # Overlap can also go on beyond a step. The next forward pass needs the first layer's weights first,
 # so **priority scheduling** sends these gradients before others that wait (P3: Jayarajan et al.,
-# 2019, in MXNet's `p3store_dist.h`; ByteScheduler: Peng et al., 2019).
+# 2019, arXiv:1905.03960, in MXNet's `p3store_dist.h`; ByteScheduler: Peng et al., 2019).
 #
 # **On GPUs**, MXNet's engine has queues and threads for copies beside those for computing
 # (`threaded_engine_perdevice.cc`, 1.9.1), so that both can run at the same time. In PyTorch, DDP
@@ -655,9 +656,10 @@ assert names.count("ElementwiseSum") == names.count("multi_sgd_update") == 2
 # ### Answer 2
 #
 # By default the whole pass is one event, so a device's messages leave when its pass has ended.
-# (They can still overlap with the other device's pass.) With 3 there are several, and the first bulks
-# hold the last layers. Without bulks each operator is an event; the one bulk that is left is the
-# loss's, which isn't hybridised. (We don't count `_zeros_without_dtype`, which only makes zeros.)
+# (They can still overlap with the other device's pass.) With 3 there are several, and the first
+# bulks hold the last layers. Without bulks each operator is an event; the one bulk that is
+# left is the loss's, which isn't hybridised. (We don't count two `_zeros_without_dtype`, which only
+# make zeros.)
 
 # %% tags=["solution", "trains"]
 def bulk_events(recording, lane):
