@@ -223,8 +223,7 @@ work_begins = min(event.start for event in on_devices if event.start > second_st
 print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 
 # %% [markdown]
-# That is little beside a step of these devices. On a GPU, where steps can be shorter, the same time
-# would be more of a step (which we didn't measure).
+# That is little beside a step of these devices.
 #
 # ## When can communication begin?
 #
@@ -487,10 +486,8 @@ print(f"for comparison: the backward passes take {passes_end - passes_begin:.1f}
 #
 # </details>
 #
-# (A round in which other programs used more than 5 % of the machine is taken again. Compare times
-# within a cell only, since the machine's load changes from one cell to another.)
-#
-# Here is one step of each kind:
+# (A round in which other programs used more than 5 % of the machine is taken again.) Here is one
+# step of each kind:
 
 # %% tags=["fold", "measured"]
 # draw: a step at the end, and a step at once
