@@ -27,7 +27,7 @@ from pathlib import Path
 from helpers import load_data, split_and_load, your_turn
 from helpers.compare import largest_difference
 from helpers.networks import hybrid_resnet18
-from helpers.training import Batches, accuracy, fit
+from helpers.training import accuracy, fit
 
 import mxnet as mx
 import numpy as np
@@ -86,8 +86,8 @@ with autograd.train_mode():
         print(f"shard on {x_shard.context}:", norm(x_shard).asnumpy().ravel().round(2))
 
 # %% [markdown]
-# **A device normalises by its own shard.** So from the same weights two devices get other outputs
-# than one device, and therefore other gradients.
+# **A device normalises by its own shard.** So from the same weights two devices get different
+# outputs from those of one device, and so different gradients.
 #
 # ## Is that the whole cause, in ResNet-18?
 #
@@ -99,7 +99,7 @@ def thin_resnet(devices, norm=nn.BatchNorm):
     mx.random.seed(8)  # the same weights each time
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=norm)
     net.initialize(init.Xavier(), ctx=devices)
-    # The first call draws the weights, in float32: here initializers raise for float64.
+    # The first call draws the weights. Then all become float64.
     net(nd.zeros((8, 1, 28, 28), ctx=devices[0]))
     net.cast("float64")
     return net
@@ -199,36 +199,49 @@ assert difference < 1e-12
 # %% [markdown]
 # ## Does it hurt?
 #
-# Other weights needn't be worse ones. Normalising each shard by itself is normal practice. ImageNet
-# was trained so in an hour, with 32 images on each of 256 GPUs (Goyal et al., 2017, section 2.3).
-# With 2 images on each GPU, though, BatchNorm's error on ImageNet was 10.6 points above group
-# norm's (Wu and He, 2018).
+# Different weights aren't necessarily worse. Normalising each shard by itself is normal practice.
+# ImageNet was trained this way in an hour, with 32 images on each of 256 GPUs (Goyal et al., 2017,
+# section 2.3). With 2 images on each GPU, though, BatchNorm's error on ImageNet was 10.6 points
+# above group norm's (Wu and He, 2018).
 #
 # We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, two epochs, five seeds. Only
 # the number of simulated devices changes, 1, 2, 16 or 32, and so the number of images that each
-# device has. **Predict:** is the accuracy on test images lower with small shards? And is the
-# training loss higher?
+# device has. The accuracy is that of the network which is saved, with averaged statistics (see
+# below). **Predict:** is the accuracy on test images lower with small shards? And is the training
+# loss higher?
 
 # %% tags=["predict"]
 stored = json.loads(Path("src/results/norm.json").read_text())["runs"]
-labels = {"norm-batch-1x64": "64", "norm-batch-2x32": "32",
-          "norm-batch-16x4": "4", "norm-batch-32x2": "2"}
+# By the number of images on each device: five runs, one for each seed.
+runs = {
+    64: stored["norm-batch-1x64"],  # 1 device with 64 images
+    32: stored["norm-batch-2x32"],
+    4: stored["norm-batch-16x4"],
+    2: stored["norm-batch-32x2"],
+}
 
 
-def of_seeds(name, epoch, key):
-    return np.array([run[epoch][key] for run in stored[name]])
+def of_seeds(images, epoch, key):
+    values = []
+    for run in runs[images]:
+        values.append(run[epoch][key])
+    return np.array(values)
 
 
-percent = {}  # of 10,000 test images, after two epochs: a number for each seed
-train_loss = {}  # mean of the second epoch
-print("images each   % of test images right     training loss: medians, and ranges of five seeds")
-for name, images in labels.items():
-    right = 100 * of_seeds(name, 1, "accuracy")
-    loss = of_seeds(name, 1, "loss")
-    print(f"{images:>11}   {np.median(right):.1f} ({right.min():.1f} to {right.max():.1f})      "
-          f"{np.median(loss):.3f} ({loss.min():.3f} to {loss.max():.3f})")
-    percent[images] = right
-    train_loss[images] = loss
+percent = {}
+train_loss = {}
+for images in runs:
+    percent[images] = 100 * of_seeds(images, 1, "accuracy")  # 1: the second epoch
+    train_loss[images] = of_seeds(images, 1, "loss")
+
+print("% of 10,000 test images that are right: median, and range of five seeds")
+for images, values in percent.items():
+    print(f"{images:2} images a device: {np.median(values):.1f} "
+          f"({values.min():.1f} to {values.max():.1f})")
+print("training loss, mean of the second epoch: median, and range")
+for images, values in train_loss.items():
+    print(f"{images:2} images a device: {np.median(values):.3f} "
+          f"({values.min():.3f} to {values.max():.3f})")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -241,38 +254,17 @@ for name, images in labels.items():
 # The assertions say so of all twenty runs:
 
 # %%
-small_shards = np.concatenate([train_loss["4"], train_loss["2"]])
-large_shards = np.concatenate([train_loss["64"], train_loss["32"]])
-assert small_shards.min() > large_shards.max()  # each loss above each
-highest_low = max(right.min() for right in percent.values())
-lowest_high = min(right.max() for right in percent.values())
-assert highest_low < lowest_high  # all four ranges of accuracies overlap
+small_shards = np.concatenate([train_loss[4], train_loss[2]])
+large_shards = np.concatenate([train_loss[64], train_loss[32]])
+assert small_shards.min() > large_shards.max()
 
-# %% tags=["fold"]
-# draw: training losses and accuracies, a point for each seed
-import matplotlib.pyplot as plt
-
-from helpers.plotting import BLUE, show
-
-fig, axes = plt.subplots(1, 2, figsize=(7.0, 3.2), layout="constrained")
-for ax, values, what in zip(axes, [train_loss, percent],
-                            ["training loss, epoch 2", "% of test images right"]):
-    for place, of_five in enumerate(values.values()):
-        ax.plot([place] * 5, of_five, "o", color=BLUE, alpha=0.6)
-        ax.plot([place - 0.3, place + 0.3], [np.median(of_five)] * 2, color="black")
-    ax.set_xticks(range(4), values)
-    ax.set(title=what, xlabel="images on each device")
-    ax.spines[["top", "right"]].set_visible(False)
-axes[0].set_ylim(0, 0.15)
-axes[1].set_ylim(94, 100)
-fig.suptitle("With 4 or 2 images a device, training loss is higher; accuracies overlap")
-show(fig, alt="Five seeds each, with 64, 32, 4 and 2 images on a device. Training losses with 4 "
-              "and 2 images all lie above those with 64 and 32. Test accuracies overlap.")
+largest_minimum = max(values.min() for values in percent.values())
+smallest_maximum = min(values.max() for values in percent.values())
+assert largest_minimum < smallest_maximum  # so the accuracies between them are in all four ranges
 
 # %% [markdown]
 # Five seeds may miss a small difference in accuracy. And we didn't test why the training loss is
-# higher. It is measured in training mode, so it is the loss of images that are normalised by their
-# own shard.
+# higher.
 #
 # If your devices have few images each, as in the ImageNet runs with 2, try group norm, or
 # statistics of the whole batch.
@@ -286,36 +278,45 @@ show(fig, alt="Five seeds each, with 64, 32, 4 and 2 images on a device. Trainin
 # four?
 
 # %% tags=["predict"]
-norm = nn.BatchNorm(in_channels=1)
-norm.initialize(ctx=pair)
-outputs = []
-with autograd.record():
-    for x_shard in split_and_load(batch, pair):
-        outputs.append(norm(x_shard))
-assert norm.running_mean.data(pair[0]).asscalar() == 0  # not yet
-autograd.backward(outputs)
+def one_step(devices):
+    norm = nn.BatchNorm(in_channels=1)
+    norm.initialize(ctx=devices)
+    outputs = []
+    with autograd.record():
+        for x_shard in split_and_load(batch, devices):
+            outputs.append(norm(x_shard))
+    for device in devices:
+        assert norm.running_mean.data(device).asscalar() == 0  # not yet
+    autograd.backward(outputs)
 
-for device in pair:
-    mean = norm.running_mean.data(device).asscalar()
-    variance = norm.running_var.data(device).asscalar()
-    print(f"{device}: running mean {mean:.2f}, running variance {variance:.2f}")
+    for device in devices:
+        mean = norm.running_mean.data(device).asscalar()
+        variance = norm.running_var.data(device).asscalar()
+        print(f"{device}: running mean {mean:.2f}, running variance {variance:.2f}")
+
+
+print("two devices")
+one_step(pair)
+print("one device")
+one_step(one)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Device 0 has a tenth of its mean 2, and device 1 has a tenth of 6.
+# Device 0 has a tenth of its mean 2, and device 1 has a tenth of 6. One device has a tenth of 4,
+# which is the average of both.
 #
 # </details>
 #
-# One device would have a tenth of 4, which is the average of both. Both variances are $0.9 \cdot 1
-# + 0.1 \cdot 1 = 1.0$. One device's would be larger, $0.9 \cdot 1 + 0.1 \cdot 5 = 1.4$, because it
-# also sees the variance *between* the shards.
+# On two devices both variances are $0.9 \cdot 1 + 0.1 \cdot 1 = 1.0$. One device's is larger, $0.9
+# \cdot 1 + 0.1 \cdot 5 = 1.4$, because it also sees the variance *between* the shards.
 #
 # ### Is one replica as good as the other?
 #
 # In an evaluation a network uses its device's running statistics. We train the thin ResNet-18 for
-# fifty steps, with 8 images on each of two devices, so that both replicas have equal weights. Then
-# each replica answers for the *same* test images. **Predict:** do both have the same accuracy?
+# fifty steps, with 8 images on each of two devices, so that both replicas have equal weights.
+# (Fifty steps are too few to train it well. Here only the difference between the replicas counts.)
+# Then each replica classifies the *same* test images. **Predict:** do both have the same accuracy?
 
 # %% tags=["predict", "measured", "trains"]
 net = thin_resnet(pair)
@@ -349,24 +350,24 @@ print(f"replica 1, all images: {100 * right_on_1.mean():.1f} %")
 #
 # </details>
 #
-# The helper `accuracy` sends one half of each batch to each device, as training does. So it finds a
-# *pooled* accuracy, of both replicas together, each of which answers for its own half:
+# The helper `accuracy` sends one half of each batch to each device, as training does. So it reports
+# a *pooled* accuracy, of both replicas together, each classifying its own half:
 
 # %% tags=["measured"]
-half = len(test_labels) // 2
-pooled = np.concatenate([right_on_0[:half], right_on_1[half:]]).mean()
+test_batch = (test_x, nd.array(test_labels))
+pooled = accuracy(net, [test_batch], pair)
 print(f"pooled, each its half: {100 * pooled:.1f} %")
 
-found = accuracy(net, Batches(test_images.astype("float64"), test_labels, 2 * half,
-                              shuffle=False), pair)
-assert abs(found - pooled) < 1e-12
+half = len(test_labels) // 2
+right_by_half = np.concatenate([right_on_0[:half], right_on_1[half:]])
+assert abs(right_by_half.mean() - pooled) < 1e-12
 
 # %% [markdown]
 # A pooled accuracy doesn't show how good or bad a single replica is. A remedy is to give every
 # device the average of the running statistics. We write it into their arrays:
 
-# %% tags=["measured"]
-def share_statistics(net):
+# %%
+def average_statistics(net):
     for parameter in net.collect_params().values():
         # Not trained: a running mean or variance.
         if parameter.grad_req == "null":
@@ -376,37 +377,45 @@ def share_statistics(net):
             for array in replicas:
                 array[:] = average  # copied to the array's device
 
+# %% [markdown]
+# Which statistics does `save_parameters` write? To compare, we save the network *before* we
+# average, and load it into another one:
 
+# %%
 with tempfile.TemporaryDirectory() as folder:
-    net.save_parameters(f"{folder}/before_sharing.params")
+    net.save_parameters(f"{folder}/before.params")
     saved = thin_resnet(one)
-    saved.load_parameters(f"{folder}/before_sharing.params", ctx=one)
+    saved.load_parameters(f"{folder}/before.params", ctx=one)
 
-share_statistics(net)
+# %% tags=["measured"]
+average_statistics(net)
 for device in pair:
     print(f"{device}: {100 * right_answers(net, device).mean():.1f} %")
+
+for device in pair:
     scores = net(test_x.as_in_context(device))
     assert largest_difference(scores, saved(test_x)) < 1e-12
 
 # %% [markdown]
-# Now both replicas agree. The assertion says that what `save_parameters` had written *before*
-# sharing is the same average. So **call `share_statistics` before you evaluate: then you measure
-# the network that you save.** (The average variance still lacks the part between the shards.)
+# Now both replicas agree. The assertion says that `save_parameters` had written the same average.
+# So **call `average_statistics` before you evaluate: then you measure the network that you save.**
+# (The average variance still lacks the part between the shards.)
 #
 # How much did it matter in our stored runs? There we kept two accuracies after each epoch: pooled,
-# with each device's own statistics, and after sharing.
+# with each device's own statistics, and with averaged ones.
 
 # %%
 changes = []
-for name in labels:
+for images in runs:
     for epoch in [0, 1]:
-        before_sharing = of_seeds(name, epoch, "pooled_accuracy")
-        after_sharing = of_seeds(name, epoch, "accuracy")
-        changes.append(100 * np.abs(after_sharing - before_sharing).max())
-print(f"sharing moved the pooled accuracy by {max(changes):.2f} points at most")
+        own_statistics = of_seeds(images, epoch, "pooled_accuracy")
+        averaged = of_seeds(images, epoch, "accuracy")
+        changes.append(100 * np.abs(averaged - own_statistics).max())
+print(f"averaging moved the pooled accuracy by {max(changes):.2f} points at most")
 
 # %% [markdown]
-# So the pooled accuracy hardly moved. That says nothing of single replicas, which we didn't store.
+# So the pooled accuracy hardly moved. That says nothing about individual replicas, which we didn't
+# store.
 #
 # ## Statistics of the whole batch, from scratch
 #
@@ -415,8 +424,8 @@ print(f"sharing moved the pooled accuracy by {max(changes):.2f} points at most")
 #
 # ### Your turn: from shards to the whole batch
 #
-# Write it, before you scroll on. Shards may have different sizes. The first two inputs are the
-# batch of four, cut into two and two, and into three and one; so both give 4 and 5.
+# Write it, before you scroll on. There may be more than two shards, of different sizes. The first
+# three inputs are the batch of four, cut in three ways, so they give 4 and 5.
 
 # %% tags=["your-turn"]
 def of_whole_batch(sizes, means, variances):
@@ -426,8 +435,9 @@ def of_whole_batch(sizes, means, variances):
 
 two_and_two = (([2, 2], [2.0, 6.0], [1.0, 1.0]), (4.0, 5.0))
 three_and_one = (([3, 1], [3.0, 7.0], [8 / 3, 0.0]), (4.0, 5.0))
+one_two_one = (([1, 2, 1], [1.0, 4.0, 7.0], [0.0, 1.0, 0.0]), (4.0, 5.0))
 one_and_three = (([1, 3], [10.0, 2.0], [0.0, 4.0]), (4.0, 15.0))
-your_turn(of_whole_batch, [two_and_two, three_and_one, one_and_three])
+your_turn(of_whole_batch, [two_and_two, three_and_one, one_two_one, one_and_three])
 
 # %% [markdown]
 # For our devices we take *sums* instead, because sums can be all-reduced. Both statistics follow
@@ -451,7 +461,8 @@ def all_sum(arrays):
 
 # %% [markdown]
 # Images have four axes, and a sum over all but the channels leaves a number for each channel.
-# Devices exchange numbers in `all_sum` only:
+# Devices exchange numbers in `all_sum` only. (One Python program knows all shards' sizes here. On
+# separate processes they have to be sent, too, unless all are equal.)
 
 # %%
 # [images, channels, rows, columns] -> [1, channels, 1, 1].
@@ -498,18 +509,16 @@ def norm_together(x_shards, gammas, betas, eps=1e-5):
         outputs.append(scale * normalised + shift)
     return outputs
 
-# %% [markdown]
-# Do two devices now compute what one does? Here is the batch of four, with scale 1 and shift 0:
 
-# %%
+# The batch of four, with scale 1 and shift 0.
 gammas = [nd.ones(1, ctx=device) for device in pair]
 betas = [nd.zeros(1, ctx=device) for device in pair]
 for output in norm_together(x_shards, gammas, betas):
     print(output.context, output.asnumpy().ravel().round(2))
 
 # %% [markdown]
-# These are one device's outputs from above. And the gradients? Device 0's sum is 4, device 1's is
-# 12, and both devices get the total, 16. So the 4 goes two ways:
+# These are one device's outputs for the batch of four. And the gradients? Device 0's sum is 4,
+# device 1's is 12, and both devices get the total, 16. So the 4 goes two ways:
 #
 # ```
 # 4 on device 0 ──┬──> total on device 0, whose gradient is  1
@@ -556,8 +565,9 @@ def forward_together(net, x_shards):
     return x_shards
 
 # %% [markdown]
-# (This shows the idea: it keeps no running statistics, and it doesn't reach norms inside blocks, as
-# ResNet-18 has them.) The training loop is chapter 06's, but for one line:
+# (This shows the idea. It doesn't reach norms inside blocks, as ResNet-18 has them, and it keeps no
+# running statistics. A full one puts the whole batch's into them, so that devices agree on these,
+# too.) The training loop is chapter 06's, except for one line:
 
 # %%
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -610,15 +620,15 @@ for k in [2, 4]:
     devices = four[:k]
     net = two_norms(devices)
     train_together(net, devices, batches)
-    found = [all_weights(net, device) for device in devices]
-    difference = largest_difference(found, whole)
-    print(f"ours, {k} devices, equals one device to 1e-12:             ", difference < 1e-12)
-    assert difference < 1e-12
+    for device in devices:
+        difference = largest_difference(all_weights(net, device), whole)
+        print(f"ours, {k} devices, {device} equals one device to 1e-12:   ", difference < 1e-12)
+        assert difference < 1e-12
 assert by_shard > 1e-4
 
 # %% [markdown]
-# **With all-reduced statistics, k devices are one device again.** This is *synchronised BatchNorm*.
-# What would it send in ResNet-18? Each channel has two sums forward, and their two gradients
+# **With all-reduced statistics, k devices train as one device.** This is *synchronised BatchNorm*.
+# What would it send in our ResNet-18? Each channel has two sums forward, and their two gradients
 # backward:
 
 # %%
@@ -652,26 +662,26 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 #   that is kept. PyTorch's `momentum=0.1` is the part that the new one gets. Both are the defaults,
 #   and mean the same.
 # - **The running variance is over n − 1.** PyTorch normalises a batch by the variance over $n$, but
-#   puts the one over $n - 1$ into the running variance. Gluon uses $n$ for both on a CPU. On GPUs
-#   cuDNN takes $n - 1$, too, and in the forward pass (`cudnn_batch_norm-inl.h` at MXNet 1.9.1).
+#   puts the one over $n - 1$ into the running variance. On a CPU Gluon uses $n$ for both, hence
+#   the 1.4 above. On GPUs cuDNN takes $n - 1$, too (`cudnn_batch_norm-inl.h` at MXNet 1.9.1).
 # - **Buffers come from rank 0.** Running statistics are *buffers* of a module. By default DDP sends
 #   rank 0's to all ranks before each forward pass (`_sync_buffers` in
-#   `torch/nn/parallel/distributed.py`). Its argument for that is `broadcast_buffers`, and from 2.13
-#   on `forward_sync_buffers`. So the replicas agree, but on the statistics of rank 0's shards, not
-#   on an average.
-# - **SyncBatchNorm.** `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` puts one in place of
-#   every BatchNorm, before DDP gets the model. In a process group it needs GPUs or other
+#   `torch/nn/parallel/distributed.py`). So the replicas agree, but on the statistics of rank
+#   0's shards, not on an average.
+# - **SyncBatchNorm.** `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every
+#   BatchNorm, before DDP gets the model. With its argument `process_group` ranks synchronise within
+#   a group, so they wait for fewer others. In a process group it needs GPUs or other
 #   accelerators, and raises for tensors on a CPU (`SyncBatchNorm.forward` in
 #   `torch/nn/modules/batchnorm.py`).
 #
 # ## Summary
 #
-# - BatchNorm normalises by the device's shard. So two devices equal one that normalises the halves
-#   separately, and nothing else is different.
+# - BatchNorm normalises by the device's shard. Two devices get the same trained weights as one
+#   device that normalises the halves separately.
 # - In our runs with 4 and 2 images a device the training loss was higher, but accuracies overlapped
 #   with those of 64 and 32. On ImageNet, 2 images were too few.
 # - Running statistics differ from device to device. Average them before you evaluate.
-# - All-reduce two sums a channel, forward and backward, and k devices are one again; but each
+# - All-reduce two sums a channel, forward and backward, and k devices train as one; but each
 #   all-reduce makes every device wait.
 #
 # **Further reading.** Ioffe and Szegedy, *Batch normalization*, arXiv:1502.03167; Goyal et al.,
@@ -688,7 +698,7 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 #    variances of the two shards?
 # 3. **Where was it evaluated?** A script trains on all devices and evaluates on `devices[0]` only.
 #    Let the fifty steps run on four devices, with 4 images each, and print the accuracy of each
-#    replica, and the one after sharing. Which would the script report, and which has the network
+#    replica, and the one after averaging. Which would the script report, and which has the network
 #    that it saves?
 
 # %% [markdown]
@@ -710,7 +720,7 @@ def of_whole_batch(sizes, means, variances):
     return mean, variance
 
 
-your_turn(of_whole_batch, [two_and_two, three_and_one, one_and_three])
+your_turn(of_whole_batch, [two_and_two, three_and_one, one_two_one, one_and_three])
 
 # %% [markdown]
 # ### Answer 1
@@ -770,5 +780,5 @@ net.hybridize()
 train(net, four, fifty_batches)
 for device in four:
     print(f"replica on {device}: {100 * right_answers(net, device).mean():.1f} %")
-share_statistics(net)
-print(f"after sharing:     {100 * right_answers(net, four[0]).mean():.1f} %")
+average_statistics(net)
+print(f"after averaging:   {100 * right_answers(net, four[0]).mean():.1f} %")
