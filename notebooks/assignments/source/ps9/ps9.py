@@ -96,8 +96,9 @@ def logged(function, *given):
 # %% [markdown]
 # ## 1. A column and a row layer (4 points)
 #
-# Both are made from an `nn.Linear`, with a bias or without, which stays as it is. All ranks compute
-# on the same examples, and each finds the same loss. What is cut, the number of ranks divides.
+# Both are made from an `nn.Linear`, with a bias or without, that nobody uses afterwards. All ranks
+# compute on the same examples, and each finds the same loss. What is cut, the number of ranks
+# divides.
 #
 # `ColumnLinear(linear, gather)`:
 #
@@ -162,7 +163,7 @@ class RowLinear(nn.Module):
 class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x.view_as(x)
+        return x
 
     @staticmethod
     def backward(ctx, gradient):
@@ -205,7 +206,8 @@ class GatherFromRanks(torch.autograd.Function):
 
 # %% tags=["driver"]
 def train_layers(layers, steps, wants_x, note):
-    """(outputs, gradients of x, gradients [step][layer] -> (weight, bias), weights and biases)."""
+    """([(output, gradient of x, gradients of weight and bias of each layer), ...] for each step,
+    weight and bias of each layer at the end)."""
     made = []
     for kind, weight, bias in layers:
         linear = nn.Linear(*weight.shape[::-1], bias is not None, dtype=torch.float64)
@@ -215,7 +217,7 @@ def train_layers(layers, steps, wants_x, note):
                     ColumnLinear(linear, kind == "gathered"))
     both = [[layer.weight, layer.bias] for layer in made]
     optimizer = torch.optim.SGD([p for pair in both for p in pair if p is not None], lr=0.1)
-    outputs, of_x, gradients = [], [], []
+    history = []
     for x, y in steps:
         optimizer.zero_grad()
         x = torch.tensor(x, requires_grad=wants_x)
@@ -226,11 +228,10 @@ def train_layers(layers, steps, wants_x, note):
         if output.shape == x.shape:
             output = output + x
         (output - torch.tensor(y)).pow(2).mean().backward()
-        outputs.append(copy(output))
-        of_x.append(copy(x.grad))
-        gradients.append([[p if p is None else copy(p.grad) for p in pair] for pair in both])
+        gradients = [[p if p is None else copy(p.grad) for p in pair] for pair in both]
+        history.append((copy(output), copy(x.grad), gradients))
         optimizer.step()
-    return outputs, of_x, gradients, [[copy(p) for p in pair] for pair in both]
+    return history, [[copy(p) for p in pair] for pair in both]
 
 
 # %% [markdown]
@@ -248,7 +249,7 @@ rng = np.random.default_rng(18)
 pair = [["column", rng.normal(size=(4, 3)), rng.normal(size=4)],
         ["row", rng.normal(size=(3, 4)), rng.normal(size=3)]]
 batch = [rng.normal(size=(5, 3)), rng.normal(size=(5, 3))]
-up, up_bias, down, down_bias, x = whole = [
+up, up_bias, down, down_bias, x = [
     torch.tensor(array, requires_grad=True)
     for array in (pair[0][1], pair[0][2], pair[1][1], pair[1][2], batch[0])]
 whole_output = torch.tanh(x @ up.T + up_bias) @ down.T + down_bias + x
@@ -260,33 +261,33 @@ def ignore(word):
 
 
 # %% nbgrader={"grade_id": "layers-values", "points": 2}
-for rank, (outputs, _, gradients, _) in enumerate(on_each(
-        train_layers, [[tiny, [example], True, ignore]] * 2)):
-    assert np.allclose(outputs[0], [7, 12]), f"rank {rank}: 7 and 12, not {outputs[0]}"
-    found = [array.item() for array in gradients[0][0]]
+for rank, (history, _) in enumerate(on_each(train_layers, [[tiny, [example], True, ignore]] * 2)):
+    output, _, gradients = history[0]
+    assert np.allclose(output, [7, 12]), f"rank {rank}: 7 and 12, not {output}"
+    found = [array.item() for array in gradients[0]]
     expected = [[2, 1], [4, 2]][rank]
     assert np.allclose(found, expected), \
         f"rank {rank}: the gradients of weight and bias are {found}, not {expected}"
-for rank, (outputs, _, gradients, _) in enumerate(on_each(
-        train_layers, [[pair, [batch], True, ignore]] * 2)):
+for rank, (history, _) in enumerate(on_each(train_layers, [[pair, [batch], True, ignore]] * 2)):
+    output, _, gradients = history[0]
     mine = slice(2 * rank, 2 * rank + 2)
     for what, found, expected in (
-            ("output", outputs[0], whole_output.detach()),
-            ("gradient of the column layer's weight", gradients[0][0][0], up.grad[mine]),
-            ("gradient of the column layer's bias", gradients[0][0][1], up_bias.grad[mine]),
-            ("gradient of the row layer's weight", gradients[0][1][0], down.grad[:, mine]),
-            ("gradient of the row layer's bias", gradients[0][1][1], down_bias.grad)):
+            ("output", output, whole_output.detach()),
+            ("gradient of the column layer's weight", gradients[0][0], up.grad[mine]),
+            ("gradient of the column layer's bias", gradients[0][1], up_bias.grad[mine]),
+            ("gradient of the row layer's weight", gradients[1][0], down.grad[:, mine]),
+            ("gradient of the row layer's bias", gradients[1][1], down_bias.grad)):
         assert found.shape == expected.shape and np.allclose(found, expected), \
             f"column, then row, rank {rank}: the {what} is {found}, not {expected}"
 
 # %% nbgrader={"grade_id": "layers-input", "points": 1}
-for rank, (_, of_x, _, _) in enumerate(on_each(
-        train_layers, [[tiny, [example], True, ignore]] * 2)):
-    assert np.allclose(of_x[0], 7), f"rank {rank}: the gradient of x is {of_x[0]}, not 7"
-for rank, (_, of_x, _, _) in enumerate(on_each(
-        train_layers, [[pair, [batch], True, ignore]] * 2)):
-    assert np.allclose(of_x[0], x.grad), \
-        f"column, then row, rank {rank}: the gradient of x is {of_x[0]}, not {x.grad}"
+for rank, (history, _) in enumerate(on_each(train_layers, [[tiny, [example], True, ignore]] * 2)):
+    _, of_x, _ = history[0]
+    assert np.allclose(of_x, 7), f"rank {rank}: the gradient of x is {of_x}, not 7"
+for rank, (history, _) in enumerate(on_each(train_layers, [[pair, [batch], True, ignore]] * 2)):
+    _, of_x, _ = history[0]
+    assert np.allclose(of_x, x.grad), \
+        f"column, then row, rank {rank}: the gradient of x is {of_x}, not {x.grad}"
 
 # %% nbgrader={"grade_id": "layers-messages", "points": 1}
 for layers, step, expected in (

@@ -25,15 +25,6 @@ def close(values):
     return None if values is None else Near(numpy(values), CLOSE)
 
 
-def compare_parts(*parts):
-    """A check of a tuple; parts: (what, expected, names) of its entries."""
-    def check(found):
-        compare(found, (Anything(),) * len(parts), "what comes back")
-        for one, (what, expected, *names) in zip(found, parts):
-            compare(one, expected, what, names)
-    return check
-
-
 def count_ranks(world):
     return "one rank" if world == 1 else f"{world} ranks"
 
@@ -67,12 +58,11 @@ def note(call, rank, counts):
 
 
 def train_whole(layers, steps):
-    """(outputs, gradients of x, gradients of weights and biases, these at the end), one process."""
+    """What train_layers returns, for one process."""
     both = [[None if array is None else torch.tensor(array, requires_grad=True)
              for array in arrays] for _, *arrays in layers]
-    there = [t for pair in both for t in pair if t is not None]
-    optimizer = torch.optim.SGD(there, lr=0.1)
-    outputs, of_x, gradients = [], [], []
+    optimizer = torch.optim.SGD([t for pair in both for t in pair if t is not None], lr=0.1)
+    history = []
     for x, y in steps:
         x = output = torch.tensor(x, requires_grad=True)
         for i, (weight, bias) in enumerate(both):
@@ -81,12 +71,10 @@ def train_whole(layers, steps):
             output = output + x
         optimizer.zero_grad()
         (output - torch.tensor(y)).pow(2).mean().backward()
-        outputs.append(output.detach().numpy())
-        of_x.append(x.grad.numpy())
-        gradients.append([[t if t is None else t.grad.numpy() for t in pair] for pair in both])
+        gradients = [[t if t is None else t.grad.numpy() for t in pair] for pair in both]
+        history.append((output.detach().numpy(), x.grad.numpy(), gradients))
         optimizer.step()
-    return outputs, of_x, gradients, [[t if t is None else t.detach().numpy() for t in pair]
-                                      for pair in both]
+    return history, [[t if t is None else t.detach().numpy() for t in pair] for pair in both]
 
 
 def cut(layers, pairs, world, rank):
@@ -97,25 +85,39 @@ def cut(layers, pairs, world, rank):
             for (kind, *_), (weight, bias) in zip(layers, pairs)]
 
 
+def compare_pairs(found, expected, what):
+    """Of each layer, what there is of its weight and its bias."""
+    compare(found, [(Anything(),) * 2] * len(expected), f"the list of each layer's {what}")
+    for i, (pair, due) in enumerate(zip(found, expected)):
+        for name, one, one_due in zip(("weight", "bias"), pair, due):
+            compare(one, close(one_due), f"{what} of layer {i}'s {name}")
+
+
+def check_trained(layers, history, after, world, rank, look):
+    """A check of what train_layers returns on a rank."""
+    def check(found):
+        compare(found, (Anything(),) * 2, "what comes back")
+        compare(found[0], [(Anything(),) * 3] * len(history), "the list of steps")
+        for step, (one, due) in enumerate(zip(found[0], history)):
+            at = f"step {step + 1}: the"
+            if look == "input":
+                compare(one[1], close(due[1]), f"{at} gradient of x")
+            else:
+                compare(one[0], close(due[0]), f"{at} output")
+            compare_pairs(one[2], cut(layers, due[2], world, rank), f"{at} gradient")
+        compare_pairs(found[1], cut(layers, after, world, rank), "at the end: the value")
+    return check
+
+
 def trained(what, world, layers, steps, look, wants_x=True):
-    """A call of train_layers. look: "values" of what the layers have, the "input"'s gradient (and
-    all that follows from it) or "messages"."""
-    outputs, of_x, gradients, after = train_whole(layers, steps)
+    """A call of train_layers. look: at "values", the "input"'s gradient, or "messages"."""
+    history, after = train_whole(layers, steps)
     counts, call = [[] for _ in range(world)], Ranks(what, [])
     for rank in range(world):
-        names = "step", "layer", "weight and bias: entry"
-        values = [("the outputs", close(outputs), "step"), ("the gradients of x", Anything()),
-                  ("the gradients", close([cut(layers, pairs, world, rank) for pairs in gradients]),
-                   *names),
-                  ("the weights and biases at the end", close(cut(layers, after, world, rank)),
-                   *names[1:])]
-        if look == "input":
-            values[:2] = [("the outputs", Anything()), ("the gradients of x", close(of_x), "step")]
-        elif look == "messages":
-            values = [(name, Anything()) for name, *_ in values]
+        returns = Anything() if look == "messages" else check_trained(
+            layers, history, after, world, rank, look)
         call.cases.append(Case(what, "train_layers", [send(layers), send(steps), wants_x,
-                                                      note(call, rank, counts)],
-                               returns=compare_parts(*values)))
+                                                      note(call, rank, counts)], returns=returns))
     if look == "messages":
         due, stations = [], []
         for x, _ in steps:
@@ -210,7 +212,7 @@ def layers_messages():
 
 def scheduled(stage, stages, micro_batches, most):
     """A call of steps_of."""
-    what = f"stage {stage} of {stages}, {micro_batches} micro-batches, most={most}"
+    what = f"stage {stage} of {stages}, micro_batches={micro_batches}, most={most}"
     limit = min(most, stages - stage)
 
     def check(found):
@@ -266,6 +268,17 @@ def schedule_edges():
 
 # Exercise 3
 
+def check_meshed(means, root, norm):
+    """A check of what synchronize_arrays returns: of the norm, or of the gradients."""
+    def check(found):
+        compare(found, (Anything(),) * 2, "what comes back")
+        if norm:
+            compare(found[1], Near(root, CLOSE), "the norm")
+        else:
+            compare(found[0], means, "the list of gradients", ("parameter",))
+    return check
+
+
 def meshed(what, shape, parameters, rng, norm=False):
     """A call of synchronize. parameters: (kind, shape) of each, the shape of the whole."""
     data, tensor = shape
@@ -286,10 +299,7 @@ def meshed(what, shape, parameters, rng, norm=False):
     for rank in range(data * tensor):
         due = close([one[rank % tensor] for one in means])
         call.cases.append(Case(what, "synchronize_arrays", [send(found[rank]), kinds, shape],
-                               returns=compare_parts(
-                                   ("the gradients", Anything() if norm else due, "parameter"),
-                                   ("the norm", Near(float(square**0.5), CLOSE) if norm
-                                    else Anything()))))
+                               returns=check_meshed(due, float(square**0.5), norm)))
     return call
 
 
