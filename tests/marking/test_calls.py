@@ -3,7 +3,7 @@
 import math
 
 import book
-import near
+import in_process
 import numpy as np
 import pytest
 from marking import assignment, calls
@@ -11,7 +11,7 @@ from marking.cases import Case, Ranks, cpu
 from marking.cases import mx as array
 from marking.channel import Array, Device
 
-mx = near.mxnet    # loaded after helpers
+mx = in_process.mxnet    # loaded after helpers
 
 
 def list_cases(name):

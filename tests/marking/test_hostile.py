@@ -7,9 +7,9 @@ business, so where it computes what was asked it earns it; the rest stays 0.
 import os
 import re
 
-import behind_walls
 import book
 import pytest
+import sandboxed
 from marking import process
 
 # (assignment, exercise, what, source, what is said of the first test: a regular expression)
@@ -249,7 +249,7 @@ attack(EVEN, "claims copies that it did not make", """
 def split_even(batch, devices):
     import gc
     for one in gc.get_objects():
-        if type(one).__name__ == "Desk":
+        if type(one).__name__ == "Marshaller":
             one.pack_array = lambda value: (_ for _ in ()).throw(TypeError("no"))
     return [batch] * len(devices)
 """, "ended by itself")
@@ -564,7 +564,7 @@ def attacked(request):
     listener = socket.create_server(("127.0.0.1", 0))
     fill = {"repository": process.REPOSITORY, "port": listener.getsockname()[1]}
     os.environ["SECRET"] = "mark-my-words"
-    with listener, behind_walls.start() as pool:
+    with listener, sandboxed.start() as pool:
         jobs = {}
         for item in request.session.items:
             if "attacked" in getattr(item, "fixturenames", ()):
@@ -572,7 +572,7 @@ def attacked(request):
                 bare = item.callspec.params.get("bare", False)
                 source = one[3].format(**fill) if one[2] in {w[0] for w in WALLED} else one[3]
                 jobs[one[2], bare] = pool.submit(
-                    behind_walls.judge_cell, one[0], one[1], source,
+                    sandboxed.judge_cell, one[0], one[1], source,
                     QUICK | (RANKS if one[:2] in IN_RANKS else {}) | PATIENT.get(one[2], {}), bare)
         yield jobs
         pool.shutdown(cancel_futures=True)

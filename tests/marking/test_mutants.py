@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import book
+import in_process
 import mutate
-import near
 import pytest
 from marking import assignment
 
@@ -63,12 +63,12 @@ def test_every_mutant_is_caught_or_listed_as_right(mutants, capsys):
     listed = read_survivors()
     chosen = list(mutants) if ALL else random.Random(17).sample(sorted(mutants), SAMPLE)
     begin = time.monotonic()
-    marks = near.judge_all({key: mutants[key] for key in chosen})
+    marks = in_process.judge_all({key: mutants[key] for key in chosen})
     survived = {key for key, found in marks.items()
                 if found and all(mark.points == mark.of for mark in found)}
     new = {f"{key}: {identify(key)}" for key in survived if identify(key) not in listed}
     failed = {key: mark.why for key, found in marks.items()
-              for mark in found or () if mark.outcome == near.judge.NOT_JUDGED}
+              for mark in found or () if mark.outcome == in_process.judge.NOT_JUDGED}
     with capsys.disabled():
         print(f"\n{len(mutants)} mutants made, {len(chosen)} judged in "
               f"{time.monotonic() - begin:.0f} s: {len(chosen) - len(survived)} caught, "

@@ -9,7 +9,7 @@ import runpy
 from pathlib import Path
 
 import book
-import near
+import in_process
 import pytest
 
 READINGS = {(path.stem, name): (cells, kind, more)
@@ -22,7 +22,7 @@ def marks(request):
     """{(assignment, name, grade_id): marks} of the readings that this run asks for."""
     chosen = {item.callspec.params["reading"] for item in request.session.items
               if "marks" in getattr(item, "fixturenames", ())}
-    return near.judge_all({(*key, exercise): (key[0], exercise, source)
+    return in_process.judge_all({(*key, exercise): (key[0], exercise, source)
                            for key in READINGS if key in chosen
                            for exercise, source in READINGS[key][0].items()})
 

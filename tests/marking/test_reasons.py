@@ -3,9 +3,9 @@ not run."""
 
 import re
 
-import behind_walls
-import near
+import in_process
 import pytest
+import sandboxed
 from marking import assignment, judge
 
 STUB = "def split_even(batch, devices):\n    "
@@ -25,7 +25,7 @@ def split_even(batch, devices):
 @pytest.mark.parametrize("source", ["{line}\n" + RIGHT, RIGHT + "\n{line}\n",
                                     "def f():\n    {line}\n" + RIGHT])
 def test_a_magic_is_named_as_one(line, name, source):
-    marks = near.judge_near("ps1", "even", source.replace("{line}", line))
+    marks = in_process.judge_cell("ps1", "even", source.replace("{line}", line))
     number = source.split("{line}")[0].count("\n") + 1
     for mark in marks:
         assert (mark.points, mark.outcome) == (0, "stopped")
@@ -36,8 +36,8 @@ def test_a_magic_is_named_as_one(line, name, source):
 
 def test_what_only_looks_like_one_is_python():
     source = RIGHT + "text = '''\n%timeit\n!ls\n'''\nrest = (7\n% 4)\n"
-    assert all(mark.points for mark in near.judge_near("ps1", "even", source))
-    (mark, _) = near.judge_near("ps1", "even", RIGHT + "x = = 1\n")
+    assert all(mark.points for mark in in_process.judge_cell("ps1", "even", source))
+    (mark, _) = in_process.judge_cell("ps1", "even", RIGHT + "x = = 1\n")
     assert "SyntaxError: invalid syntax (line 7 of the solution)" in mark.why
 
 
@@ -48,7 +48,7 @@ def test_what_only_looks_like_one_is_python():
     ("return [batch.copyto(mx.gpu(40))]", "MXNetError: "),
     ("return [mx.nd.FullyConnected(batch)]", "(MXNetError|AssertionError|TypeError): ")])
 def test_mxnet_s_cause_stands_first(body, cause):
-    (mark, _) = near.judge_near("ps1", "even", STUB + body)
+    (mark, _) = in_process.judge_cell("ps1", "even", STUB + body)
     assert "(line 2 of the solution), in split_even(" in mark.why, mark.why
     assert re.search(cause, mark.why), mark.why
     for noise in ("../src", "src/operator", "Traceback", "Stack trace", "[bt]", ".so", ".cc:"):
@@ -60,19 +60,19 @@ def test_a_name_that_another_cell_has():
     cell = judge.Cell("even", STUB + "return cut(batch, devices)", read.exercises[0].given)
     for others, said in ((["def cut(b, d): pass"], True), (["cut(1, 2)"], False)):
         marks = judge.judge_exercise(read, read.exercises[0], [cell],
-                                     assignment.load_tests("ps1"), near.Process(1), others)
+                                     assignment.load_tests("ps1"), in_process.Process(1), others)
         assert "NameError: name 'cut' is not defined (line 2 of the solution)" in marks[0].why
         assert ("Another cell" in marks[0].why) == said
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with behind_walls.start(1) as pool:
+    with sandboxed.start(1) as pool:
         yield pool
 
 
 def judge_even(pool, source):
-    return pool.submit(behind_walls.judge_cell, "ps1", "even", source,
+    return pool.submit(sandboxed.judge_cell, "ps1", "even", source,
                        {"work": 2}).result()[0]
 
 
@@ -97,7 +97,7 @@ def test_a_cell_that_cannot_be_read_says_so_in_each_test(pool):
 
 
 def test_a_wrong_value_names_the_call():
-    (mark, _) = near.judge_near("ps1", "even", STUB + "return [batch] * len(devices)")
+    (mark, _) = in_process.judge_cell("ps1", "even", STUB + "return [batch] * len(devices)")
     assert mark.why.endswith(
         "in split_even(float32 array of shape (6, 2) on cpu(0), [cpu(0), cpu(1)])")
     assert mark.call.startswith("batch = mx.nd.array([[0.0, 1.0], [2.0, 3.0]")

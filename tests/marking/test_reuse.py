@@ -3,9 +3,9 @@ costs the later exercise nothing."""
 
 import re
 
-import behind_walls
 import book
 import pytest
+import sandboxed
 from marking import assignment
 
 UNEVEN = next(e.answer for e in assignment.read_assignment("ps1").exercises if e.name == "uneven")
@@ -60,7 +60,7 @@ LIMITS = {"work": 4, "patience": 30, "memory": 2**30}
 
 @pytest.fixture(scope="module")
 def pool():
-    with behind_walls.start() as pool:
+    with sandboxed.start() as pool:
         yield pool
 
 
@@ -69,7 +69,7 @@ def judged(pool, request):
     """Marks of the cases that this run asks for, two at a time."""
     chosen = [item.callspec.params["case"] for item in request.session.items
               if "judged" in getattr(item, "fixturenames", ())]
-    return {case[0]: pool.submit(behind_walls.judge_cell, "ps1", "pairs", case[2], LIMITS, False,
+    return {case[0]: pool.submit(sandboxed.judge_cell, "ps1", "pairs", case[2], LIMITS, False,
                                  [("uneven", case[1])]) for case in chosen}
 
 
@@ -93,11 +93,11 @@ def test_a_given_cell_below_takes_its_names_back(pool):
     """As in a notebook: exercise 3 of ps3 begins with cells that define `net`, `loss`, `start`."""
     earlier = [("loss", "loss = net = start = None\n" + answers("ps3")["loss"]),
                ("replicas", "def start(seed): pass\n" + answers("ps3")["replicas"])]
-    marks, _ = pool.submit(behind_walls.judge_cell, "ps3", "step", answers("ps3")["step"], LIMITS,
+    marks, _ = pool.submit(sandboxed.judge_cell, "ps3", "step", answers("ps3")["step"], LIMITS,
                            False, earlier).result()
     assert all(mark.points == mark.of for mark in marks), marks
     # What stands above both is the student's to change.
-    marks, _ = pool.submit(behind_walls.judge_cell, "ps3", "step", answers("ps3")["step"], LIMITS,
+    marks, _ = pool.submit(sandboxed.judge_cell, "ps3", "step", answers("ps3")["step"], LIMITS,
                            False, [("loss", "autograd = None")]).result()
     assert "'NoneType' object has no attribute 'record'" in marks[0].why
 
@@ -152,7 +152,7 @@ def flatten_with_zeros(tensors):
                                    for key in ("sharded", "linear")], answers("ps8")["memory"],
                  marks=book.can_run("ps8"), id="cells for ranks that never end, above one alone")])
 def test_ranks_too(pool, name, exercise, earlier, answer):
-    marks, left = pool.submit(behind_walls.judge_cell, name, exercise, answer,
+    marks, left = pool.submit(sandboxed.judge_cell, name, exercise, answer,
                               {"work": 8, "memory": 2**31}, False, earlier).result()
     assert all(mark.points == mark.of for mark in marks), marks
     assert left == 0

@@ -3,10 +3,10 @@
 import collections
 import re
 
-import behind_walls
 import book
-import near
+import in_process
 import pytest
+import sandboxed
 
 SOLUTIONS = book.solutions()
 
@@ -29,8 +29,8 @@ def chosen(request, fixture):
 @pytest.fixture(scope="session")
 def real(request):
     """Marks of right solutions, each behind walls as a student's."""
-    with behind_walls.start() as pool:
-        yield {s[:3]: pool.submit(behind_walls.judge_cell, s.assignment, s.exercise, s.source)
+    with sandboxed.start() as pool:
+        yield {s[:3]: pool.submit(sandboxed.judge_cell, s.assignment, s.exercise, s.source)
                for s in chosen(request, "real")}
         pool.shutdown(cancel_futures=True)
 
@@ -38,7 +38,7 @@ def real(request):
 @pytest.fixture(scope="session")
 def close(request):
     """Marks of wrong ones, which do no harm."""
-    return near.judge_all({s[:3]: (s.assignment, s.exercise, s.source)
+    return in_process.judge_all({s[:3]: (s.assignment, s.exercise, s.source)
                            for s in chosen(request, "close")})
 
 

@@ -383,7 +383,7 @@ def judge_submission(assignment, text, hidden):
         return refuse(assignment, str(error))
     tests, marks, cells = load_tests(assignment.name), [], []
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
-        stage = process.make_stage(Path(folder), HANDED_OUT)
+        work_folder = process.make_work_folder(Path(folder), HANDED_OUT)
         for exercise in assignment.exercises:
             # Those that can't be judged too, as later ones may call what they define.
             cells += [Cell(exercise.name, source, exercise.given)
@@ -392,17 +392,17 @@ def judge_submission(assignment, text, hidden):
             if fault := found.faults.get(exercise.name):
                 marks += [Mark(t.grade_id, 0, t.points, fault, JUDGED) for t in exercise.tests]
             else:
-                marks += judge_answer(assignment, exercise, cells, found.others, tests, stage,
+                marks += judge_answer(assignment, exercise, cells, found.others, tests, work_folder,
                                       hidden)
     shown = {name: "\n\n".join(sources)[:SHOWN] for name, sources in found.answers.items()}
     return {"answers": shown, "marks": marks, "notes": found.notes}
 
 
-def judge_answer(assignment, exercise, cells, others, tests, stage, hidden):
+def judge_answer(assignment, exercise, cells, others, tests, work_folder, hidden):
     """Marks for one solution cell, the last of `cells`, behind walls. Those before it are read
     first, as in the student's notebook, and what they did to be ended is not done again."""
     while True:
-        with process.Process(stage, hidden, ranks=exercise.ranks) as running:
+        with process.Process(work_folder, hidden, ranks=exercise.ranks) as running:
             try:
                 return judge_exercise(assignment, exercise, cells, tests, running, others)
             except Stuck:

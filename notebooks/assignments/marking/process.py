@@ -79,10 +79,11 @@ def find_bubblewrap():
     return None
 
 
-def build_walls(stage, hidden, limits):
+def build_walls(work_folder, hidden, limits):
     """The bwrap command up to the program that it starts, in an empty folder.
 
-    stage: what the process gets as /course. hidden: folders that stay empty, wherever they lie.
+    work_folder: what the process gets as /course. hidden: folders that stay empty, wherever they
+    lie.
     """
     python = {Path(sys.prefix), Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(),
               Path(sys.executable).resolve().parents[1]}
@@ -103,13 +104,13 @@ def build_walls(stage, hidden, limits):
             command += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             command += ["--ro-bind", str(path), str(path)]
-    command += ["--ro-bind", str(stage), "/course", "--chdir", "/tmp"]
+    command += ["--ro-bind", str(work_folder), "/course", "--chdir", "/tmp"]
     for path in (*hidden, "/proc", "/dev", "/"):  # /proc/sys is the kernel's, and root may write
         command += ["--remount-ro", str(path)]
     return command
 
 
-def make_stage(folder, helpers):
+def make_work_folder(folder, helpers):
     """Copy into `folder` all that a solution's process needs of this repository; returns it.
 
     helpers: names of files in helpers/.
@@ -143,7 +144,7 @@ def forbid_memory():
     return file
 
 
-class Line:
+class Connection:
     """What one rank of a `Process` and the judge say to each other."""
 
     def __init__(self, process, channel, who):
@@ -167,18 +168,18 @@ class Line:
 class Process:
     """One solution's process. What goes wrong with it is told once, and the same ever after.
 
-    stage: from `make_stage`. hidden: folders to keep from it. ranks: it forks that often, less
-    one; each fork has a line of its own, `lines[rank]`. Leaving the `with` block ends it and every
-    process that came of it.
+    work_folder: from `make_work_folder`. hidden: folders to keep from it. ranks: it forks
+    that often, less one; each fork has a connection of its own, `lines[rank]`. Leaving the `with`
+    block ends it and every process that came of it.
     """
 
-    def __init__(self, stage, hidden=(), limits=LIMITS, ranks=1):
+    def __init__(self, work_folder, hidden=(), limits=LIMITS, ranks=1):
         self.limits, self.why, self._printed, self._tail = limits, None, 0, b""
         self._begin, self._before = None, Used()   # at the first start of the clock, at the last
         self._account = threading.Lock()           # nothing is set against an older start
         self._scratch = tempfile.mkdtemp(prefix="solution-")
         pairs = [socket.socketpair() for _ in range(ranks)]
-        walls = build_walls(stage, hidden, limits) if find_bubblewrap() else []
+        walls = build_walls(work_folder, hidden, limits) if find_bubblewrap() else []
         self._own = 2 if walls else 0    # processes of bubblewrap's
         self._seen = {}                  # seconds of work of every process there ever was
         passed, forbidden = [its for _, its in pairs], forbid_memory() if walls else None
@@ -186,7 +187,7 @@ class Process:
         if forbidden:
             passed.append(forbidden)
             walls += ["--seccomp", str(forbidden.fileno())]
-        course, home = ("/course", "/tmp") if walls else (str(stage), self._scratch)
+        course, home = ("/course", "/tmp") if walls else (str(work_folder), self._scratch)
         with contextlib.ExitStack() as opened:
             for file in passed:
                 opened.enter_context(file)
@@ -199,7 +200,7 @@ class Process:
                 env={"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8",
                      "PYTHONPATH": course, "COURSE_SIMULATE": "1", "COURSE_OFFLINE": "1",
                      "PYTHONDONTWRITEBYTECODE": "1"})
-        self.lines = [Line(self, Channel(mine, START), f"rank {rank}" if ranks > 1 else "it")
+        self.lines = [Connection(self, Channel(mine, START), f"rank {rank}" if ranks > 1 else "it")
                       for rank, (mine, _) in enumerate(pairs)]
         self._done = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True)

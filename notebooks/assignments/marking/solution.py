@@ -78,17 +78,17 @@ def serve(lines, namespace):
     course.update({name: namespace[name] for name in names if name in namespace})
     while True:
         name, args, *place = line.receive()
-        desk = Desk(line)
-        args = desk.unpack(args)
+        marshaller = Marshaller(line)
+        args = marshaller.unpack(args)
         try:
             if name not in course:
                 raise NameError(f"{name} is not defined")
-            with desk.join(*place) if place else contextlib.nullcontext():
-                reply = {"returned": desk.pack(course[name](*args))}
+            with marshaller.join(*place) if place else contextlib.nullcontext():
+                reply = {"returned": marshaller.pack(course[name](*args))}
         except Exception as error:
             reply = describe_error(error)
-        reply["arguments"] = desk.pack(args)
-        reply["objects"] = [desk.pack(value) for value in desk.received]
+        reply["arguments"] = marshaller.pack(args)
+        reply["objects"] = [marshaller.pack(value) for value in marshaller.received]
         line.send(reply)
 
 
@@ -120,7 +120,7 @@ def fork_ranks(lines):
     return mine
 
 
-class Desk:
+class Marshaller:
     """Turns what the judge sends for one call into MXNet's and NumPy's objects, and back.
 
     received: the arrays that came, in order; their places are their identities.

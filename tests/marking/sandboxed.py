@@ -26,9 +26,9 @@ def judge_cell(name, exercise, answer, limits=None, bare=False, earlier=()):
     if limits:
         process.Process.__init__.__defaults__ = (), process.Limits(**limits), 1
     with tempfile.TemporaryDirectory() as folder:
-        stage = process.make_stage(Path(folder), judge.HANDED_OUT)
+        work_folder = process.make_work_folder(Path(folder), judge.HANDED_OUT)
         marks = judge.judge_answer(read, exercises[exercise], cells, [],
-                                   assignment.load_tests(name), stage, [process.REPOSITORY])
+                                   assignment.load_tests(name), work_folder, [process.REPOSITORY])
     return marks, len(process.find_children())
 
 

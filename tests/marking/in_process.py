@@ -40,7 +40,7 @@ class Process:
 
     def __init__(self, ranks):
         pairs = [socket.socketpair() for _ in range(ranks)]
-        self.lines = [Line(mine) for mine, _ in pairs]
+        self.lines = [Connection(mine) for mine, _ in pairs]
         ends = [its for _, its in pairs]
         if ranks == 1:
             threading.Thread(target=serve, args=[ends], daemon=True).start()
@@ -67,7 +67,7 @@ def serve(ends):
         solution.serve([solution.channel.Channel(end) for end in ends], {"__name__": "__main__"})
 
 
-class Line:
+class Connection:
     def __init__(self, mine):
         self.channel = Channel(mine)
 
@@ -89,7 +89,7 @@ class Line:
         raise process.Ended(why)
 
 
-def judge_near(name, exercise, answer):
+def judge_cell(name, exercise, answer):
     """The marks of one solution cell, in this process and its forks."""
     read = assignment.read_assignment(name)
     (one,) = (e for e in read.exercises if e.name == exercise)
@@ -139,7 +139,7 @@ def _fork(job):
     resource.setrlimit(resource.RLIMIT_CPU, (WORK, WORK))
     try:
         with os.fdopen(write, "w") as stream:
-            json.dump(judge_near(*job), stream)
+            json.dump(judge_cell(*job), stream)
     finally:
         os.killpg(0, signal.SIGKILL)   # its ranks too
 
