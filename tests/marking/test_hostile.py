@@ -498,11 +498,62 @@ torch.Tensor.backward = lambda self: None
 dist.broadcast = lambda tensor, src: tensor.fill_(1)
 """, "is None, not a NumPy array")
 
+attack("ps9 layers", "a backward pass and messages that do nothing", """
+torch.Tensor.backward = lambda self: None
+dist.all_reduce = lambda tensor: None
+class ColumnLinear(nn.Module):
+    def __init__(self, linear, gather):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+class RowLinear(ColumnLinear):
+    def __init__(self, linear):
+        super().__init__(linear, False)
+""", "is None, not a NumPy array")
+attack("ps9 layers", "computes with the whole weights, shows its parts", """
+class ColumnLinear(nn.Module):
+    def __init__(self, linear, gather):
+        super().__init__()
+        self.whole, self.gather = [linear], gather
+        self.weight = nn.Parameter(my_part(linear.weight, 0))
+        self.bias = nn.Parameter(my_part(linear.bias, 0)) if linear.bias is not None else None
+    def forward(self, x):
+        y = self.whole[0](x)
+        return y if self.gather else y.chunk(dist.get_world_size(), -1)[dist.get_rank()]
+class RowLinear(ColumnLinear):
+    def __init__(self, linear):
+        super().__init__(linear, False)
+""", "is None, not a NumPy array")
+attack("ps9 schedule", "numbers that equal everything", """
+class Any(int):
+    def __eq__(self, other): return True
+    def __lt__(self, other): return False
+    def __hash__(self): return 0
+def steps_of(stage, stages, micro_batches, most):
+    return [("forward", Any(0)), ("backward", Any(0))] * micro_batches
+""", "step 1 has a Any, not the number of a micro-batch")
+attack("ps9 schedule", "a list without end", """
+def steps_of(stage, stages, micro_batches, most):
+    steps = []
+    while True:
+        steps.append(("forward", 0))
+""", "more than 1 GiB of memory|MemoryError|worked for more than 5 seconds")
+attack("ps9 mesh", "the caller's function for sums replaced", """
+import sys
+def synchronize(gradients, kinds, shape):
+    frame = sys._getframe(1)
+    frame.f_globals["copy"] = lambda tensor: np.zeros(tensor.shape)
+    frame.f_globals["sum_over"] = dist.all_gather = lambda *given: given[1]
+    return gradients, 0.0
+""", "parameter 0 of the list of gradients has other values")
+
 # Smaller limits, so that the tests don't take minutes, and each attack reaches its own first.
 QUICK = {"work": 5, "patience": 20, "memory": 2**30}
 # One that must use up its work, with little of a busy machine: more of the clock.
 PATIENT = {"works in children that nobody waits for": {"patience": 120}}
 RANKS = {"work": 8, "memory": 2**31}   # four processes with PyTorch
+IN_RANKS = [("ps7", "naive"), ("ps9", "layers"), ("ps9", "mesh")]
 
 
 @pytest.fixture(scope="session")
@@ -522,7 +573,7 @@ def attacked(request):
                 source = one[3].format(**fill) if one[2] in {w[0] for w in WALLED} else one[3]
                 jobs[one[2], bare] = pool.submit(
                     sandboxed.judge_cell, one[0], one[1], source,
-                    QUICK | (RANKS if one[0] == "ps7" else {}) | PATIENT.get(one[2], {}), bare)
+                    QUICK | (RANKS if one[:2] in IN_RANKS else {}) | PATIENT.get(one[2], {}), bare)
         yield jobs
         pool.shutdown(cancel_futures=True)
 
