@@ -348,7 +348,7 @@ def mark(folder, out):
     complete = marking.show()
     if marking.again:
         print(f"{marking.again} submissions were judged in an earlier run and have not changed.")
-    print(f"{out}/totals.csv, {out}/marks.csv, {out}/feedback")
+    print(f"In {out}: totals.csv, marks.csv, feedback")
     return 0 if complete else 1
 
 
