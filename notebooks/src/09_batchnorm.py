@@ -152,8 +152,9 @@ print(f"device 0 against one device: {largest_difference(weights_on_0, weights_a
 assert largest_difference(weights_on_0, weights_alone) > 1e-3
 
 # %% [markdown]
-# The two replicas are equal, because both got the sum of both gradients. But the difference from
-# one device is far too large for a rounding error.
+# The two replicas are equal, because the store updates the weights once, by the sum of both
+# gradients, and copies them to both devices. But the difference from one device is far too large
+# for a rounding error.
 #
 # If the shards are the whole cause, then *one* device that normalises the halves of its batch
 # separately must get what two devices get. `InHalves` does that. We put it in the place of every
@@ -414,8 +415,8 @@ for images in runs:
 print(f"averaging moved the pooled accuracy by {max(changes):.2f} points at most")
 
 # %% [markdown]
-# So the pooled accuracy hardly moved. That says nothing about individual replicas, which we didn't
-# store.
+# So the pooled accuracy moved by less than the range of the five seeds. That says nothing about
+# individual replicas, which we didn't store.
 #
 # ## Statistics of the whole batch, from scratch
 #
@@ -628,8 +629,8 @@ assert by_shard > 1e-4
 
 # %% [markdown]
 # **With all-reduced statistics, k devices train as one device.** This is *synchronised BatchNorm*.
-# What would it send in our ResNet-18? Each channel has two sums forward, and their two gradients
-# backward:
+# What would it send in a ResNet-18 of full width? Each channel has two sums forward, and their two
+# gradients backward:
 
 # %%
 big = hybrid_resnet18(10)
@@ -666,8 +667,8 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 #   the 1.4 above. On GPUs cuDNN takes $n - 1$, too (`cudnn_batch_norm-inl.h` at MXNet 1.9.1).
 # - **Buffers come from rank 0.** Running statistics are *buffers* of a module. By default DDP sends
 #   rank 0's to all ranks before each forward pass (`_sync_buffers` in
-#   `torch/nn/parallel/distributed.py`). So the replicas agree, but on the statistics of rank
-#   0's shards, not on an average.
+#   `torch/nn/parallel/distributed.py`). In the forward pass each rank then adds its
+#   own shard's. So they differ again after each step, and are never an average.
 # - **SyncBatchNorm.** `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every
 #   BatchNorm, before DDP gets the model. With its argument `process_group` ranks synchronise within
 #   a group, so they wait for fewer others. In a process group it needs GPUs or other
@@ -748,9 +749,9 @@ assert difference < 1e-12
 # ### Answer 2
 #
 # $x^2$ is about $10^8$, of which float32 keeps seven digits, so a variance of 5 is lost in
-# rounding. From means and variances nothing is lost, because each shard's mean is subtracted before
-# anything is squared. By sums that takes two all-reduces, one after the other, because the part
-# between the shards needs the whole batch's mean. If every device gets all the others' three
+# rounding. From means and variances nothing is lost here, because each shard's mean is subtracted
+# before anything is squared. By sums that takes two all-reduces, one after the other, because the
+# part between the shards needs the whole batch's mean. If every device gets all the others' three
 # numbers (an all-gather), one exchange is enough. PyTorch's SyncBatchNorm does that.
 
 # %% tags=["solution"]

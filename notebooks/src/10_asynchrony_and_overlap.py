@@ -95,10 +95,10 @@ show(fig, alt="Three rows: Python, which dispatches the work at first, and two d
               "compute for most of the step. Communication and updates are hairlines.")
 
 # %% [markdown]
-# Most of what the devices do is compute. Communication and updates are hairlines, too short to be
-# told apart. (Python needs a core, too. So with two cores in all, a device may begin late.)
+# Most of what the devices do is compute. Communication and updates are short, most of them
+# hairlines. (Python needs a core, too. So with two cores in all, a device may begin late.)
 #
-# What are these hairlines? We take one parameter, the weight of the first dense layer, with a
+# What are these short ones? We take one parameter, the weight of the first dense layer, with a
 # trainer of its own, and record its `step`:
 
 # %% tags=["measured", "trains"]
@@ -176,7 +176,8 @@ print("equal to the bit:", all_equal(without, waited))
 # <details><summary>What came out</summary>
 #
 # They do. The engine knows which arrays each operator reads and writes, and starts it when these
-# are ready. So training needs no `waitall`. It is for clocks, and for errors (chapter 01).
+# are ready. So the weights need no `waitall`. It is for clocks, for errors (chapter 01), and to
+# keep Python from running so far ahead that batches which wait fill the memory.
 #
 # </details>
 #
@@ -229,8 +230,8 @@ print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 #
 # Must the all-reduce wait for the end of the backward pass? The *last* layer's gradient is ready
 # first, so it could be sent while the pass goes on with the layers before it. In MXNet
-# nobody has to program that, because a copy of a gradient needs only this gradient, and the engine
-# knows it.
+# the engine can do that by itself, because a copy of a gradient needs only this gradient, if each
+# gradient comes from an operator of its own (the box on buckets says when that isn't so).
 #
 # ![At the end: the link carries three gradients after the backward pass, and all of that time is
 # exposed. At once: it starts with layer 3's as soon as that is ready, so only layer 1's is exposed,
@@ -482,7 +483,7 @@ print(f"for comparison: the backward passes take {passes_end - passes_begin:.1f}
 #
 # *At once* is faster. In a single step it can't win more than the backward passes take, since
 # before them no gradient is ready and after them there is nothing to compute. And it can't win more
-# than the messages take, of course.
+# than the messages take, of course (how long that really is, the next section prints).
 #
 # </details>
 #
@@ -512,8 +513,9 @@ print(f"{last_arrives - first_leaves:5.1f} ms for {len(messages)} messages, "
 print(f"{at_the_end.length - last_arrives:5.1f} ms for the last updates")
 
 # %% [markdown]
-# It takes longer. This is a cost of our toy, whose threads sleep and wake up for each message, and
-# not the latency of a real link (chapter 03). *At once* sends as many messages.
+# It takes longer. We haven't tested why. Our link is a toy whose threads sleep and wake up for each
+# message, so this isn't the latency of a real one (chapter 03). *At once* sends as many messages,
+# so it pays this cost, too.
 #
 # ## Your turn: how much is exposed?
 #
@@ -559,12 +561,12 @@ for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
           f"{recording.length:.1f} ms")
 
 # %% [markdown]
-# Both steps send the same messages, but *at once* hides some of them beside computing. The time won
-# needn't be all the time hidden, since one device may wait while the other one computes. So **ask
-# not how long communication takes, but how much of it is exposed.** That depends on both lengths.
-# If the link were ten times as fast, there would be little to hide (exercise 3). If it were ten
-# times as slow, the messages would take much longer than the backward pass, and most of them would
-# stay exposed.
+# Both steps send the same messages, but *at once* hides nearly all of them beside computing. The
+# time won needn't be all the time hidden, since one device may wait while the other one computes.
+# So **ask not how long communication takes, but how much of it is exposed.** That depends on both
+# lengths. If the link were ten times as fast, there would be little to hide (exercise 3). If it
+# were ten times as slow, the messages would take much longer than the backward pass, and most of
+# them would stay exposed.
 #
 # Overlap can also go on beyond a step. The next forward pass needs the first layer's weights first,
 # so **priority scheduling** sends these gradients before others that wait (P3: Jayarajan et al.,
@@ -572,8 +574,9 @@ for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
 #
 # **On GPUs**, MXNet's engine has queues and threads for copies beside those for computing
 # (`threaded_engine_perdevice.cc`, 1.9.1), so that both can run at the same time. In PyTorch, DDP
-# sends a bucket as soon as it is full (chapter 14). Overlap isn't free there: NCCL runs a
-# collective as a kernel (*Overview of NCCL*), and that takes resources from kernels that compute.
+# sends a bucket as soon as all its gradients are ready (chapter 14). Overlap isn't free there: NCCL
+# runs a collective as a kernel (*Overview of NCCL*), and that takes resources from kernels that
+# compute.
 #
 # ## Summary
 #
@@ -585,8 +588,8 @@ for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
 #   gradient.
 # - Exposed communication makes a step longer. Overlapped communication may, too, if a device waits
 #   while the other one computes.
-# - In a single step overlap can save at most the backward pass, or the communication, whichever is
-#   shorter.
+# - In a single step overlap can save at most the backward passes, from the first one's begin to the
+#   last one's end, or the communication, whichever is shorter.
 # - A control should differ from the experiment only in what is being tested. Here that is when the
 #   messages leave.
 #

@@ -9,7 +9,7 @@
 # all: 32, 20, 14 and 11 ms, since computing halves and communication grows. Weak scaling, 32 images
 # for each device: 32, 36, 38 and 39 ms.](src/drawings/strong_and_weak.svg)
 #
-# > **What you'll do:** compute both times for three networks on a current GPU, fit two terms to a
+# > **What you'll do:** compute both times for three networks on an H100 GPU, fit two terms to a
 # > published table, and predict a step on your own machine before you measure it.
 # >
 # > **What you'll learn:** what scaling efficiency is, strong and weak; why a transformer's size
@@ -82,8 +82,9 @@ for k in [1, 2, 4, 8]:
 #   a format of 2 bytes a number.
 # - **Training reaches 40 %** of the peak (its *model FLOPs utilization*, MFU). That is about what
 #   *Llama 3*, a transformer, reached on up to 16,384 H100s: 38 to 43 % (arXiv:2407.21783, table 4).
-#   Their steps include exposed communication. So our computing takes rather too long, and our
-#   efficiencies are rather too good.
+#   Their steps include exposed communication (below). So we somewhat overestimate computing, and
+#   with it efficiency. Small networks reach far less: the rows of LeNet and ResNet-18 only show how
+#   bytes and operations go together.
 # - **Links** are those of NVIDIA's DGX H100, a machine with eight devices. Inside, *NVLink* sends
 #   450 · 10⁹ bytes a second from each device. To other machines each device sends 400 Gbit/s, which
 #   is 50 · 10⁹ bytes a second.
@@ -103,7 +104,7 @@ reached = 0.4 * 989e12  # operations a second
 
 
 def all_reduce_seconds(nbytes):
-    """For many devices, so that 2 (k - 1) / k is about 2."""
+    """For many devices: (k - 1) / k is taken as 1, inside a machine 14 % too much."""
     inside = 2 * nbytes / 450e9
     between_machines = 2 * (nbytes / 8) / 50e9  # each device sends an eighth
     return inside + between_machines
@@ -117,10 +118,10 @@ operations = {  # of a step, on each device
 }
 for name in parameters:
     nbytes = 2 * parameters[name]
-    print(f"{name:11} sends {nbytes / 1e6:8,.1f} MB of gradients")
+    print(f"{name:11} has {nbytes / 1e6:8,.1f} MB of gradients")
 
 # %% [markdown]
-# The transformer sends 54,000 times as many bytes as LeNet. **Predict:** which of the three
+# The transformer has 54,000 times as many bytes to send as LeNet. **Predict:** which of the three
 # networks has the best efficiency (weak scaling, many devices), and which has the worst?
 
 # %% tags=["predict"]
@@ -142,7 +143,7 @@ for name in parameters:
 # </details>
 #
 # What counts is the **arithmetic intensity** of the step, here the number of operations for each
-# byte that is sent. For a transformer of $N$ parameters with $T$ tokens a device, it is $6NT / 2N =
+# byte of gradients. For a transformer of $N$ parameters with $T$ tokens a device, it is $6NT / 2N =
 # 3T$. The size $N$ cancels (attention, which we left out, makes that inexact). So **how far a
 # transformer scales doesn't depend on its size, but on how many tokens each device has.**
 #
@@ -193,17 +194,18 @@ for k in [64, 512, 4096, 32_768]:
 #
 # That is an answer on paper: **by data parallelism, a batch of 4 million tokens keeps hundreds of
 # such devices busy.** A few thousand would wait for half of the time, and there wouldn't be enough
-# sequences for them: of 4,096 tokens each, as in *Llama 2*, the batch has only 977. For more
-# devices one cuts the model as well (chapters 18 to 20).
+# sequences for them: of 4,096 tokens each, as in *Llama 2*, the batch has only about a thousand.
+# For more devices one cuts the model as well (chapters 18 to 20).
 #
-# Does the network fit, at all? Weights, gradients and the optimizer's state (Adam, with weights in
-# float32) take 112 GB, and an H100 has 80. It is enough to shard the state: then each of $k$
+# Does the network fit into memory at all? Besides activations, weights and gradients take 4 bytes a
+# parameter, and Adam's state with a float32 copy of the weights 12. Together that is 112 GB, and an
+# H100 has 80. It is enough to shard the state: then each of $k$
 # devices has 28 + 84 / $k$ GB, and sends no more than in an all-reduce. Sharding the weights, too,
 # makes it send half as much again (chapter 16).
 #
-# ## Sixteen GPUs, measured
+# ## A published table
 #
-# Does it hold where somebody has measured? MXNet's examples have a table of images a second in weak
+# Do measurements agree? MXNet's examples have a table of images a second in weak
 # scaling. The GPUs are K80s, 16 in a machine:
 
 # %%
@@ -237,16 +239,17 @@ from helpers.plotting import curves, show
 lines = {}
 for name in seconds:
     lines[name] = (counts, seconds[name] / seconds[name][0])
-fig, ax = curves("A step takes longer with each GPU", "GPUs (K80)", "time of a step, one GPU = 1",
-                 lines)
+fig, ax = curves("AlexNet's step takes 1.7 times as long on 16 GPUs", "GPUs (K80)",
+                 "time of a step, one GPU = 1", lines)
 ax.set_ylim(0, 1.9)
 ax.set_xticks(counts)
-show(fig, "Time of a step against the number of GPUs, from 1 to 16. It rises nearly in a line, for "
+show(fig, "Time of a step against the number of GPUs, from 1 to 16. It rises, for "
      "AlexNet to 1.7 times that on one GPU, for the two others to 1.1 times.")
 
 # %% [markdown]
-# A ring's communication saturates, as $(k-1)/k$ does. But these points rise nearly in lines and
-# don't saturate. So we describe a step by **two terms**, $t = a + b\,k$: the first is what a step
+# A ring's communication saturates, as $(k-1)/k$ does. The points of AlexNet and Inception-v3 lie
+# nearer to a line. (Those of ResNet-152 level off up to 8 and rise again at 16; exercise 3 tries a
+# ring's term.) So we describe a step by **two terms**, $t = a + b\,k$: the first is what a step
 # takes anyway, and $b$ is what each GPU adds. Which line is the best? *Least squares* takes the one
 # for which the sum of the squared distances in $t$ is the smallest. It has a formula, with means
 # $\bar k$ and $\bar t$:
@@ -288,7 +291,8 @@ for name in seconds:
     assert np.allclose([b, a], np.polyfit(counts, seconds[name], 1))
 
 # %% [markdown]
-# Two terms describe fifteen steps to within 5 %. Is that a law, then? **A law is judged by what it
+# Two terms describe fifteen steps to within 5 %, though two of the networks hardly rise at all. Is
+# that a law, then? **A law is judged by what it
 # wasn't fitted to.** The table goes on, to 32 GPUs in two machines. **Predict:** will the lines be
 # right there, or will they predict too long or too short a step?
 
@@ -450,7 +454,8 @@ else:
 #
 # ## So, how far?
 #
-# - **Until a device communicates for longer than it computes.** Both times can be estimated before
+# - **About until a device communicates for as long as it computes**, because then half of the time
+#   is lost where nothing overlaps. Both times can be estimated before
 #   anything is bought. For a transformer on our H100s that is where a device has fewer than about
 #   1,200 tokens, whatever the transformer's size.
 # - **In weak scaling each device keeps its share.** In MXNet's table efficiency falls little for
@@ -464,8 +469,8 @@ else:
 # - Strong scaling divides the same batch, and its efficiency is $t_1 / (k\,t_k)$. Weak scaling
 #   keeps each device's share, and its efficiency is $t_1 / t_k$.
 # - Efficiency depends on communication against computing: bytes over bandwidth against operations
-#   over operations a second. For a transformer the operations for each byte are about three times
-#   the tokens of a device, whatever its size.
+#   over operations a second. For a transformer the operations for each byte of gradients are about
+#   three times the tokens of a device, whatever its size.
 # - Least squares fits two terms to any points. Judge them by what they weren't fitted to.
 #
 # Next, chapter 12: devices that are not equal.

@@ -334,6 +334,8 @@ on_paper = {
     "shares by speed": 1 / (1 + 1 / h),
 }
 alone_ms = spread(1000 * times["fast device alone"] / 4)  # four steps in a turn
+by_speed = spread(1000 * times["shares by speed"] / 4)
+equal = spread(1000 * times["equal shards"] / 4)
 for name, sizes in ways.items():
     low, median, high = spread(1000 * times[name] / 4)
     print(f"{name} {sizes}: {median:.1f} ms ({low:.1f} to {high:.1f}), "
@@ -344,20 +346,21 @@ for name, sizes in ways.items():
         print("    slower than the fast device alone")
     elif name != "fast device alone":
         print("    neither faster nor slower than the fast device alone")
+print("shares by speed are faster than equal shards:", by_speed.high < equal.low)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # The lines say it, for the machine on which this page was made or for yours. The last number is
 # what the count on paper makes of the measured speeds. If shares by speed save less than that, the
-# reason isn't the all-reduce, which is far too short (chapter 11). Two busy devices probably slow
-# each other, which we haven't tested here.
+# reason isn't the all-reduce, which is far too short (chapter 11). Two busy devices slow each
+# other, too: in chapter 11 a step of both took longer than one device's step and the all-reduce.
 #
 # </details>
 #
 # And who waits? Here is one single step of each of the last two ways, as MXNet's profiler recorded
 # it. (The store updates the weights once for both devices, which stands in the row of the first:
-# chapter 10.)
+# chapter 10. Such a recorded step may take longer than the medians above.)
 
 # %% tags=["fold", "measured", "trains"]
 # draw: who works when in a step with equal shards, and in one with shares by speed
@@ -397,7 +400,8 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 #    102 ms, and with the all-reduce to 107 ms.
 # 2. **If it is nearly as fast, keep equal shards**, which are simpler. With $h = 1.1$ a step takes
 #    0.55 instead of 0.52 seconds, by the count on paper.
-# 3. **Else cut by measured speed**, and train with sums, or with weighted means. If speeds change
+# 3. **Otherwise cut by measured speed**, compare with the fast device alone before you keep it, and
+#    train with sums, or with weighted means. If speeds change
 #    during the training, or with the share (a GPU may be less efficient with 64 images than with
 #    128), measure again (exercise 3). If examples differ in length, as sentences do, then balance
 #    the work, not the number of examples. And a share must fit into its device's memory.

@@ -611,7 +611,7 @@ for column in [ColumnLinear, ColumnWithoutSum]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# One rank's loss doesn't show it: without the sum each rank finds even a *lower* loss than with it.
+# One rank's loss doesn't show it: without the sum each rank finds, by luck, even a *lower* loss.
 # But with the sum both ranks find the same loss, to the last bit, and their copies of the last norm
 # are equal. Without it they differ, and what was saved has another loss than either rank found.
 #
@@ -624,7 +624,7 @@ for column in [ColumnLinear, ColumnWithoutSum]:
 #
 # **So a falling loss is no test.** Compare the gradient of the input with that of one process, and,
 # during training, compare the ranks' losses with each other. (A mistake that is the same on all
-# ranks keeps these equal. Exercise 1 has one.)
+# ranks keeps these equal. Exercise 1 has three.)
 #
 # ### Two more ways for ranks to drift apart
 #
@@ -740,7 +740,7 @@ operations = 6 * 32 * 12 * 4096 ** 2 * tokens / k
 print(f"and computes for {operations / 156e12:.1f} s")
 
 # %% [markdown]
-# So the messages add at least a fifth inside a machine, since these are the full rates of the
+# So the messages add a fifth or more inside a machine, since these are the full rates of the
 # links. Between machines they take longer than this step's computation. In the forward pass the
 # next layer needs the sum at once, so this simple schedule can't hide it behind other work, as DDP
 # hides its buckets. (Backward, the sum could run while the rank computes the gradients of its

@@ -220,8 +220,10 @@ except TimeoutError as error:
 #
 # </details>
 #
-# One remedy is `dist.isend`, which returns at once and gives a handle, as `all_reduce` does with
-# `async_op=True` in chapter 14. So no rank waits for a receiver before it goes on:
+# With gloo one remedy is `dist.isend`, which returns at once and gives a handle, as `all_reduce`
+# does with `async_op=True` in chapter 14. So no rank waits for a receiver before it goes on. (With
+# NCCL on GPUs, a send and a receive between two ranks are handed over together, by
+# `batch_isend_irecv`.)
 
 # %%
 def both_send_and_go_on():
@@ -240,8 +242,9 @@ print(ranks(both_send_and_go_on, seconds=200))  # new processes must start first
 #
 # ## One function runs any schedule
 #
-# This is what one rank does, whatever its list says, as long as the lists of all ranks don't wait
-# for each other in a circle. It is `two_stages` once more, with micro-batches. Two dictionaries
+# This is what one rank does, whatever its list says, as long as neighbours run the micro-batches in
+# the same order, since messages have no names, and the lists don't wait for each other in a circle.
+# It is `two_stages` once more, with micro-batches. Two dictionaries
 # keep what the backward pass of a micro-batch needs from its forward pass: what came in, and what
 # came out, which on the last stage is the loss. When the backward pass is done, both are dropped.
 #
@@ -600,8 +603,8 @@ for schedule in [gpipe, one_f_one_b]:
 # <details><summary>What came out</summary>
 #
 # The formula says 43 % with 4 micro-batches and 27 % with 8, whichever schedule it is. The measured
-# bubbles are larger. Whatever isn't sleeping counts as idle, so also messages, Python, and waiting
-# for a core.
+# bubbles are larger. Whatever isn't sleeping counts as idle, so also messages and Python. (A stage
+# that wakes up late, because no core is free, sleeps longer than it should. That counts as work.)
 #
 # </details>
 #

@@ -448,12 +448,13 @@ assert found_by_one_process == 17
 #
 # A collective doesn't know what it adds up, so it can't complain. (Here all ranks make the same
 # calls with equal shapes. Where they don't, it may raise an error, hang, or mix up numbers.) The
-# loss doesn't complain, either: in the twelve rows where only weights are wrong it ends below the
-# 1.693 with which it began, and in five of them even below the right one. **The comparison with one
-# process finds all that is wrong on its mesh.** That is why you make it, with a model that is small
-# enough, on a mesh with more than one rank in each direction, and best with different numbers of
-# them (exercise 2). Some steps shouldn't be clipped: clipping takes a common factor out of a
-# gradient, so that with `LARGEST = 0.3` and no division at all the weights come out right.
+# loss doesn't complain, either: in the twelve rows where the loss is averaged correctly and weights
+# are wrong, it ends below the 1.693 with which it began, and in five of them even below the right
+# one. **The comparison with one process finds all that is wrong on its mesh.** That is why you make
+# it, with a model that is small enough, on a mesh with more than one rank in each direction, and
+# best with different numbers of them (exercise 2). Some steps shouldn't be clipped: clipping takes
+# a common factor out of a gradient, so that with `LARGEST = 0.3` and no division at all the weights
+# come out right.
 #
 # ## The program that you keep
 #
@@ -520,9 +521,10 @@ for line in ranks(four_parameters, world=4)[0]:
 #
 # What does one rank hold, then, on $D \times P \times T$ ranks? Of a matrix in a block it holds one
 # part of $T$, and of that a shard of one in $D$, if the block is in its stage. So with three
-# dimensions a rank holds about $1/(DPT)$ of all matrices. (Norms, embeddings and the output layer
-# aren't divided over *tensor* here.) The same goes for gradients and Adam's state. We count the
-# blocks of a network with two layers:
+# dimensions a rank holds about $1/(DPT)$ of all matrices and of Adam's state between steps. (Norms,
+# embeddings and the output layer aren't divided over *tensor* here. And during a step the weights
+# of a stage are gathered over *data*, as `divide` says, so that a rank then holds $1/(PT)$ of
+# them.) We count the blocks of a network with two layers, between steps:
 
 # %%
 def numbers_held(data, pipeline, tensor):
@@ -680,7 +682,7 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
-# within a machine. A stage of a pipeline sends one activation for each micro-batch and one gradient
+# within a machine. For each micro-batch a stage of a pipeline sends hidden states on and a gradient
 # back. *Data* gathers weights and averages gradients once in a step, which can overlap with
 # computing (chapter 14). (Once because of `reshard_after_forward=False`: by default `fully_shard`
 # frees a block's weights after the forward pass and gathers them again for the backward pass.) In
@@ -715,7 +717,8 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #
 # - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
 # - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong
-#   weights. The comparison with one process finds it.
+#   weights. The comparison with one process finds it, on a mesh whose dimensions are larger than
+#   one and differ.
 # - In the gradient norm, add up the squares of all shards, but count a replicated gradient once.
 # - The dimension that sends most often goes inside a machine: the last one of the mesh.
 #
@@ -834,4 +837,5 @@ assert missed[3, 2] == []
 #
 # *Sequence parallelism.* A tensor rank's LayerNorm then sees only some of the tokens, so its
 # gradient is a part of the sum over all tokens. For LayerNorms the row becomes data *and* tensor,
-# still divided by the data ranks only.
+# still divided by the data ranks only. The same goes for `down.bias`, which is then added to this
+# rank's tokens only.
