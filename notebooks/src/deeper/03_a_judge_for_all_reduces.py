@@ -68,8 +68,9 @@ for counts in [[1, 1, 1], [1, 0, 1], [1, 1, 2]]:
 # three even the 32nds fit: there are at most 8.2 million of them in a sum. So nothing is rounded,
 # *any* order of adding gives the same bits, and the judge may ask for equal ones.
 #
-# **Why 1/32, and why from 65?** An all-reduce that computes in integers loses the 1/32. One that
-# computes in float16 does, too: from 64 on its numbers are 1/16 apart.
+# **Why 1/32, and why from 65?** An all-reduce that computes in integers loses the 1/32. From 65 on,
+# float16 fails in every float32 array, since its numbers are 1/16 apart there. (`BIG_NUMBERS`,
+# below, would catch it anyway.)
 
 # %% tags=["fold"]
 # check: each entry of the sum says how often each device was counted: never, once or twice
@@ -401,14 +402,16 @@ assert caught_anyway == 3, "any of several"
 
 # %% [markdown]
 # Each part in the table is there for a mistake that nothing else catches. Where two parts stand in
-# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and
-# there only in the old arrays. (The 1/32 finds who multiplies by 1 + 3 + 9 = 13: the sum of three
+# one row, it takes both: the bug of *Dive into Deep Learning*, the first row, is seen only on the
+# other devices, and there only in the old arrays. (The 1/32 finds who multiplies by 1 + 3 + 9 = 13: the sum of three
 # devices has 3/32, the product 13/32.)
 #
 # ## What it can't see
 #
 # Here is one that it can't see: simulated devices share memory, so nothing is missing if an
-# all-reduce forgets to copy. Counting messages would show it:
+# all-reduce forgets to copy. Counting messages would show it. Nor can it see devices that differ by
+# rounding, since its sums are exact. And it hands out no arrays of three axes, of more than twelve
+# entries, or with negative numbers. So it passes what is wrong only for these:
 
 # %% tags=["fold"]
 # check: an all-reduce that forgets to copy passes; it sends too few messages
@@ -481,9 +484,11 @@ assert apart > 0, "its devices should differ"
 #
 # ## Summary
 #
-# - In base 3 a sum tells how often each device was counted, and is short enough for float32.
+# - In base 3 a sum tells which devices were counted never, once or twice, and is short enough for
+#   float32. From three times on digits carry, and the 32nds have to tell.
 # - A judge keeps the old arrays, looks at every device, and tries other values, types, shapes and
 #   orders, many numbers of devices, and more than one call. Each of these catches a mistake that
 #   the others pass.
-# - It can't see a forgotten copy on simulated devices. Counting messages can.
+# - It can't see a forgotten copy on simulated devices. Counting messages can. And it says nothing
+#   about arrays that it doesn't hand out.
 # - Star, tree and ring can differ by rounding; within each all devices agree to the bit.
