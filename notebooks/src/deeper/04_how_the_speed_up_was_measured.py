@@ -175,8 +175,8 @@ show(fig, alt="Images per second of each round, with medians: one device with on
 # - *no messages* against 2: what is missing there can't be the all-reduce. We haven't tested what
 #   it is.
 # - *stock MXNet* against *one device*: if it isn't faster, our baseline is no straw man. On x86 its
-#   OpenMP operators get half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1). That is one
-#   of two, so it can't stand for *both cores*.
+#   OpenMP operators get half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1). That
+#   is one of two, so it can't stand for *both cores*.
 #
 # **The measure of a speed-up is what the same machine reaches in the best other way, not 2.**
 #
@@ -185,8 +185,8 @@ show(fig, alt="Images per second of each round, with medians: one device with on
 # `import helpers` makes three kinds of settings before MXNet is loaded. *Threads*: an operator uses
 # one core, so that a simulated device is one core. *Scratch space*: operators that need temporary
 # memory find it in 64 places and not in four; all CPU contexts share them, and take them in turn.
-# *Allocator*: memory that is freed stays with the program. Two devices train with none of them, with one kind, and with all.
-# **Predict:** which kind matters most?
+# *Allocator*: memory that is freed stays with the program. Two devices train with none of them,
+# with one kind, and with all. **Predict:** which kind matters most?
 
 # %% tags=["measured", "predict"]
 threads = {name: SETTINGS[name] for name in ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"]}

@@ -291,11 +291,11 @@ if data.name == "mnist" and len(SEEDS) == 5:
     assert max(runs["relu", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
 
 # %% [markdown]
-# In four of the five seeds the difference rises 20- to 70-fold at the first flip. In seed 1 one unit
-# flipped and nothing jumped: what it changed was no more than rounding. *One* unit was enough in
-# seeds 0, 3 and 4. In seeds 3 and 4 others followed, nearly 3,000 by step 60; in the others hardly
-# any. Every seed had a flip within sixty steps, so the controls have to show what happens without
-# one.
+# In four of the five seeds the difference rises 20- to 70-fold at the first flip. In seed 1 one
+# unit flipped and nothing jumped: what it changed was no more than rounding. *One* unit was enough
+# in seeds 0, 3 and 4. In seeds 3 and 4 others followed, nearly 3,000 by step 60; in the others
+# hardly any. Every seed had a flip within sixty steps, so the controls have to show what happens
+# without one.
 #
 # **Borrowed (the blue lines) or smooth, no seed jumped: relu's kink is what makes float32 jump
 # here.**
@@ -323,8 +323,8 @@ print(f"seed by seed at most {apart:.2f} points apart; runs of {stored['date']}"
 assert apart < 0.25
 
 # %% [markdown]
-# Whether these runs jumped wasn't recorded. Two devices and one differ by at most 0.22 points, seeds
-# among themselves by 2.5.
+# Whether these runs jumped wasn't recorded. Two devices and one differ by at most 0.22 points,
+# seeds among themselves by 2.5.
 #
 # ## Summary
 #

@@ -88,6 +88,7 @@ for name, net in [("LeNet", lenet()), ("ResNet-18", hybrid_resnet18(10))]:
     print(f"{name:9} {forward[name]:11,} operations forward, {parameters[name]:10,} parameters, "
           f"{forward[name] / parameters[name]:.0f} for each")
 print(f"LeNet's first layer: {by_hand / forward['LeNet']:.0%} of its operations")
+assert forward["LeNet"] == 4_500_720
 assert (parameters["LeNet"], parameters["ResNet-18"]) == (129_068, 11_175_818)  # chapters 04, 08
 
 # %% [markdown]
@@ -114,11 +115,14 @@ def product_operations(left, right):
     return 2 * rows * shared * columns
 
 
-print("forward:               ", product_operations(x, weight))
-print("gradient of the weight:", product_operations(x.T, grad_y))
-print("gradient of the input: ", product_operations(grad_y, weight.T))
-assert grad_weight.shape == weight.shape
-assert grad_x.shape == x.shape
+for_y = product_operations(x, weight)
+for_grad_weight = product_operations(x.T, grad_y)
+for_grad_x = product_operations(grad_y, weight.T)
+print("forward:               ", for_y)
+print("gradient of the weight:", for_grad_weight)
+print("gradient of the input: ", for_grad_x)
+assert for_grad_weight == for_y
+assert for_grad_x == for_y
 
 # %% [markdown]
 # So **training takes three times the operations of a forward pass.** (The first layer needs no
@@ -128,10 +132,10 @@ assert grad_x.shape == x.shape
 #
 # In a transformer each token goes once through all matrices but the embedding, which is only looked
 # up (so leave it out of $N$, unless it is also the output layer). So each weight is one
-# multiplication and one addition: $2N$ operations forward for $N$ parameters, and $6N$ with the backward pass.
-# What does that leave out? In attention each token's query also meets the keys of all $T$ tokens of
-# its sequence, and its weights meet all their values. For a width $d$ that is $2Td$ operations
-# each. So a layer takes, for each token:
+# multiplication and one addition: $2N$ operations forward for $N$ parameters, and $6N$ with the
+# backward pass. What does that leave out? In attention each token's query also meets the keys of
+# all $T$ tokens of its sequence, and its weights meet all their values. For a width $d$ that is
+# $2Td$ operations each. So a layer takes, for each token:
 
 # %%
 def layer_operations(width, tokens):
@@ -159,9 +163,9 @@ for tokens in [1024, 4096, 32_768, 131_072]:
 # A data sheet names a peak. How much of it does a training reach? **Model FLOPs utilization** (MFU)
 # is the operations a second that the model needs ($6N$ for each token, and PaLM adds attention's),
 # divided by the peak. What is recomputed doesn't count, so MFU can't be raised by doing more than
-# is needed. The measure comes from the paper on PaLM, a transformer: 540 billion parameters, 6,144 chips with a peak of 275 ·
-# 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is its MFU about 10, 50 or
-# 90 %?
+# is needed. The measure comes from the paper on PaLM, a transformer: 540 billion parameters, 6,144
+# chips with a peak of 275 · 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is
+# its MFU about 10, 50 or 90 %?
 
 # %% tags=["predict"]
 needed = 6 * 540e9 * 238_300  # operations a second
