@@ -68,8 +68,9 @@ for counts in [[1, 1, 1], [1, 0, 1], [1, 1, 2]]:
 # three even the 32nds fit: there are at most 8.2 million of them in a sum. So nothing is rounded,
 # *any* order of adding gives the same bits, and the judge may ask for equal ones.
 #
-# **Why 1/32, and why from 65?** An all-reduce that computes in integers loses the 1/32. One that
-# computes in float16 does, too: from 64 on its numbers are 1/16 apart.
+# **Why 1/32, and why from 65?** An all-reduce that computes in integers loses the 1/32. From 65 on,
+# float16 fails in every float32 array, since its numbers are 1/16 apart there. (`BIG_NUMBERS`,
+# below, would catch it anyway.)
 
 # %% tags=["fold"]
 # check: each entry of the sum says how often each device was counted: never, once or twice
@@ -152,7 +153,27 @@ assert np.any(total != total.astype("float32")), "float32 would hold powers of t
 # %% [markdown]
 # ## What it finds
 #
-# Does the judge reject what is wrong? We give it twenty wrong all-reduces:
+# Does the judge reject what is wrong? Here is an all-reduce that never adds. It knows what the
+# judge's weights add up to:
+
+# %%
+def never_adds(arrays):
+    total = arrays[0] * ((3 ** len(arrays) - 1) // 2)  # times 1 + 3 + 9 and so on
+    for array in arrays:
+        array[:] = total.as_in_context(array.context)
+
+
+without_32nds = []
+for rank in range(3):
+    array = 3**rank * NUMBERS
+    without_32nds.append(array.copyto(eight[rank]))
+print("wrong ranks:", wrong_ranks(never_adds, replicas(3)))
+print("without the 1/32:", wrong_ranks(never_adds, without_32nds))
+assert wrong_ranks(never_adds, replicas(3)) == [0, 1, 2]
+
+# %% [markdown]
+# Only the 1/32 finds it: the sum of three devices has 3/32, and 13 times the first array has 13/32.
+# We give the judge twenty wrong all-reduces, this one among them:
 
 # %% tags=["fold"]
 # check: the judge rejects twenty wrong all-reduces, chapter 03's among them, on 2 to 8 devices
@@ -209,12 +230,6 @@ def by_device_number(arrays):  # sums into place 0, sends from where the lowest 
     numbers = [array.context.device_id for array in arrays]
     no_broadcast(arrays)
     send_on(arrays, root=numbers.index(min(numbers)))
-
-
-def never_adds(arrays):  # knows what the judge's weights add up to
-    total = arrays[0] * ((3 ** len(arrays) - 1) // 2)
-    for array in arrays:
-        array[:] = total.as_in_context(array.context)
 
 
 def all_but_the_first(arrays):
@@ -401,17 +416,18 @@ assert caught_anyway == 3, "any of several"
 
 # %% [markdown]
 # Each part in the table is there for a mistake that nothing else catches. Where two parts stand in
-# one row, it takes both: the book's bug, the first row, is seen only on the other devices, and
-# there only in the old arrays. (The 1/32 finds who multiplies by 1 + 3 + 9 = 13: the sum of three
-# devices has 3/32, the product 13/32.)
+# one row, it takes both: the bug of *Dive into Deep Learning*, the first row, is seen only on the
+# other devices, and there only in the old arrays.
 #
 # ## What it can't see
 #
 # Here is one that it can't see: simulated devices share memory, so nothing is missing if an
-# all-reduce forgets to copy. Counting messages would show it:
+# all-reduce forgets to copy. Counting messages would show it. Nor can it see devices that differ by
+# rounding, since its sums are exact. And it hands out no arrays of three axes, of more than twelve
+# entries, or with negative numbers. So it passes what is wrong only for these:
 
 # %% tags=["fold"]
-# check: an all-reduce that forgets to copy passes; it sends too few messages
+# check: all of these pass; the one that forgets to copy sends too few messages
 from helpers.schedules import messages_sent
 
 
@@ -422,7 +438,27 @@ def without_moves(arrays):
         arrays[0].copyto(array)
 
 
+def first_twelve(arrays):  # of the entries
+    parts = [array.reshape(-1)[:12] for array in arrays]
+    no_broadcast(parts)
+    first_only(parts)
+
+
+def never_below_zero(arrays):
+    allreduce(arrays)
+    for array in arrays:
+        array[:] = nd.maximum(array, 0)
+
+
+def not_three_axes(arrays):
+    if arrays[0].ndim < 3:
+        allreduce(arrays)
+
+
 judge(without_moves)
+judge(first_twelve)
+judge(never_below_zero)
+judge(not_three_axes)
 found = len(messages_sent(without_moves, 4, entries=12))
 expected = len(messages_sent(allreduce, 4, entries=12))
 print("messages on 4 devices:", found, "where the star sends", expected)
@@ -481,9 +517,11 @@ assert apart > 0, "its devices should differ"
 #
 # ## Summary
 #
-# - In base 3 a sum tells how often each device was counted, and is short enough for float32.
+# - In base 3 a sum tells which devices were counted never, once or twice, and is short enough for
+#   float32. From three times on digits carry, and the 32nds have to tell.
 # - A judge keeps the old arrays, looks at every device, and tries other values, types, shapes and
 #   orders, many numbers of devices, and more than one call. Each of these catches a mistake that
 #   the others pass.
-# - It can't see a forgotten copy on simulated devices. Counting messages can.
+# - It can't see a forgotten copy on simulated devices. Counting messages can. And it says nothing
+#   about arrays that it doesn't hand out.
 # - Star, tree and ring can differ by rounding; within each all devices agree to the bit.

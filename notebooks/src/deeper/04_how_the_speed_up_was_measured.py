@@ -98,7 +98,8 @@ for team in teams.values():
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# On two cores both take longer, and nothing in those seconds says why.
+# On two cores both take longer, and *both cores* loses more. Nothing in those seconds says why, and
+# we haven't tested it.
 #
 # </details>
 #
@@ -164,18 +165,18 @@ show(fig, alt="Images per second of each round, with medians: one device with on
               "and stock MXNet; a line at twice one device.")
 
 # %% [markdown]
-# How to read it, by the rule that two brackets that overlap have no winner and two that don't have
-# one:
+# How to read it? We call one contestant faster than another only if their brackets don't overlap.
+# That is the course's rule, and no statistical test.
 #
-# - *both cores* against *two devices*: is a larger device as good as two? Only a CPU offers this
-#   choice.
+# - *both cores* against *two devices*: is a larger device as good as two? With GPUs the larger
+#   device is another GPU, or one that wasn't split (MIG).
 # - *two devices* against *no messages*: only a gap between these two can be the all-reduce, with
 #   the waiting that it causes. (When messages cost more is asked in deeper: Costs on paper.)
 # - *no messages* against 2: what is missing there can't be the all-reduce. We haven't tested what
 #   it is.
 # - *stock MXNet* against *one device*: if it isn't faster, our baseline is no straw man. On x86 its
-#   operators get half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1). That is one
-#   of two, so it can't stand for *both cores*.
+#   OpenMP operators get half of the logical processors (`src/engine/openmp.cc`, MXNet 1.9.1). That
+#   is one of two, so it can't stand for *both cores*.
 #
 # **The measure of a speed-up is what the same machine reaches in the best other way, not 2.**
 #
@@ -183,9 +184,9 @@ show(fig, alt="Images per second of each round, with medians: one device with on
 #
 # `import helpers` makes three kinds of settings before MXNet is loaded. *Threads*: an operator uses
 # one core, so that a simulated device is one core. *Scratch space*: operators that need temporary
-# memory find it in 64 places, and not in four that all CPU contexts share. *Allocator*: memory that
-# is freed stays with the program. Two devices train with none of them, with one kind, and with all.
-# **Predict:** which kind matters most?
+# memory find it in 64 places and not in four; all CPU contexts share them, and take them in turn.
+# *Allocator*: memory that is freed stays with the program. Two devices train with none of them,
+# with one kind, and with all. **Predict:** which kind matters most?
 
 # %% tags=["measured", "predict"]
 threads = {name: SETTINGS[name] for name in ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"]}
@@ -218,11 +219,13 @@ for kind in kinds:
 #
 # As MXNet comes, an operator that needs one of the
 # four shared spaces has to wait while another uses it (`src/resource.cc`); we think that this is
-# the cause. On GPUs these settings don't matter: each GPU has scratch space and a pool of memory of
-# its own (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1).
+# the cause. GPUs don't share scratch space or a pool of memory: each has its own
+# (`src/resource.cc`, `src/storage/storage.cc`, MXNet 1.9.1). So two of the settings have no
+# counterpart there. The threads still concern CPU work, such as reading data.
 #
 # ## Summary
 #
 # - Wait before each look at the clock, warm up, take turns, repeat, and leave disturbed rounds out.
-# - Name the baseline. For two CPU devices the hardest one is one device with both cores.
+# - Name the baseline. For two CPU devices ours is one device with both cores, the fastest
+#   *other* way to train this one network that we tried.
 # - Of the course's settings, scratch space alone brings two devices most.

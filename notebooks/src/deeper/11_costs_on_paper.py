@@ -88,6 +88,7 @@ for name, net in [("LeNet", lenet()), ("ResNet-18", hybrid_resnet18(10))]:
     print(f"{name:9} {forward[name]:11,} operations forward, {parameters[name]:10,} parameters, "
           f"{forward[name] / parameters[name]:.0f} for each")
 print(f"LeNet's first layer: {by_hand / forward['LeNet']:.0%} of its operations")
+assert forward["LeNet"] == 4_500_720
 assert (parameters["LeNet"], parameters["ResNet-18"]) == (129_068, 11_175_818)  # chapters 04, 08
 
 # %% [markdown]
@@ -114,11 +115,14 @@ def product_operations(left, right):
     return 2 * rows * shared * columns
 
 
-print("forward:               ", product_operations(x, weight))
-print("gradient of the weight:", product_operations(x.T, grad_y))
-print("gradient of the input: ", product_operations(grad_y, weight.T))
-assert grad_weight.shape == weight.shape
-assert grad_x.shape == x.shape
+for_y = product_operations(x, weight)
+for_grad_weight = product_operations(x.T, grad_y)
+for_grad_x = product_operations(grad_y, weight.T)
+print("forward:               ", for_y)
+print("gradient of the weight:", for_grad_weight)
+print("gradient of the input: ", for_grad_x)
+assert for_grad_weight == for_y
+assert for_grad_x == for_y
 
 # %% [markdown]
 # So **training takes three times the operations of a forward pass.** (The first layer needs no
@@ -126,11 +130,12 @@ assert grad_x.shape == x.shape
 #
 # ## A transformer: 6N a token
 #
-# In a transformer each token goes through all matrices once, so each weight is one multiplication
-# and one addition: $2N$ operations forward for $N$ parameters, and $6N$ with the backward pass.
-# What does that leave out? In attention each token's query also meets the keys of all $T$ tokens of
-# its sequence, and its weights meet all their values. For a width $d$ that is $2Td$ operations
-# each. So a layer takes, for each token:
+# In a transformer each token goes once through all matrices but the embedding, which is only looked
+# up (so leave it out of $N$, unless it is also the output layer). So each weight is one
+# multiplication and one addition: $2N$ operations forward for $N$ parameters, and $6N$ with the
+# backward pass. What does that leave out? In attention each token's query also meets the keys of
+# all $T$ tokens of its sequence, and its weights meet all their values. For a width $d$ that is
+# $2Td$ operations each. So a layer takes, for each token:
 
 # %%
 def layer_operations(width, tokens):
@@ -156,11 +161,11 @@ for tokens in [1024, 4096, 32_768, 131_072]:
 # ## Which share of the peak?
 #
 # A data sheet names a peak. How much of it does a training reach? **Model FLOPs utilization** (MFU)
-# is the operations a second that the model needs, $6N$ for each token, divided by the peak. What is
-# recomputed doesn't count, so MFU can't be raised by doing more than is needed. The measure comes
-# from the paper on PaLM, a transformer: 540 billion parameters, 6,144 chips with a peak of 275 ·
-# 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is its MFU about 10, 50 or
-# 90 %?
+# is the operations a second that the model needs ($6N$ for each token, and PaLM adds attention's),
+# divided by the peak. What is recomputed doesn't count, so MFU can't be raised by doing more than
+# is needed. The measure comes from the paper on PaLM, a transformer: 540 billion parameters, 6,144
+# chips with a peak of 275 · 10¹² each, and 238,300 tokens a second (section 4.1). **Predict:** is
+# its MFU about 10, 50 or 90 %?
 
 # %% tags=["predict"]
 needed = 6 * 540e9 * 238_300  # operations a second
@@ -188,8 +193,8 @@ print(f"as a share of a V100's peak in float32, 14 · 10¹²: {lenet_rate / 14e1
 
 # %% [markdown]
 # (Loading data and Python are in it. The page doesn't name its GPU; we take one of that year.) So
-# **the share isn't a constant of the device**: it depends on the network, the batch and the
-# program. On paper it is an assumption, and the first thing to measure.
+# **a share measured on one network says little about another**: it depends on the network, the
+# batch and the program. On paper it is an assumption, and the first thing to measure.
 #
 # ## What a training takes
 #
@@ -210,7 +215,8 @@ for share in [0.2, 0.4, 0.6]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# It means an MFU of 39 %, if all of these hours were spent in steps.
+# It means an MFU of 39 % by $6N$, if all of these hours were spent in steps. Its sequences have
+# 4,096 tokens and its width is 4,096, so attention adds a sixth, and by PaLM's measure it is 45 %.
 #
 # </details>
 #
@@ -230,7 +236,8 @@ for name, nbytes in [("float32", in_float32), ("bfloat16", in_bfloat16)]:
           f"{nbytes['gradient']} B of gradient to send")
 
 # %% [markdown]
-# So **bfloat16 halves what is sent, but not what weights and optimizer take.** Operations gain
+# So **bfloat16 halves what is sent, if gradients are sent in it, but not what weights and optimizer
+# take.** Operations gain
 # more: on an H100 the peak is 989 · 10¹² in bfloat16 against 67 · 10¹² in float32, without TF32
 # (NVIDIA's data sheet). Then computing gets up to 15 times as fast, and communication twice as
 # fast:
@@ -246,6 +253,8 @@ for name, peak, width in [("float32", 67e12, 4), ("bfloat16", 989e12, 2)]:
           f"efficiency {computing / (computing + communication):.0%}")
 
 # %% [markdown]
+# Both efficiencies are without overlap, and with 40 % of the peak in both.
+#
 # **What computes faster, scales worse, if its link doesn't keep up.** So a good efficiency may only
 # say that the devices are slow.
 #
@@ -290,9 +299,8 @@ for k, rate in images_a_second.items():
 # Whole arrays come within 6 points, a ring misses by up to 34. Does that prove that the large array
 # was the reason? It doesn't: the store of that table also sends to a server, and reading data may
 # have set a limit. Networks with large dense layers can scale badly with rings, too: on 512 GPUs
-# Horovod reports 90 % for Inception V3 and 68 % for VGG-16 (`docs/benchmarks.rst`). So **paper says
-# which of two costs is larger. How large they are, one measured point says better than a data
-# sheet.**
+# Horovod reports 90 % for Inception V3 and 68 % for VGG-16 (`docs/benchmarks.rst`). But **here the
+# formula mattered more than the bandwidth**, which both formulas have from the same fitted point.
 #
 # ## Summary
 #
@@ -300,9 +308,10 @@ for k, rate in images_a_second.items():
 #   Training takes three times a forward pass; for a transformer that is $6N$ a token, while
 #   sequences are short beside six times the width.
 # - MFU is the operations that the model needs, as a share of the peak: 46 % for PaLM, about 1 % for
-#   LeNet in 2017. It is the assumption to measure first.
-# - bfloat16 halves the bytes that are sent, and keeps 16 bytes a parameter with Adam. Since
-#   computing gains more, the efficiency falls.
+#   LeNet in 2017, if its GPU was a V100 (a few percent of an older one's). It is the assumption to
+#   measure first.
+# - bfloat16 halves the bytes that are sent, if gradients are sent in it, and keeps 16 bytes a
+#   parameter with Adam. Since computing gains more, the efficiency falls.
 # - For 2017's table a data sheet's bandwidth was far too optimistic. With one fitted point, whole
 #   arrays came within 6 points of AlexNet.
 #

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Deeper · bfloat16 and scaled losses
 #
-# In bfloat16, where a number has 16 bits, the activations of chapter 17 would take about half of
-# their memory. *Which parts of a training may be in 16 bits?* Where one may not, training goes on
-# without an error, and learns less or nothing. So we try the parts on toys of a few numbers, in
-# which every bit can be followed.
+# In bfloat16, where a number has 16 bits, the activations of chapter 17 would take as little as
+# half of their memory. *Which parts of a training may be in 16 bits?* Where one may not, training
+# goes on without an error, and learns less or nothing. So we try the parts on toys of a few
+# numbers, in which every bit can be followed.
 #
 # ![The bits of three formats. float32: one for the sign, 8 for the exponent, 23 for the mantissa.
 # bfloat16: 1, 8 and 7; float32's range, few digits. float16: 1, 5 and 10; more digits, a small
@@ -87,8 +87,9 @@ only_bfloat16 = weight
 #
 # </details>
 #
-# The others are wrong, too. From 1/4 on, the nearest number is 1/512 further, so each step is
-# nearly twice as long as it should be, and the weight ends at 0.4453 instead of 0.35. All updates
+# The others are wrong, too. The weight that begins with 1/4 lies where numbers are 1/512 apart, and
+# 0.001 is a little more than half of that. So each step is nearly twice as long as it should be,
+# and the weight ends at 0.4453 instead of 0.35. All updates
 # are right. But bfloat16 has no number close enough to the sum of weight and update.
 #
 # ## Master weights
@@ -113,13 +114,13 @@ assert torch.allclose(weight.float(), should_be, rtol=1 / 256)  # half a step of
 assert torch.equal(only_bfloat16[:2].float(), start[:2])
 
 # %% [markdown]
-# Now all ten weights are right, up to bfloat16's rounding. So **weights that are updated, and the
-# optimizer's state, stay in float32**; the copies that compute and the gradients may have 16 bits.
-# What does that save? With Adam a parameter needs 2 bytes for the copy, 2 for its gradient, 4 for
-# the master and 8 for the two means. These are 16 bytes, as many as in float32 (S. Rajbhandari et
-# al., 2020, arXiv:1910.02054, section 3.1, count so). So weights and state don't shrink. What
-# can shrink is what autograd keeps for the backward pass, and what is sent, if gradients are sent
-# in 16 bits (deeper: DDP's cases).
+# Now all ten weights are right, up to bfloat16's rounding. So **weights that are updated stay in
+# float32**, and for the optimizer's state it is the safe choice. The copies that compute and the
+# gradients may have 16 bits. What does that save? With Adam a parameter needs 2 bytes for the copy,
+# 2 for its gradient, 4 for the master and 8 for the two means. These are 16 bytes, as many as in
+# float32 (S. Rajbhandari et al., 2020, arXiv:1910.02054, section 3.1, count so). So weights and
+# state don't shrink. What can shrink is what autograd keeps for the backward pass, and what is
+# sent, if gradients are sent in 16 bits (deeper: DDP's cases).
 #
 # ## Gradients that vanish
 #
@@ -171,17 +172,20 @@ for scale in [2.0**12, 2.0**27]:
         assert torch.equal(weight.grad / scale, true_gradient)
 
 # %% [markdown]
-# With $2^{12}$ nothing is lost, and all 24 gradients are exact, because a power of two changes only
-# the exponent. But $2^{27}$ is too much. Here even all gradients become infinite, and not only the
-# picture's two, because the gradient of the product, $2^{27}/1024$, is in float16 as well.
+# With $2^{12}$ nothing is lost, and all 24 gradients are exact, because ours are powers of two.
+# (Others would lose digits where the scaled gradient is below $2^{-14}$.) But $2^{27}$ is too much.
+# Here even all gradients become infinite, and not only the picture's two, because the gradient of
+# the product, $2^{27}/1024$, is in float16 as well.
 #
 # ## A scale that finds itself
 #
-# Gradients change while a network trains, so no fixed scale is right for long. But too large a one
-# shows itself by an infinity or a NaN. So we begin high. If a gradient isn't finite, the step
-# is *skipped* and the scale halved. After some good steps in a row, here three, it is doubled.
+# Gradients change while a network trains, so a fixed scale, which often works, has to be found for
+# each network and may cease to fit. But too large a one shows itself by an infinity or a NaN. So we
+# begin high. If a gradient isn't finite, the step is *skipped* and the scale halved. After some
+# good steps in a row, here three, it is doubled.
 #
-# **Predict:** the scale begins with $2^{27}$ = 134,217,728. Any scale up to $2^{25}$ is good.
+# **Predict:** the scale begins with $2^{27}$ = 134,217,728. Any scale from $2^9$ to $2^{25}$
+# is good.
 # But at step 4 gradients are four times as large. Which of twelve steps are skipped?
 
 # %% tags=["predict"]
@@ -284,8 +288,9 @@ for name, dtype in dtypes.items():
 # ## Gradients that are added up
 #
 # In gradient accumulation (chapter 14) the gradients of several parts of a batch add up in `.grad`.
-# A gradient has the dtype of its weight. Here 300 parts have the gradient 1 each. What is their
-# sum, if the weight is in float32, and if it is in bfloat16? Does a scale help?
+# By default a gradient has the dtype of its weight (`grad_dtype` changes that). Here 300 parts have
+# the gradient 1 each. What is their sum, if the weight is in float32, and if it is in bfloat16?
+# Does a scale help?
 
 # %%
 for dtype in [torch.float32, torch.bfloat16]:
@@ -300,7 +305,8 @@ for dtype in [torch.float32, torch.bfloat16]:
 # It is 300 in float32. In bfloat16 the sum stops at 256, because there is no 257. A scale doesn't
 # help: it moves the range, and the number of bits stays.
 #
-# So what adds up many numbers should be in float32. With autocast it is, because the weights are.
+# So what adds up many numbers should be in float32. With autocast accumulated gradients are,
+# because the weights are.
 #
 # ## Clipped before unscaling
 #
@@ -340,8 +346,9 @@ for with_unscale in [True, False]:
 #
 # </details>
 #
-# No error is raised. Training seems to go on, with a learning rate a thousand times too small, that
-# changes whenever the scale does.
+# No error is raised. With SGD, training seems to go on, with a learning rate a thousand times too
+# small, that changes whenever the scale does. Adam hides the mistake, except that every gradient is
+# clipped.
 #
 # ## An infinity on one rank only
 #
@@ -384,14 +391,14 @@ for name in ["shared", "own"]:
 # </details>
 #
 # So in data parallelism the all-reduce of the gradients is enough. Where each rank has gradients
-# that the others don't see, the replicas part, without an error. The scales part, too: in the next
-# step gradients that were multiplied by 1,024 and by 512 would be averaged. So the ranks must
-# decide together. Each tells the others whether it has found an infinity, by an all-reduce of one
-# number, whose largest value counts:
+# that the others don't see, the replicas drift apart, without an error, and so do the scales: in
+# the next step gradients that were multiplied by 1,024 and by 512 would be averaged. So the ranks
+# must decide together. Each tells the others whether it has found an infinity, by an all-reduce of
+# one number, whose largest value counts:
 
 # %%
-def decide_together():
-    factor = 100.0 if dist.get_rank() == 1 else 1.0
+def decide_together(factor_on_1):
+    factor = factor_on_1 if dist.get_rank() == 1 else 1.0
     shared = torch.ones(1, requires_grad=True)
     own = torch.ones(1, requires_grad=True)
     scale = 1024.0
@@ -412,15 +419,19 @@ def decide_together():
     return shared.item(), own.item(), scale
 
 
-ours = ranks(decide_together)
+ours = ranks(decide_together, 100.0)
 for rank, (shared, own, scale) in enumerate(ours):
     print(f"rank {rank}: shared {shared}, own {own}, next scale {scale:.0f}")
 assert ours == [(1.0, 1.0, 512.0), (1.0, 1.0, 512.0)]
 assert ranks(overflow_in, "own", ShardedGradScaler) == ours
+assert ranks(decide_together, 1.0) == [(0.75, 0.75, 1024.0), (0.75, 0.75, 1024.0)]  # no overflow
 
 # %% [markdown]
-# Both skip, and both halve the scale. In PyTorch `ShardedGradScaler` does the same. It sends the
-# flag in `unscale_` (`torch/distributed/fsdp/sharded_grad_scaler.py`).
+# Both skip, and both halve the scale. In PyTorch `ShardedGradScaler` has the same effect: it adds
+# up the flags in `unscale_`, and skips unless the sum is 0
+# (`torch/distributed/fsdp/sharded_grad_scaler.py`). It is for plain tensors. For `fully_shard`'s
+# DTensors PyTorch's `GradScaler` does it by itself (`found_inf_reduce_handler` in
+# `torch/distributed/tensor/_dispatch.py`).
 #
 # ## What it is worth on GPUs
 #
@@ -434,11 +445,13 @@ assert ranks(overflow_in, "own", ShardedGradScaler) == ours
 #
 # | part of a training | in 16 bits? |
 # | --- | --- |
-# | matrix products, and the activations that autograd keeps for them | yes |
+# | matrix products (their inputs and outputs; the sums within are mostly float32) | yes |
+# | the activations that autograd keeps for them | yes |
 # | copies of weights that compute | yes |
 # | gradients within the backward pass | yes; in float16 with a scaled loss |
-# | weights that are updated, the optimizer's state | no |
-# | what adds up many numbers: accumulated gradients, losses | no |
+# | weights that are updated | no |
+# | the optimizer's state | float32 is the safe choice |
+# | sums that outlive an operation: accumulated gradients, losses | no |
 #
 # - bfloat16 lacks digits: an update below half the distance to the next number is lost. Master
 #   weights in float32 cure it.
