@@ -89,8 +89,8 @@ print("the gradient of x:", x.grad.tolist())
 # ## Hooks round a module
 #
 # When must it be filled, and when emptied? Before and after the module computes, in both passes.
-# PyTorch can call a function of ours at each of these four moments. `Unit` cares for the parameters
-# of one module. Its optimizer is to see the shards, so they stand in the module's dictionary
+# PyTorch can call a function of ours at each of these four moments. `Unit` manages one module's
+# parameters. The optimizer must see the shards, so they stand in the module's dictionary
 # `_parameters`, and the whole weights only while it computes:
 
 # %%
@@ -137,7 +137,9 @@ class Unit:
             self.free()
 
 # %% [markdown]
-# No formula is in it. We try it on a network with a convolution and a norm, against one process:
+# It has no formula of a layer. But it expects that the module returns one tensor, and that the loss
+# depends on each of its parameters: a gradient that never comes blocks the unit. We try it on a
+# network with a convolution and a norm, against one process:
 
 # %% tags=["trains"]
 def make_net():
@@ -191,12 +193,12 @@ for rank, (weights, held) in enumerate(ranks(by_units)):
 #
 # ## In PyTorch
 #
-# `fully_shard` does this, at the same four moments. These are its functions, in
-# `torch/distributed/fsdp/_fully_shard` of PyTorch 2.13:
+# `fully_shard` does this, at the same first three moments, and at a later fourth. These are its
+# functions, in `torch/distributed/fsdp/_fully_shard` of PyTorch 2.13:
 #
 # | `Unit` | PyTorch's function | in |
 # | --- | --- | --- |
-# | `before_forward` | `_pre_forward`: `unshard` and `wait_for_unshard` | `_fsdp_state.py` |
+# | `before_forward` | `_pre_forward`, then the group's `pre_forward` | `_fsdp_param_group.py` |
 # | `after_forward` | `_post_forward`: `reshard`; `register_hook` on the output | `_fsdp_state.py` |
 # | `before_backward` | `_pre_backward`: `unshard` | `_fsdp_state.py` |
 # | `gradient_came` | `post_backward`: `reshard`, then reduces | `_fsdp_param_group.py` |
@@ -241,7 +243,8 @@ print("the convolution's weight", shape, "has", after_forward, "bytes after the 
       during_backward[0], "in the backward pass,", at_the_end, "after it")
 
 # %% [markdown]
-# Twelve numbers of eight bytes, for as long as the layer computes.
+# Twelve numbers of eight bytes, at the moment its gradient comes. (As the first layer, it is
+# emptied at the end of the pass.)
 #
 # ## A mistake: the optimizer comes first
 #
@@ -277,9 +280,10 @@ for made in ["before", "after"]:
 #
 # Hooks round a module have a limit: the weight is whole only while *its module* computes. Where
 # another module reads it, as in networks whose last layer shares the embedding's weight, both must
-# be one unit. Could one notice each *read* instead? A module keeps its parameters in a dictionary,
-# in which Python looks last. A *property* of the class is found first, and runs a function of ours.
-# And an object that exists can get another class:
+# be one unit. (Our notes would cut a shared weight twice; the program's `FSDP` cuts it once.) Could
+# one notice each *read* instead? A module keeps its parameters in a dictionary, in which Python
+# looks last. A *property* of the class is found first, and runs a function of ours. And an object
+# that exists can get another class:
 
 # %%
 class Watched(nn.Linear):
@@ -449,11 +453,13 @@ for name, wrap in [("ordinary network", as_it_is), ("fully_shard", by_fully_shar
 # ## Summary
 #
 # - `fully_shard` puts hooks round a module. It fills the memory of its weights before the module
-#   computes and empties it afterwards, in both passes. Autograd keeps the tensors, without bytes.
+#   computes and empties it afterwards, in both passes. (The root's own weights stay whole until the
+#   backward pass.) Autograd keeps the tensors, without bytes.
 # - `fully_shard` makes new parameters, so make the optimizer after it.
 # - The other way notices each read by a property, and lets autograd keep a note.
 # - Both gather the weights as they are *now* for the backward pass. Unless versions are compared, a
-#   change between the passes is a wrong gradient without an error.
+#   change between the passes is a wrong gradient without an error. (For the root's own weights
+#   `fully_shard` raises one.)
 #
 # **Further reading.** Y. Zhao et al. (2023), arXiv:2304.11277, on the first version of PyTorch's
 # FSDP.

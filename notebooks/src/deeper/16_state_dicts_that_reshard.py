@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Deeper · State dicts that reshard
+# # Deeper · Checkpoints that reshard
 #
 # A sharded training is saved by three ranks, and must go on with two, or with one. *Whose part is
 # in which file, and who finds it again?* PyTorch answers with **distributed checkpoints**, the
@@ -122,14 +122,17 @@ for key in ["weights.0.weight", "adam.state.0.weight.exp_avg", "step"]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Each file has two rows or one of the weight and of Adam's mean, those of its rank. The number of
+# Each file has its rank's rows of the weight and of Adam's mean: two, two and one. The number of
 # steps is in one file only.
 #
 # </details>
 #
-# What all ranks have alike is written once, by the rank that has the fewest bytes to write so far
-# (`dedup_save_plans` in `torch/distributed/checkpoint/_dedup_save_plans.py`). The table says where
-# each row of a weight lies, and not how many ranks there were.
+# What is the same on all ranks is written once, by one of the ranks that have it. The planner
+# spreads such entries (`dedup_save_plans` in `torch/distributed/checkpoint/_dedup_save_plans.py`),
+# so don't rely on which. The table says where each row of a weight lies, and not how many ranks
+# there were. It is renamed into place when all files are written (`filesystem.py`), so a save into
+# a new folder that is killed midway has no `.metadata`: don't save over the old folder.
+# (`async_save` writes while the training goes on.)
 #
 # ## Load on another number of ranks
 #
@@ -213,8 +216,8 @@ print("equal to ten steps:", largest_difference(weights, unbroken) < 1e-12)
 #
 # </details>
 #
-# `get_state_dict` avoids that: where the optimizer has no state yet, it lets it take a step with
-# gradients and a rate of zero (`_init_optim_state` in
+# `get_state_dict` avoids that: where the optimizer has no state and the parameters no gradients, as
+# after a start, it lets it take a step with gradients and a rate of zero (`_init_optim_state` in
 # `torch/distributed/checkpoint/state_dict.py`), so that there are means to be filled.
 #
 # ## A mistake: shards that are plain tensors

@@ -8,7 +8,7 @@
 # > **What you'll do:** see prefetching on a timeline; compute how long messages and layers take;
 # > put two published trainings beside that.
 # >
-# > **What you'll learn:** on what it depends whether messages can be hidden, and on what not; what
+# > **What you'll learn:** what decides whether messages can be hidden, and what doesn't; what
 # > became of a step's time when GPUs were added, with a batch that grew and with a fixed one.
 # >
 # > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}.
@@ -100,8 +100,8 @@ show(fig, alt="Timelines of four gathers and four layers. Without prefetching th
      "With it each gather but the first goes on during a layer, and the pass ends earlier.")
 
 # %% [markdown]
-# Only the first weight is waited for, because here a gather takes less time than a layer. The price
-# is memory, since two whole weights are there at the same time.
+# If each gather takes less time than a layer, only the first weight is waited for. The price is
+# memory, since two whole weights are there at the same time.
 #
 # PyTorch's `fully_shard` prefetches by itself. In the backward pass, each group of parameters
 # starts to gather the one that is needed next (`_backward_prefetch` in
@@ -152,7 +152,8 @@ for weights, gpus, tokens in [(8e9, 128, 1000), (80e9, 128, 1000), (8e9, 1280, 1
 # </details>
 #
 # Messages can hide if they take less time than the computing. The weights cancel out, and what is
-# left is a number of tokens: **bytes a weight × operations a second ÷ (6 × bytes a second)**.
+# left is a number of tokens: **bytes a weight × a GPU's operations a second ÷ (6 × a machine's
+# bytes a second)**.
 
 # %%
 for adapter_bits in [400e9, 100e9, 25e9]:
@@ -161,9 +162,11 @@ for adapter_bits in [400e9, 100e9, 25e9]:
     print(f"adapters of {adapter_bits / 1e9:3.0f} Gbit/s: at least {tokens:6,.0f} tokens on a GPU")
 
 # %% [markdown]
-# So add GPUs as long as each of them has that many tokens *in one pass*. (Several passes before an
-# update don't help, because stage 3 gathers in each of them.) This is a lower limit, for a link at
-# its full rate and with everything hidden. How far from it are real trainings?
+# So add GPUs as long as each of them has that many tokens *in one pass*. (By default several passes
+# before an update don't help, because stage 3 sends all of that in each of them. To leave the
+# gradients unreduced until the last, by `set_requires_gradient_sync(False)`, saves up to half of
+# the bytes, for the memory of whole gradients.) This is a lower limit, for a link at its full rate
+# and with everything hidden. How far from it are real trainings?
 #
 # ## A batch that grows with the GPUs
 #
@@ -203,8 +206,8 @@ print(f"each GPU holds {saved:.1f} GiB less; by chapter 16's table {by_chapter_1
 # stage 3, always with 1,536 sequences of 2,048 tokens in a step, on A100s, with eight adapters of
 # 200 Gbit/s a machine. They publish the days that 300 billion tokens would take. With more GPUs
 # each has fewer tokens, and as many messages. Let the step of 384 GPUs be all computing, which can
-# be divided, and add all messages once more, of 2 + 2 + 2 bytes, as if none were hidden.
-# **Predict:** how much faster are 1,536 GPUs than 384?
+# be divided, and add all messages, of 2 + 2 + 2 bytes: a rough estimate, which counts them twice,
+# since the step of 384 GPUs has some, too. **Predict:** how much faster are 1,536 GPUs than 384?
 
 # %% tags=["predict"]
 steps = 300e9 / (1536 * 2048)  # of the whole training
@@ -235,7 +238,8 @@ for gpus in days:
 #
 # - Prefetching gathers the next weight while a layer computes, for the memory of a second one.
 # - Whether messages can be hidden depends on the tokens of each GPU in one pass, not on the model's
-#   size, and hardly on the number of GPUs.
+#   size. By bandwidth alone, it hardly depends on the number of GPUs; a ring's latencies, left out
+#   here, grow with it.
 # - Published: with a batch that grew, a step on 128 GPUs was 2.8 % longer than on 8. With a fixed
 #   batch, 1,536 GPUs were no faster than 768.
 # - Take the first stage that fits. Stages 1 and 2 send no more than data parallelism (with one
