@@ -171,7 +171,7 @@ show(fig, f"{title}. Four timelines of a backward pass and of the link. Naive: 4
 # %% tags=["predict", "measured"]
 latency = pass_ms / 20
 print(f"in one latency the link could carry {latency * rate / 2**20:.1f} MB")
-for cap_mb in [0.5, 1.5, 3, 5, 11, 25]:
+for cap_mb in [1.1, 2.5, 3.5, 5, 11, 25]:
     messages = in_buckets(cap_mb * 2**20)
     last_begin, last_end = carry(messages, latency)[-1]
     print(f"at most {cap_mb:4} MB: {len(messages):2} buckets, {last_end / pass_ms:.2f} passes")

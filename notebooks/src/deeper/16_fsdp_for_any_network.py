@@ -57,8 +57,8 @@ def mean_shard(gradient):
 #
 # A tensor is two things: a *storage*, which has the numbers, and what says how to read them, such
 # as a shape. A storage can be resized, also to nothing. **Predict:** autograd keeps the weight for
-# the backward pass, transposed. If we empty the weight's storage and fill it again, does autograd
-# have the numbers?
+# the backward pass, transposed. If we empty the weight's storage and fill it with ten times the
+# numbers, which ones does autograd have?
 
 # %% tags=["predict"]
 weight = nn.Parameter(torch.arange(8.0).view(2, 4))
@@ -70,15 +70,16 @@ storage.resize_(0)
 print("bytes of the weight now:", storage.nbytes(), "and its shape:", tuple(weight.shape))
 
 storage.resize_(8 * 4)  # eight numbers, four bytes each
-weight.data.copy_(torch.arange(8.0).view(2, 4))
+weight.data.copy_(10 * torch.arange(8.0).view(2, 4))
 y.sum().backward()
 print("the gradient of x:", x.grad.tolist())
+assert x.grad.tolist() == [[40, 60, 80, 100]]
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# It has them. The transpose that autograd keeps has the same storage, so that the gradient of `x`,
-# the sum of the weight's rows, is right.
+# The new ones. The transpose that autograd keeps has the same storage, so that the gradient of `x`,
+# the sum of the weight's rows, is ten times as large.
 #
 # </details>
 #
@@ -124,7 +125,8 @@ class Unit:
 
     def after_forward(self, module, inputs, output):
         self.free()
-        output.register_hook(self.before_backward)  # called with the gradient of the output
+        if output.requires_grad:  # it doesn't under torch.no_grad()
+            output.register_hook(self.before_backward)  # called with the output's gradient
 
     def before_backward(self, gradient):
         self.gather()
@@ -132,7 +134,11 @@ class Unit:
     def gradient_came(self, p):  # called when the gradient of a whole weight is ready
         if all(whole.grad is not None for whole in self.wholes.values()):
             for name, whole in self.wholes.items():
-                self.shards[name].grad = mean_shard(whole.grad)
+                shard = self.shards[name]
+                if shard.grad is None:
+                    shard.grad = mean_shard(whole.grad)
+                else:  # of an earlier backward pass
+                    shard.grad += mean_shard(whole.grad)
                 whole.grad = None
             self.free()
 
@@ -164,6 +170,14 @@ for x, y in batches:
 one_process = net.state_dict()
 
 
+def bytes_held(units):
+    held = 0
+    for unit in units:
+        for whole in unit.wholes.values():
+            held += whole.untyped_storage().nbytes()
+    return held
+
+
 def by_units():
     net = make_net()
     units = [Unit(module) for module in net if list(module.parameters())]
@@ -171,25 +185,25 @@ def by_units():
     for x, y in batches:
         adam.zero_grad()
         loss = F.cross_entropy(net(my_part(x)), my_part(y))
-        held = 0
-        for unit in units:
-            for whole in unit.wholes.values():
-                held += whole.untyped_storage().nbytes()
+        between = bytes_held(units)
         loss.backward()
+        after = bytes_held(units)
         adam.step()
     weights = {}
     for name, shard in net.state_dict().items():
         weights[name] = gather_whole(shard).view_as(one_process[name])
-    return weights, held
+    return weights, between, after
 
 
-for rank, (weights, held) in enumerate(ranks(by_units)):
+for rank, (weights, between, after) in enumerate(ranks(by_units)):
     same = largest_difference(weights, one_process) < 1e-12
-    print(f"rank {rank}: as one process: {same}, bytes of whole weights between passes: {held}")
-    assert same and held == 0
+    print(f"rank {rank}: as one process: {same}; bytes of whole weights between the passes: "
+          f"{between}, after them: {after}")
+    assert same and between == 0 and after == 0
 
 # %% [markdown]
-# Between the passes autograd keeps all weights, and they have no bytes.
+# Between the passes autograd keeps all weights, and they have no bytes. After them all are empty
+# again.
 #
 # ## In PyTorch
 #
@@ -395,6 +409,36 @@ def by_notes():
 for weights in ranks(by_notes):
     print("as one process:", largest_difference(weights, one_process) < 1e-12)
     assert largest_difference(weights, one_process) < 1e-12
+
+# %% [markdown]
+# Right weights don't prove that autograd keeps notes. So we count what `save_note` gets, and look
+# at what it returns:
+
+# %%
+def count_what_is_kept():
+    model = NoteFSDP(make_net())
+    kept = []
+
+    def save(tensor):
+        kept.append(save_note(tensor))
+        return kept[-1]
+
+    x, y = batches[0]
+    with saved_tensors_hooks(save, gather_again):
+        model.net(my_part(x))
+    notes = 0
+    gathered = 0
+    for saved in kept:
+        if isinstance(saved, dict):
+            notes += 1
+        elif hasattr(saved.untyped_storage(), "shard"):
+            gathered += 1
+    return len(kept), notes, gathered
+
+
+saved, notes, gathered = ranks(count_what_is_kept)[0]
+print(f"{saved} tensors saved: {notes} as notes, {gathered} gathered weights")
+assert notes > 0 and gathered == 0
 
 # %% [markdown]
 # The program's `FSDP` has the same pieces: `read_through` makes the properties, `Gather` sends a
