@@ -102,7 +102,7 @@ for name, lanes in panels.items():
             during[name] += 1
 assert during["without prefetching"] == 0
 longest = max(begin + length for begin, length, _ in panels["without prefetching"]["layers"])
-title = f"With prefetching, {during['with']} of 3 next weights come while a layer computes"
+title = f"With prefetching, {during['with']} of 3 later weights come while a layer computes"
 fig, _ = timeline(title, panels, dict.fromkeys(panels, (-2, longest + 2)))
 show(fig, alt=f"{title}. Timelines of four gathers and four layers. Without prefetching they take "
      "turns.")
