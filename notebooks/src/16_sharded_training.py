@@ -664,7 +664,7 @@ for stage in [1, 2, 3]:
 #
 # To save a training, shards must be gathered, or each rank saves its own. In stage 3 that concerns
 # the weights, in all stages Adam's means. How another number of ranks finds them again is in
-# deeper: State dicts that reshard.
+# deeper: Checkpoints that reshard.
 #
 # ## Summary
 #

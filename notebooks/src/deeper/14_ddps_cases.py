@@ -5,14 +5,14 @@
 # what tells you?
 #
 # > **What you'll do:** make seven mistakes on purpose, and three that the program refuses. Time two
-# > processes of this machine. Send half the bytes.
+# > processes of this machine. Send gradients in half of float32's bytes.
 # >
 # > **What you'll learn:** which mistakes leave all replicas equal; what happens when ranks don't
 # > send the same; when a second process on one machine pays; how to send rounded gradients and
 # > lose nothing for good.
 # >
-# > **What you need:** chapter 14 and PyTorch. Reading takes {reading time}, running twenty seconds
-# > on two cores.
+# > **What you need:** chapter 14 and PyTorch. Reading takes {reading time}, running a minute on two
+# > cores.
 
 # %% tags=["torch"]
 import sys
@@ -175,7 +175,8 @@ for sizes in [[6, 6], [9, 3], [12, 0]]:
 #
 # All but two. With equal shards all three are right, so **equal shards hide the mistake.** With 9
 # and 3 the plain mean is wrong, because rank 1's three examples count as much as rank 0's nine.
-# With 12 and 0 it is half of the right gradient: rank 1 has zeros, but counts as one of two.
+# With 12 and 0 it is half of the right gradient: rank 1 has zeros, but counts as one of two. Prefer
+# the sum: with the weighted mean an empty rank's loss is NaN, although its gradient is zero.
 #
 # </details>
 #
@@ -321,7 +322,7 @@ for find_unused in [False, True]:
 # %% [markdown]
 # By default rank 1's bucket is never complete, so it isn't sent. A rank begins to wait when its
 # last bucket leaves (`mark_variable_ready` in `reducer.cpp`), so rank 1 doesn't wait, and its
-# second forward pass raises the error. Rank 0 waits until then.
+# second forward pass raises the error. Rank 0 waits until rank 1 has left the group.
 #
 # ### 7. Uneven inputs
 #
@@ -343,15 +344,16 @@ for with_join in [False, True]:
         print(f"    rank {rank}: {text}")
 
 # %% [markdown]
-# Without `join` rank 0 waits until rank 1 has ended, or with gloo for half an hour
+# Without `join` rank 0 waits until rank 1 has left the group, or with gloo for half an hour
 # (`default_pg_timeout`). With it, rank 0's last gradient is still divided by two, unless you pass
 # `divide_by_initial_world_size=False`. The program's DDP has no `join`. **Give all ranks the same
 # number of steps.**
 #
 # ## What the program refuses
 #
-# The program's DDP has a *guard*: it notes each gradient when it comes, and looks again when means
-# are due, before a step, and before the next forward pass. Three mistakes after a backward pass:
+# The program's DDP has a *guard*: it notes each gradient when it comes, and checks again when means
+# are due and at a step; a forward pass only checks that the last one was finished. Three mistakes
+# after a backward pass:
 
 # %%
 def forgot_to_finish(model):
@@ -440,10 +442,10 @@ print("                      median (middle half of the rounds)")
 print_times(ranks(seconds_a_step, seconds=300)[0])
 
 # %% [markdown]
-# In our run no way that sends was faster than one process, because 21 MB are much to send for 64
-# images. **A second process pays if it gains more than its messages cost.** It gains what lies
-# between the first row and the third. Its messages cost what lies between the third and one of the
-# last. (Where two rows' middle halves overlap, neither is faster.)
+# **A second process pays if it gains more than its messages cost.** It gains what lies between the
+# first row and the third, if the third is the smaller. Its messages cost what lies between the
+# third and one of the last. (Where two rows' middle halves overlap, this table can't tell which is
+# faster.)
 #
 # Two processes that send nothing don't halve the time. The second row says why: one process with
 # half of the images has as many weights to read and gradients to write as with all, so it takes
@@ -451,11 +453,12 @@ print_times(ranks(seconds_a_step, seconds=300)[0])
 # They share the memory and, on most processors, a cache. Is it that? This table can't tell. How
 # would you find out?
 #
-# ## Half the bytes
+# ## Half of float32's bytes
 #
-# Can gradients be sent as bfloat16? It has 8 bits of precision instead of float32's 24. The
-# program's DDP calls `send` for each complete bucket, and later copies the means into the
-# gradients, which keep their type. So only `send` changes. (The sum is in bfloat16, too.)
+# Can gradients be sent as bfloat16? It has half of float32's bytes (of our float64's a quarter),
+# and 8 bits of precision instead of 24. The program's DDP calls `send` for each complete bucket,
+# and later copies the means into the gradients, which keep their type. So only `send` changes. (The
+# sum is in bfloat16, too.)
 
 # %%
 class BFloat16(DDP):
@@ -519,9 +522,10 @@ for steps in [1, 10, 100]:
         print(f"    {difference.abs().max():.5f} ({kind})")
 
 # %% [markdown]
-# Without feedback the error grows with each step. With it the sum is off only by what the last
-# messages left out. PyTorch's `PowerSGDState` has it as `use_error_feedback`, and MXNet's
-# gradient compression keeps residuals, too.
+# Without feedback and with the same gradient each time, the error grows linearly. (Gradients that
+# change are rounded up and down, and it grows more slowly.) With feedback the sum is off only by
+# what the last messages left out. PyTorch's `PowerSGDState` has it as `use_error_feedback`, and
+# MXNet's gradient compression keeps residuals, too.
 #
 # ## Summary
 #

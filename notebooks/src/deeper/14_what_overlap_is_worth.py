@@ -5,7 +5,7 @@
 # fastest depends on the link. *On which link is it worth the trouble to fill buckets?*
 #
 # > **What you'll do:** measure when the gradients of a real backward pass are ready, and compute
-# > when their messages would arrive by a link of your choice.
+# > when their messages would arrive by a link whose latency you choose.
 # >
 # > **What you'll learn:** what overlap saves, what it can't hide, and how large a bucket should be.
 # >
@@ -27,12 +27,11 @@ from helpers.plotting import show, timeline
 # ## When gradients are ready
 #
 # Between GPUs there is hardware of its own that carries messages, while the GPUs compute (nearly:
-# NCCL's kernels take a part of the GPU). Between two processes of this machine there is none,
-# because the cores that compute carry the messages, too. So we measure a real pass, and compute the
-# rest.
+# NCCL's kernels take a part of the GPU). Between two processes of this machine there is none, so
+# the cores that compute carry the messages, too. So we measure a real pass, and compute the rest.
 #
 # The network has 22 layers with 44 gradients, 22 MB in all. A hook notes when each is ready. Of ten
-# passes we keep the shortest, since the others were disturbed:
+# passes we keep the shortest:
 
 # %% tags=["measured"]
 torch.set_num_threads(1)
@@ -70,8 +69,8 @@ for moment, p in gradients[:3] + gradients[-1:]:
 # ## The link
 #
 # It carries one message after the other. Each takes a latency, and then its bytes over the rate
-# (chapter 03's alpha–beta model). The rate is such that all bytes together take as long as the
-# pass:
+# (chapter 03's alpha–beta model). We fix the rate where overlap can save most: all bytes together
+# take as long as the pass. (Overlap never saves more than the shorter of the two.)
 
 # %%
 total = sum(p.nbytes for moment, p in gradients)
@@ -132,14 +131,15 @@ for share in [1 / 20, 1 / 200, 1 / 2000, 0]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# For the largest latency buckets win, because 44 latencies are more than the two passes that *flat*
-# takes. Without any latency *overlapped* is at least as fast, because it begins first and its last
-# message is the smallest.
+# For the largest latency buckets win: seven latencies are a third of a pass, less than the early
+# start saves. *Overlapped* loses even to *flat*, because 44 latencies are 2.2 passes. Without any
+# latency *overlapped* wins: its first message leaves at once, while the first bucket waits until it
+# is full.
 #
 # </details>
 #
-# **Buckets are worth it where latencies aren't small against the pass.** For a network of many
-# small layers on a fast link they aren't. Here are the four ways for the largest latency:
+# **Buckets are worth it where all messages' latencies together (their number times one latency)
+# aren't small against the pass.** Here are the four ways for the largest latency:
 
 # %% tags=["fold", "measured"]
 # draw: the four timelines; a white line begins each message
@@ -171,7 +171,7 @@ show(fig, f"{title}. Four timelines of a backward pass and of the link. Naive: 4
 # %% tags=["predict", "measured"]
 latency = pass_ms / 20
 print(f"in one latency the link could carry {latency * rate / 2**20:.1f} MB")
-for cap_mb in [0.5, 1.5, 3, 5, 11, 25]:
+for cap_mb in [1.1, 2.5, 3.5, 5, 11, 25]:
     messages = in_buckets(cap_mb * 2**20)
     last_begin, last_end = carry(messages, latency)[-1]
     print(f"at most {cap_mb:4} MB: {len(messages):2} buckets, {last_end / pass_ms:.2f} passes")
@@ -185,13 +185,14 @@ for cap_mb in [0.5, 1.5, 3, 5, 11, 25]:
 # </details>
 #
 # **A good bucket is large against what the link could carry in one latency, and small against all
-# that is sent.** PyTorch's default of 25 MB holds this whole network but for its first megabyte:
-# for a network of this size on such a link, `bucket_cap_mb=5` would hide more.
+# that is sent.** PyTorch's default of 25 MB holds this whole network but for the megabyte that is
+# ready first (by default the first bucket has 1 MB): for a network of this size on such a link,
+# `bucket_cap_mb=5` would hide more.
 #
 # ## Summary
 #
 # - Overlap hides messages behind the pass, but not the last one, nor what still waits for the link.
 # - Many small messages pay many latencies, one large one begins late. Which matters more depends on
-#   the latency against the pass: compute it, as here, before you tune.
+#   the latency against the pass: compute it, as here, with the rate of your link, before you tune.
 #
 # All this is a model of the link: it supposes that sending costs the computing device nothing.

@@ -4,7 +4,7 @@
 # In chapter 15 the ranks add up their gradients among themselves, and wait for the slowest. In
 # another design *servers* keep the weights (M. Li et al., OSDI 2014), so nobody has to wait: a
 # server can update with each gradient as it comes. But then a gradient may be **stale**, computed
-# for weights that have been updated since. *What does it win not to wait, and what does it cost?*
+# for weights that have been updated since. *What is gained by not waiting, and at what price?*
 # MXNet has both ways, `dist_sync` and `dist_async`.
 #
 # ![Three workers have 1, 2 and 3. Solid arrows lead from them to the server, which adds them up to
@@ -15,7 +15,7 @@
 # that workers *push*, and from which they *pull*. The **scheduler** introduces them.
 #
 # > **What you'll do:** push and pull; train with two workers as with one; let gradients get old,
-# > and find the learning rate that they still bear.
+# > and find the learning rate that they still tolerate.
 # >
 # > **What you'll learn:** what two workers must divide by; how old gradients get; which learning
 # > rates are right for fresh gradients and diverge with old ones.
@@ -183,8 +183,9 @@ for printed in on_workers(2, push_stale):
 # ## How old do gradients get?
 #
 # A weight on the server counts updates. A worker pulls the count, "computes", which is a sleep of
-# random length, pulls again, and pushes; the difference of both counts is the age. For a second and
-# a half three workers do that; in the second run worker 2 takes five times as long.
+# random length, pulls again, and pushes; the difference of both counts is the age at the second
+# pull. What comes between that and the push is missed, so it is a lower limit. For a second and a
+# half three workers do that; in the second run worker 2 takes five times as long.
 
 # %% tags=["measured"]
 def count_ages(pauses):
@@ -213,15 +214,16 @@ for name, pauses in [("equal speeds", [0.02, 0.02, 0.02]), ("one is slow", [0.02
 
 # %% [markdown]
 # While one of $k$ workers computes, each of the others updates once if all are equally fast: the
-# age is $k - 1$, here 2. (It comes out somewhat less, since pushing and pulling take time, too.)
-# The fast workers don't wait for the slow one, and take several times as many steps: that is what
-# not waiting wins. But the slow one's gradients are the oldest.
+# age is $k - 1$, here 2. (It comes out lower here: our count ends at the second pull, and a worker
+# spends a part of its round on pushing and pulling.) The fast workers don't wait for the slow one,
+# and take several times as many steps: that is what not waiting wins. But the slow one's gradients
+# are the oldest.
 #
 # ## What an age costs
 #
-# Again $w^2/2$, and now three workers take turns, so that each gradient's age is exactly 2: after
-# its own push a worker pulls, and the two others push before its next turn. The rate is 0.9.
-# **Predict:** does the weight go to 0, as with fresh gradients?
+# Again $w^2/2$, and now three workers take turns, so that from the third turn on each gradient's
+# age is exactly 2: after its own push a worker pulls, and the two others push before its next turn.
+# The rate is 0.9. **Predict:** does the weight go to 0, as with fresh gradients?
 
 # %% tags=["predict"]
 def take_turns(rate):
@@ -247,16 +249,15 @@ print("three workers end with  ", *on_workers(3, take_turns, rate=0.9))
 # <details><summary>What came out</summary>
 #
 # With one worker, whose gradients are fresh, the weight is 0 up to rounding. With three, which have
-# pulled it in the last three turns, it swings ever farther, from 1 to 101: the training diverges at
-# a rate that is right for fresh gradients.
+# pulled it in the last three turns, it has gone from 1 to -101: the training diverges at a rate
+# that is right for fresh gradients.
 #
 # </details>
 #
-# Which rate does an age bear? The weight after $t$ updates follows
-# $w_{t+1} = w_t - \eta\, w_{t-a}$ with age $a$ and rate $\eta$. At the edge it neither grows nor
-# shrinks, so put $w_t = z^t$ with $|z| = 1$ into that. It gives the edge
-# $\eta = 2 \sin \frac{\pi}{2(2a+1)}$. Is it right? We try a tenth below and a tenth above, in a
-# plain loop:
+# Which rate does an age tolerate? The weight after $t$ updates follows $w_{t+1} = w_t - \eta\,
+# w_{t-a}$ with age $a$ and rate $\eta$. At the edge it neither grows nor shrinks, so put $w_t =
+# z^t$ with $|z| = 1$ into that. It gives the edge $\eta = 2 \sin \frac{\pi}{2(2a+1)}$. Is it right?
+# We try a tenth below and a tenth above, in a plain loop:
 
 # %%
 def weight_after(updates, rate, age):
@@ -276,8 +277,9 @@ for age in [0, 1, 2, 4, 9, 19]:
     assert below < 1e-3 and above > 1e3
 
 # %% [markdown]
-# It is. An age of 2 bears 0.618, so 0.9 diverged. And the edge times the age plus one hardly
-# changes: **the rate that gradients bear falls as one over their age plus one.**
+# It is. An age of 2 tolerates 0.618, so 0.9 diverged. And the edge times the age plus one changes
+# little, from 2 towards π/2 = 1.57: **the rate that gradients tolerate falls about as one over
+# their age plus one.**
 #
 # So what do $k$ workers of equal speed win? In the time of one synchronous step they make $k$
 # updates. But their gradients have the age $k - 1$, so each update may be only about $1/k$ as long.
@@ -288,12 +290,13 @@ for age in [0, 1, 2, 4, 9, 19]:
 #
 # ## Summary
 #
-# - Without an optimizer, a server hands out the sum of what workers push; with one, weights. Give
-#   `Trainer.step` the size of the whole batch, or the rate is multiplied by the workers.
+# - Without an optimizer, a server hands out the sum of what workers push; with one, weights. Under
+#   `dist_sync` give `Trainer.step` the size of the whole batch, or the rate is multiplied by the
+#   number of workers.
 # - Under `dist_async` nobody waits, and a gradient is as old as the number of updates that others
 #   make meanwhile: $k - 1$ at equal speeds, more for a slow worker.
-# - Gradients of age $a$ bear only about $1/(a+1)$ of the rate of fresh ones, for the loss $w^2/2$
-#   up to $2 \sin \frac{\pi}{2(2a+1)}$.
+# - Gradients of age $a$ tolerate only about $1/(a+1)$ of the rate of fresh ones, for the loss
+#   $w^2/2$ up to $2 \sin \frac{\pi}{2(2a+1)}$.
 #
 # (Of several servers each gets some arrays. One of a million entries or more is cut into equal
 # parts, `MXNET_KVSTORE_BIGARRAY_BOUND`; any other goes whole to server `key * 9973 % servers`:

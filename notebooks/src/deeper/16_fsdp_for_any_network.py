@@ -57,8 +57,8 @@ def mean_shard(gradient):
 #
 # A tensor is two things: a *storage*, which has the numbers, and what says how to read them, such
 # as a shape. A storage can be resized, also to nothing. **Predict:** autograd keeps the weight for
-# the backward pass, transposed. If we empty the weight's storage and fill it again, does autograd
-# have the numbers?
+# the backward pass, transposed. If we empty the weight's storage and fill it with ten times the
+# numbers, which ones does autograd have?
 
 # %% tags=["predict"]
 weight = nn.Parameter(torch.arange(8.0).view(2, 4))
@@ -70,15 +70,16 @@ storage.resize_(0)
 print("bytes of the weight now:", storage.nbytes(), "and its shape:", tuple(weight.shape))
 
 storage.resize_(8 * 4)  # eight numbers, four bytes each
-weight.data.copy_(torch.arange(8.0).view(2, 4))
+weight.data.copy_(10 * torch.arange(8.0).view(2, 4))
 y.sum().backward()
 print("the gradient of x:", x.grad.tolist())
+assert x.grad.tolist() == [[40, 60, 80, 100]]
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# It has them. The transpose that autograd keeps has the same storage, so that the gradient of `x`,
-# the sum of the weight's rows, is right.
+# The new ones. The transpose that autograd keeps has the same storage, so that the gradient of `x`,
+# the sum of the weight's rows, is ten times as large.
 #
 # </details>
 #
@@ -89,8 +90,8 @@ print("the gradient of x:", x.grad.tolist())
 # ## Hooks round a module
 #
 # When must it be filled, and when emptied? Before and after the module computes, in both passes.
-# PyTorch can call a function of ours at each of these four moments. `Unit` cares for the parameters
-# of one module. Its optimizer is to see the shards, so they stand in the module's dictionary
+# PyTorch can call a function of ours at each of these four moments. `Unit` manages one module's
+# parameters. The optimizer must see the shards, so they stand in the module's dictionary
 # `_parameters`, and the whole weights only while it computes:
 
 # %%
@@ -124,7 +125,8 @@ class Unit:
 
     def after_forward(self, module, inputs, output):
         self.free()
-        output.register_hook(self.before_backward)  # called with the gradient of the output
+        if output.requires_grad:  # it doesn't under torch.no_grad()
+            output.register_hook(self.before_backward)  # called with the output's gradient
 
     def before_backward(self, gradient):
         self.gather()
@@ -132,12 +134,18 @@ class Unit:
     def gradient_came(self, p):  # called when the gradient of a whole weight is ready
         if all(whole.grad is not None for whole in self.wholes.values()):
             for name, whole in self.wholes.items():
-                self.shards[name].grad = mean_shard(whole.grad)
+                shard = self.shards[name]
+                if shard.grad is None:
+                    shard.grad = mean_shard(whole.grad)
+                else:  # of an earlier backward pass
+                    shard.grad += mean_shard(whole.grad)
                 whole.grad = None
             self.free()
 
 # %% [markdown]
-# No formula is in it. We try it on a network with a convolution and a norm, against one process:
+# It has no formula of a layer. But it expects that the module returns one tensor, and that the loss
+# depends on each of its parameters: a gradient that never comes blocks the unit. We try it on a
+# network with a convolution and a norm, against one process:
 
 # %% tags=["trains"]
 def make_net():
@@ -162,6 +170,14 @@ for x, y in batches:
 one_process = net.state_dict()
 
 
+def bytes_held(units):
+    held = 0
+    for unit in units:
+        for whole in unit.wholes.values():
+            held += whole.untyped_storage().nbytes()
+    return held
+
+
 def by_units():
     net = make_net()
     units = [Unit(module) for module in net if list(module.parameters())]
@@ -169,34 +185,34 @@ def by_units():
     for x, y in batches:
         adam.zero_grad()
         loss = F.cross_entropy(net(my_part(x)), my_part(y))
-        held = 0
-        for unit in units:
-            for whole in unit.wholes.values():
-                held += whole.untyped_storage().nbytes()
+        between = bytes_held(units)
         loss.backward()
+        after = bytes_held(units)
         adam.step()
     weights = {}
     for name, shard in net.state_dict().items():
         weights[name] = gather_whole(shard).view_as(one_process[name])
-    return weights, held
+    return weights, between, after
 
 
-for rank, (weights, held) in enumerate(ranks(by_units)):
+for rank, (weights, between, after) in enumerate(ranks(by_units)):
     same = largest_difference(weights, one_process) < 1e-12
-    print(f"rank {rank}: as one process: {same}, bytes of whole weights between passes: {held}")
-    assert same and held == 0
+    print(f"rank {rank}: as one process: {same}; bytes of whole weights between the passes: "
+          f"{between}, after them: {after}")
+    assert same and between == 0 and after == 0
 
 # %% [markdown]
-# Between the passes autograd keeps all weights, and they have no bytes.
+# Between the passes autograd keeps all weights, and they have no bytes. After them all are empty
+# again.
 #
 # ## In PyTorch
 #
-# `fully_shard` does this, at the same four moments. These are its functions, in
-# `torch/distributed/fsdp/_fully_shard` of PyTorch 2.13:
+# `fully_shard` does this, at the same first three moments, and at a later fourth. These are its
+# functions, in `torch/distributed/fsdp/_fully_shard` of PyTorch 2.13:
 #
 # | `Unit` | PyTorch's function | in |
 # | --- | --- | --- |
-# | `before_forward` | `_pre_forward`: `unshard` and `wait_for_unshard` | `_fsdp_state.py` |
+# | `before_forward` | `_pre_forward`, then the group's `pre_forward` | `_fsdp_param_group.py` |
 # | `after_forward` | `_post_forward`: `reshard`; `register_hook` on the output | `_fsdp_state.py` |
 # | `before_backward` | `_pre_backward`: `unshard` | `_fsdp_state.py` |
 # | `gradient_came` | `post_backward`: `reshard`, then reduces | `_fsdp_param_group.py` |
@@ -241,7 +257,8 @@ print("the convolution's weight", shape, "has", after_forward, "bytes after the 
       during_backward[0], "in the backward pass,", at_the_end, "after it")
 
 # %% [markdown]
-# Twelve numbers of eight bytes, for as long as the layer computes.
+# Twelve numbers of eight bytes, at the moment its gradient comes. (As the first layer, it is
+# emptied at the end of the pass.)
 #
 # ## A mistake: the optimizer comes first
 #
@@ -277,9 +294,10 @@ for made in ["before", "after"]:
 #
 # Hooks round a module have a limit: the weight is whole only while *its module* computes. Where
 # another module reads it, as in networks whose last layer shares the embedding's weight, both must
-# be one unit. Could one notice each *read* instead? A module keeps its parameters in a dictionary,
-# in which Python looks last. A *property* of the class is found first, and runs a function of ours.
-# And an object that exists can get another class:
+# be one unit. (Our notes would cut a shared weight twice; the program's `FSDP` cuts it once.) Could
+# one notice each *read* instead? A module keeps its parameters in a dictionary, in which Python
+# looks last. A *property* of the class is found first, and runs a function of ours. And an object
+# that exists can get another class:
 
 # %%
 class Watched(nn.Linear):
@@ -393,6 +411,36 @@ for weights in ranks(by_notes):
     assert largest_difference(weights, one_process) < 1e-12
 
 # %% [markdown]
+# Right weights don't prove that autograd keeps notes. So we count what `save_note` gets, and look
+# at what it returns:
+
+# %%
+def count_what_is_kept():
+    model = NoteFSDP(make_net())
+    kept = []
+
+    def save(tensor):
+        kept.append(save_note(tensor))
+        return kept[-1]
+
+    x, y = batches[0]
+    with saved_tensors_hooks(save, gather_again):
+        model.net(my_part(x))
+    notes = 0
+    gathered = 0
+    for saved in kept:
+        if isinstance(saved, dict):
+            notes += 1
+        elif hasattr(saved.untyped_storage(), "shard"):
+            gathered += 1
+    return len(kept), notes, gathered
+
+
+saved, notes, gathered = ranks(count_what_is_kept)[0]
+print(f"{saved} tensors saved: {notes} as notes, {gathered} gathered weights")
+assert notes > 0 and gathered == 0
+
+# %% [markdown]
 # The program's `FSDP` has the same pieces: `read_through` makes the properties, `Gather` sends a
 # gradient without waiting, and `Note` is the note. It pads what isn't divisible, and refuses an
 # LSTM, which keeps a list of its weights and so reads none by name.
@@ -449,11 +497,13 @@ for name, wrap in [("ordinary network", as_it_is), ("fully_shard", by_fully_shar
 # ## Summary
 #
 # - `fully_shard` puts hooks round a module. It fills the memory of its weights before the module
-#   computes and empties it afterwards, in both passes. Autograd keeps the tensors, without bytes.
+#   computes and empties it afterwards, in both passes. (The root's own weights stay whole until the
+#   backward pass.) Autograd keeps the tensors, without bytes.
 # - `fully_shard` makes new parameters, so make the optimizer after it.
 # - The other way notices each read by a property, and lets autograd keep a note.
 # - Both gather the weights as they are *now* for the backward pass. Unless versions are compared, a
-#   change between the passes is a wrong gradient without an error.
+#   change between the passes is a wrong gradient without an error. (For the root's own weights
+#   `fully_shard` raises one.)
 #
 # **Further reading.** Y. Zhao et al. (2023), arXiv:2304.11277, on the first version of PyTorch's
 # FSDP.

@@ -8,7 +8,7 @@
 # > **What you'll do:** see prefetching on a timeline; compute how long messages and layers take;
 # > put two published trainings beside that.
 # >
-# > **What you'll learn:** on what it depends whether messages can be hidden, and on what not; what
+# > **What you'll learn:** what decides whether messages can be hidden, and what doesn't; what
 # > became of a step's time when GPUs were added, with a batch that grew and with a fixed one.
 # >
 # > **What you need:** chapter 16, no GPU, and PyTorch 2.13 or newer. Reading takes {reading time}.
@@ -36,7 +36,7 @@ from ranks import ranks
 # %%
 def slow_gather(shard, events):
     begin = time.perf_counter()
-    time.sleep(0.015)  # a slow link
+    time.sleep(0.005)  # a slow link
     weight = shard.new_empty(16, 16)
     dist.all_gather_single(weight, shard)
     events.append(("link", begin, time.perf_counter()))
@@ -45,7 +45,7 @@ def slow_gather(shard, events):
 
 def slow_layer(x, weight, events):
     begin = time.perf_counter()
-    time.sleep(0.020)  # a large product
+    time.sleep(0.040)  # a large product
     y = torch.tanh(x @ weight.T)
     events.append(("layers", begin, time.perf_counter()))
     return y
@@ -93,15 +93,23 @@ for name, events in [("without prefetching", events_without), ("with", events_wi
         kind = "communication" if lane == "link" else "compute"
         lanes[lane].append((1000 * (begin - first), 1000 * (end - begin), kind))
     panels[name] = lanes
+during = {}  # how many gathers begin before the layer before them has ended
+for name, lanes in panels.items():
+    during[name] = 0
+    for layer, gather in zip(lanes["layers"], lanes["link"][1:]):
+        begin, length, kind = layer
+        if gather[0] < begin + length:
+            during[name] += 1
+assert during["without prefetching"] == 0
 longest = max(begin + length for begin, length, _ in panels["without prefetching"]["layers"])
-fig, _ = timeline("With prefetching, the next weight comes while a layer computes", panels,
-                  dict.fromkeys(panels, (-2, longest + 2)))
-show(fig, alt="Timelines of four gathers and four layers. Without prefetching they take turns. "
-     "With it each gather but the first goes on during a layer, and the pass ends earlier.")
+title = f"With prefetching, {during['with']} of 3 later weights come while a layer computes"
+fig, _ = timeline(title, panels, dict.fromkeys(panels, (-2, longest + 2)))
+show(fig, alt=f"{title}. Timelines of four gathers and four layers. Without prefetching they take "
+     "turns.")
 
 # %% [markdown]
-# Only the first weight is waited for, because here a gather takes less time than a layer. The price
-# is memory, since two whole weights are there at the same time.
+# If each gather takes less time than a layer, only the first weight is waited for. The price is
+# memory, since two whole weights are there at the same time.
 #
 # PyTorch's `fully_shard` prefetches by itself. In the backward pass, each group of parameters
 # starts to gather the one that is needed next (`_backward_prefetch` in
@@ -152,7 +160,8 @@ for weights, gpus, tokens in [(8e9, 128, 1000), (80e9, 128, 1000), (8e9, 1280, 1
 # </details>
 #
 # Messages can hide if they take less time than the computing. The weights cancel out, and what is
-# left is a number of tokens: **bytes a weight × operations a second ÷ (6 × bytes a second)**.
+# left is a number of tokens: **bytes a weight × a GPU's operations a second ÷ (6 × a machine's
+# bytes a second)**.
 
 # %%
 for adapter_bits in [400e9, 100e9, 25e9]:
@@ -161,9 +170,11 @@ for adapter_bits in [400e9, 100e9, 25e9]:
     print(f"adapters of {adapter_bits / 1e9:3.0f} Gbit/s: at least {tokens:6,.0f} tokens on a GPU")
 
 # %% [markdown]
-# So add GPUs as long as each of them has that many tokens *in one pass*. (Several passes before an
-# update don't help, because stage 3 gathers in each of them.) This is a lower limit, for a link at
-# its full rate and with everything hidden. How far from it are real trainings?
+# So add GPUs as long as each of them has that many tokens *in one pass*. (By default several passes
+# before an update don't help, because stage 3 sends all of that in each of them. To leave the
+# gradients unreduced until the last, by `set_requires_gradient_sync(False)`, saves up to half of
+# the bytes, for the memory of whole gradients.) This is a lower limit, for a link at its full rate
+# and with everything hidden. How far from it are real trainings?
 #
 # ## A batch that grows with the GPUs
 #
@@ -203,8 +214,8 @@ print(f"each GPU holds {saved:.1f} GiB less; by chapter 16's table {by_chapter_1
 # stage 3, always with 1,536 sequences of 2,048 tokens in a step, on A100s, with eight adapters of
 # 200 Gbit/s a machine. They publish the days that 300 billion tokens would take. With more GPUs
 # each has fewer tokens, and as many messages. Let the step of 384 GPUs be all computing, which can
-# be divided, and add all messages once more, of 2 + 2 + 2 bytes, as if none were hidden.
-# **Predict:** how much faster are 1,536 GPUs than 384?
+# be divided, and add all messages, of 2 + 2 + 2 bytes: a rough estimate, which counts them twice,
+# since the step of 384 GPUs has some, too. **Predict:** how much faster are 1,536 GPUs than 384?
 
 # %% tags=["predict"]
 steps = 300e9 / (1536 * 2048)  # of the whole training
@@ -217,12 +228,16 @@ for gpus in days:
     messages = message_seconds(174.6e9, gpus, bytes_each=2 + 2 + 2, adapter_bits=200e9)
     print(f"{gpus:5} GPUs, {tokens:5,} tokens each: {computing:3.0f} s to compute and "
           f"{messages:.0f} s of messages; published {published:.0f} s")
+flops = 6 * 174.6e9 * (1536 * 2048 / 384) / seconds_384  # if all of the step is computing
+limit = (2 + 2 + 2) * flops / (6 * 200e9)  # eight adapters: 200 GB a second
+print(f"at {flops / 1e12:.0f} TFLOP/s the limit is {limit:.0f} tokens")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # Four times the GPUs are only 1.2 times as fast, 67 s instead of 82, and they are no faster than
-# twice the GPUs. By our estimate 20 s and 5 s would do.
+# twice the GPUs. By our estimate 20 s and 5 s would do: 2,048 tokens are four times the limit, and
+# the step still took over three times its computing.
 #
 # </details>
 #
@@ -235,7 +250,8 @@ for gpus in days:
 #
 # - Prefetching gathers the next weight while a layer computes, for the memory of a second one.
 # - Whether messages can be hidden depends on the tokens of each GPU in one pass, not on the model's
-#   size, and hardly on the number of GPUs.
+#   size. By bandwidth alone, it hardly depends on the number of GPUs; a ring's latencies, left out
+#   here, grow with it.
 # - Published: with a batch that grew, a step on 128 GPUs was 2.8 % longer than on 8. With a fixed
 #   batch, 1,536 GPUs were no faster than 768.
 # - Take the first stage that fits. Stages 1 and 2 send no more than data parallelism (with one
