@@ -123,6 +123,8 @@ for of_all_ranks in [False, True]:
     on_rank_0, on_rank_1 = ranks(masked, of_all_ranks)
     print("valid labels of all ranks:", of_all_ranks)
     print("   ", on_rank_0, on_rank_1)
+    assert torch.equal(on_rank_0, on_rank_1)
+assert torch.allclose(on_rank_0, net[2].bias.grad, rtol=0, atol=1e-12)
 
 # %% [markdown]
 # Divided by its own valid labels, rank 1's one label counts as much as rank 0's four, and **the
@@ -286,7 +288,7 @@ for rank, (packed, mean, grads) in enumerate(ranks(three_gradients)):
 # ranks take the mean**, even rank 1, which had no second gradient.
 #
 # And PyTorch's DDP? Rank 1 leaves out a layer again. `ending` says how a function ended, and puts
-# gloo's error, a broken connection, in our words.
+# gloo's error in our words: the rank waited until the other one had left.
 
 # %%
 class LeavesOut(nn.Sequential):
@@ -308,7 +310,7 @@ def ending(function, *given):
         function(*given)
     except RuntimeError as error:
         if "gloo/transport" in str(error):
-            return "waited until the other rank had ended"
+            return "lost its connection"
         return str(error).split(".")[0]  # its first sentence
     return "finished"
 
@@ -379,7 +381,9 @@ def refusal(mistake):
 
 
 for mistake in [forgot_to_finish, stepped_too_early, clipped_too_early]:
-    print(f"{mistake.__name__}: {ranks(refusal, mistake)[0]}")
+    on_ranks = ranks(refusal, mistake)
+    print(f"{mistake.__name__}: {on_ranks[0]}")
+    assert None not in on_ranks
 
 # %% [markdown]
 # Why not clip first? Say two ranks have the gradients 3 and -1, and clip to 1. Then they have 1 and
