@@ -293,8 +293,9 @@ def test_the_first_page_is_start_md_beside_what_there_is_to_read(start, folder):
     assert start.url.split("?")[0].endswith("/lab/tree/notebooks/start.md")
     assert start.locator(".jp-DirListing-itemText").all_inner_texts() == [
         "assignments", "deeper", *CHAPTERS.values(), "ddp_train.py", "first_ddp.py",
-        "lenet_contestant.py", "ranks.py", "resumable_train.py", "running.md",
-        "sharded_train.py", "start.md", "train_lenet.py"]
+        "lenet_contestant.py", "pipeline.py", "ranks.py", "resumable_train.py", "running.md",
+        "sharded_train.py", "start.md", "tensor_parallel.py", "train_lenet.py",
+        "train_transformer.py", "transformer.py"]
     assert "Nbgrader" not in start.locator(".lm-MenuBar-itemLabel").all_inner_texts()
     assert not complaints((folder / "log").read_text())
 
