@@ -9,6 +9,7 @@ Each submission is judged by a process of its own (`judge`), which hands its sol
 (`process`). One that can't be judged is named at the end and leaves the rest alone.
 """
 
+import concurrent.futures
 import contextlib
 import csv
 import errno
@@ -21,7 +22,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -47,44 +47,31 @@ def make_key(text, name):
     return state.hexdigest()
 
 
-class Judging:
-    """A judge's process at work on one submission."""
+def ask_judge(one, text, hidden, scratch):
+    """The report of a judge's process on one submission. Raises RuntimeError where there is none.
 
-    def __init__(self, one, text, hidden, scratch):
-        assignment = read_assignment(one.assignment)
-        self.one, self.key = one, make_key(text, one.assignment)
-        # Each cell of an earlier exercise may have to be ended twice.
-        self.deadline = time.monotonic() + (1 + 3 * len(assignment.exercises)) * (
-            judge.TIME + process.START)
-        self.files = [tempfile.TemporaryFile() for _ in range(3)]
-        job = {"assignment": assignment, "text": text, "hidden": [str(path) for path in hidden]}
-        self.files[0].write(json.dumps(job).encode())
-        self.files[0].seek(0)
-        path = os.pathsep.join([str(Path(__file__).parents[1]), str(process.REPOSITORY)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "marking.judge"], start_new_session=True, stdin=self.files[0],
-            stdout=self.files[1], stderr=self.files[2],
-            env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch})
-
-    def read_report(self):
-        """The report, None while there is none. Raises RuntimeError where there will be none."""
-        if self.process.poll() is None:
-            if time.monotonic() < self.deadline:
-                return None
-            self.kill()
-            raise RuntimeError("the judge was not done in time")
-        for file in self.files:
-            file.seek(0)
-        if self.process.returncode:
-            errors = self.files[2].read().decode(errors="replace").strip().splitlines()
-            raise RuntimeError((errors or [f"exit {self.process.returncode}"])[-1])
-        report = json.loads(self.files[1].read())
-        return read_marks(report)
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    hidden: folders that its solutions must not see. scratch: for the judge's own files.
+    """
+    assignment = read_assignment(one.assignment)
+    job = {"assignment": assignment, "text": text, "hidden": [str(path) for path in hidden]}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(process.REPOSITORY)])
+    with subprocess.Popen(
+            [sys.executable, "-m", "marking.judge"], start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch}) as running:
+        try:
+            printed, errors = running.communicate(
+                json.dumps(job).encode(),
+                (1 + len(assignment.exercises)) * (judge.TIME + process.START))
+        except subprocess.TimeoutExpired:
+            raise RuntimeError("the judge was not done in time") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    if running.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise RuntimeError((lines or [f"exit {running.returncode}"])[-1])
+    return read_marks(json.loads(printed))
 
 
 class Marking:
@@ -104,33 +91,30 @@ class Marking:
 
         Whatever ends this, marks.csv says what is done, and no process is left.
         """
-        hidden, running = [process.REPOSITORY, self.out, self.folder], []
+        hidden = [process.REPOSITORY, self.out, self.folder]
         scratch = tempfile.mkdtemp(prefix="marking-")
+        pool = concurrent.futures.ThreadPoolExecutor(joblib.cpu_count())
         try:
             with gradebook.open_gradebook(self.out) as book, tqdm(
                     total=len(self.submissions), unit="submission", file=sys.stdout) as progress:
-                waiting = iter(self.submissions)
-                while True:
-                    while len(running) < joblib.cpu_count() and (one := next(waiting, None)):
-                        progress.set_postfix_str(
-                            f"{harmless.for_terminal(one.student)}, {one.assignment}")
-                        report, text = self.look_up(one)
-                        if report is None:
-                            running.append(Judging(one, text, hidden, scratch))
-                        else:
-                            self.finish(book, one, report)
-                            progress.update()
-                    if not running:
-                        break
-                    time.sleep(0.02)
-                    for judging in list(running):
-                        if report := self.collect(judging):
-                            running.remove(judging)
-                            self.finish(book, judging.one, report)
-                            progress.update()
+                judging = {}
+                for one in self.submissions:
+                    report, text = self.look_up(one)
+                    if report is None:
+                        judging[pool.submit(ask_judge, one, text, hidden, scratch)] = one, text
+                    else:
+                        self.finish(book, one, report)
+                        progress.update()
+                for future in concurrent.futures.as_completed(judging):
+                    one, text = judging[future]
+                    progress.set_postfix_str(
+                        f"{harmless.for_terminal(one.student)}, {one.assignment}")
+                    self.finish(book, one, self.keep(one, text, future))
+                    progress.update()
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)   # a second Ctrl-C must not cost the table
+            pool.shutdown(wait=False, cancel_futures=True)
             self.write_tables()
             process.end_children()
             process.remove_folder(scratch)
@@ -161,16 +145,16 @@ class Marking:
                 return read_marks(report), None
         return None, text
 
-    def collect(self, judging):
-        """A judge's report, kept for the next run; None while it is at work."""
+    def keep(self, one, text, future):
+        """A judge's report, kept for the next run."""
         try:
-            report = judging.read_report()
+            report = future.result()
         except RuntimeError as error:
-            return give_up(judging.one, str(error))
-        if report and all(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
-            path = self.find_report(judging.one)
+            return give_up(one, str(error))
+        if all(mark.outcome != judge.NOT_JUDGED for mark in report["marks"]):
+            path = self.find_report(one)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_safely(path, json.dumps({"key": judging.key, **report}))
+            write_safely(path, json.dumps({"key": make_key(text, one.assignment), **report}))
         return report
 
     def find_report(self, one):

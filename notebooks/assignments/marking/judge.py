@@ -61,30 +61,18 @@ class Mark(NamedTuple):
     call: str = ""       # the call that failed, as a student can type it
 
 
-WHOLE, DEFINITIONS, NOTHING = "whole", "definitions", "nothing"   # what is read of a cell
-
-
 @dataclass
 class Cell:
     """A student's solution cell, for its own exercise and for those below it.
 
     given: how many of the assignment's given cells stand above it. broke: why it could not be read
-    to its end, "" if it could. part: what is read of it from now on.
+    to its end, "" if it could.
     """
 
     exercise: str
     source: str
     given: int
     broke: str = ""
-    part: str = WHOLE
-
-    def reduce(self):
-        """It has ended its process: next time leave out what it does, then all of it."""
-        self.part = DEFINITIONS if self.part == WHOLE else NOTHING
-
-
-class Stuck(Exception):
-    """A cell above the one that is judged has ended the process. Without it another can go on."""
 
 
 class Solution:
@@ -109,19 +97,19 @@ class Solution:
             raise RuntimeError(f"a solution's process could not be started: {error}\n"
                                f"{running.describe_output()}") from error
         for cell in cells:
-            if cell.part != NOTHING:
+            if not self.failed:
                 self._read(running, cell, cell is cells[-1])
         self.deadline = time.monotonic() + TIME
 
     def _read(self, running, cell, last):
-        """Have a cell read. Raises Stuck where that ends the process, unless it's the `last`."""
+        """Have a cell read. One that ends the process ends all that comes after it."""
         try:
             for line in self.lines:
-                line.send([cell.exercise, cell.source, cell.given, last, cell.part == WHOLE])
+                line.send([cell.exercise, cell.source, cell.given, last])
             for line in self.lines:
                 match line.receive():
                     case "read":
-                        pass
+                        cell.broke = ""
                     case {"broke": str(why)}:
                         cell.broke = shorten(why)
                     case _:
@@ -130,9 +118,8 @@ class Solution:
                 running.start_clock()   # the next one has time and memory of its own
         except process.Ended as error:
             cell.broke = f"stopped: {error}"
-            cell.reduce()
-            if not last:
-                raise Stuck from error
+            self.failed = (f"not run, as your cell {cell.exercise!r} above it could not be read to "
+                           f"its end: {cell.broke}")
         if last and cell.broke:
             self.failed = f"not run, as the cell could not be read to its end: {cell.broke}"
 
@@ -267,15 +254,13 @@ class Solution:
 
 
 def judge_exercise(assignment, exercise, cells, tests, running, others=()):
-    """A `Mark` for each test of an exercise. Raises Stuck.
+    """A `Mark` for each test of an exercise.
 
     cells: the student's solution cells up to the exercise's own. tests: from `load_tests`. running:
     a `process.Process`, or what speaks as it does. others: cells that aren't read.
     """
     try:
         solution = Solution(running, assignment.given, cells, exercise.functions, others)
-    except Stuck:
-        raise
     except Exception as error:
         return [Mark(test.grade_id, None, test.points, describe_fault(error), NOT_JUDGED)
                 for test in exercise.tests]
@@ -400,13 +385,9 @@ def judge_submission(assignment, text, hidden):
 
 def judge_answer(assignment, exercise, cells, others, tests, work_folder, hidden):
     """Marks for one solution cell, the last of `cells`, behind walls. Those before it are read
-    first, as in the student's notebook, and what they did to be ended is not done again."""
-    while True:
-        with process.Process(work_folder, hidden, ranks=exercise.ranks) as running:
-            try:
-                return judge_exercise(assignment, exercise, cells, tests, running, others)
-            except Stuck:
-                continue
+    first, as in the student's notebook."""
+    with process.Process(work_folder, hidden, ranks=exercise.ranks) as running:
+        return judge_exercise(assignment, exercise, cells, tests, running, others)
 
 
 def main():

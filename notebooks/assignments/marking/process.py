@@ -175,7 +175,7 @@ class Process:
 
     def __init__(self, work_folder, hidden=(), limits=LIMITS, ranks=1):
         self.limits, self.why, self._printed, self._tail = limits, None, 0, b""
-        self._begin, self._before = None, Used()   # at the first start of the clock, at the last
+        self._begin = None                         # what was used when the clock was started
         self._account = threading.Lock()           # nothing is set against an older start
         self._scratch = tempfile.mkdtemp(prefix="solution-")
         pairs = [socket.socketpair() for _ in range(ranks)]
@@ -209,21 +209,16 @@ class Process:
             thread.start()
 
     def start_clock(self):
-        """From now on it is the solution that works: all before was getting ready.
+        """From now on it is the solution that works: what was used before doesn't count.
 
-        Started again, for the next cell, what the cells before have used is not counted. Raises
-        Ended where they have used too much.
+        Started again for each cell. Raises Ended where what ran before has used too much.
         """
         with self._account:
             if self.why:
                 raise Ended(self.why)
             for line in self.lines:
                 line.channel.left = self.limits.patience
-            now = self._measure()
-            self._begin = self._begin or now
-            # What getting ready takes counts, but for its work; what cells leave behind does not.
-            left = Used(*(max(0, one - first) for one, first in zip(now, self._begin)))
-            self._before = left._replace(work=now.work, printed=now.printed)
+            self._begin = self._measure()
 
     def end(self, why):
         """End it for the reason `why`, which `Ended` then has; raises that."""
@@ -291,7 +286,7 @@ class Process:
     def _find_excess(self):
         """Of what it has used more than it may, or None."""
         limits, now = self.limits, self._measure()
-        used = Used(*(one - before for one, before in zip(now, self._before)))
+        used = Used(*(one - before for one, before in zip(now, self._begin or Used())))
         if used.memory > limits.memory:
             return f"took more than {limits.memory / 2**30:g} GiB of memory"
         if used.processes > limits.processes:

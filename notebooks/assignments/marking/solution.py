@@ -14,7 +14,6 @@ expected values and model answers never come here. Nothing protects this process
 It may do with it what it likes, and all that the judge will believe are values.
 """
 
-import ast
 import contextlib
 import ctypes
 import os
@@ -35,8 +34,6 @@ from channel import Array, Device, Function, Other
 
 SOLUTION = "<solution>"   # the cell that is judged, in tracebacks
 MOST = 250                # characters of an error's text
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-WORK = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Await)
 
 
 def serve(lines, namespace):
@@ -62,14 +59,13 @@ def serve(lines, namespace):
     line.send("given")
     passed, last = None, False
     while not last:
-        label, source, place, last, whole = line.receive()
+        label, source, place, last = line.receive()
         # In a notebook a given cell takes back a name that a solution cell above it had taken.
         for again in bound[passed:place] if passed is not None else ():
             namespace.update(again)
         passed, broke = place, None
         try:
-            exec(compile(source if whole else take_definitions(source),
-                         SOLUTION if last else f"<the cell {label!r}>", "exec"), namespace)
+            exec(compile(source, SOLUTION if last else f"<the cell {label!r}>", "exec"), namespace)
         except BaseException as error:
             if last and not isinstance(error, Exception):
                 raise
@@ -96,15 +92,6 @@ def find_bound(cell):
     """The names that a cell defines at its top level."""
     return [one.get_name() for one in symtable.symtable(cell, "<given cell>", "exec").get_symbols()
             if one.is_assigned() or one.is_imported()]
-
-
-def take_definitions(source):
-    """Of a cell that has ended a process: functions, classes, imports, and names for values that
-    nothing has to be called for."""
-    tree = ast.parse(source)
-    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS) or isinstance(
-        node, ast.Assign) and not any(isinstance(part, WORK) for part in ast.walk(node))]
-    return tree
 
 
 def fork_ranks(lines):
