@@ -211,6 +211,8 @@ find_gradients(x_large, y_large, weights)  # the first time is slower
 
 large = record(find_gradients, x_large, y_large, weights)
 report(large)
+# %% tags=["fold"]
+# check: what came out
 assert large.handed_out < 0.3 * large.length, "Python waited"
 assert both_at_once(large) > 0, "one device after the other"
 
@@ -235,6 +237,8 @@ def find_and_print(x_shards, y_shards, weights):
 
 printed = record(find_and_print, x_large, y_large, weights)
 report(printed)
+# %% tags=["fold"]
+# check: what came out
 assert both_at_once(printed) == 0, "Python didn't wait"
 
 # %% [markdown]

@@ -262,6 +262,8 @@ assert np.mean(losses[-20:]) < 1
 # %% tags=["measured", "trains", "predict"]
 losses = train(cut_images=split_and_load, cut_labels=deal)
 print(f"first loss {losses[0]:.2f}, mean of the last 20: {np.mean(losses[-20:]):.2f}")
+# %% tags=["fold", "trains"]
+# check: what came out
 assert 2.2 < np.mean(losses[-20:]) < 2.6
 
 # %% [markdown]

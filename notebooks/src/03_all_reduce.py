@@ -507,10 +507,9 @@ lines = {
     "tree": (sizes, microseconds(6, sizes)),
     "ring": (sizes, microseconds(14, sizes / 8)),
 }
-fig, ax = curves("In the model, on 8 devices: a tree is faster for small arrays, a ring for large",
-                 "bytes of the array", "µs", lines, logx=True, logy=True)
-show(fig, "Time against the array's size for 8 devices. Up to about 200 KB the tree is the "
-     "fastest, beginning at 60 microseconds where the others take 140; from there on the ring is.")
+fig, ax = curves("Star, tree and ring on 8 devices, in the model", "bytes of the array", "µs", lines,
+                 logx=True, logy=True)
+show(fig, "Time against the array's size for 8 devices: a line each for star, tree and ring.")
 
 # %% [markdown]
 # <details><summary>What came out</summary>

@@ -140,6 +140,9 @@ print("shape:", weight.shape)
 for value in weight.list_data():
     print(value.context, "has", value.reshape(-1)[:3].asnumpy().round(3), "...")
 
+
+# %% tags=["fold"]
+# check: what came out
 for param in net.collect_params().values():
     on_first, on_second = param.list_data()
     assert np.array_equal(on_first.asnumpy(), on_second.asnumpy())
@@ -348,6 +351,8 @@ for rate in [0.125, 0.1]:
     differences[rate] = largest_difference(in_gluon, expected)
     print(f"rate {rate}: the weights differ by {differences[rate]:.0e}")
 
+# %% tags=["fold"]
+# check: what came out
 assert differences[0.125] < 1e-12 < differences[0.1] < 1e-6
 
 # %% [markdown]

@@ -372,6 +372,8 @@ def forgetful_step(net, optimizer, x, y):
 
 
 of_losses, of_weights = compare(forgetful_step)
+# %% tags=["fold"]
+# check: what came out
 assert max(of_losses[:2]) < 1e-10
 assert of_losses[2] > 1e-3
 

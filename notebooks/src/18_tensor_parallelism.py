@@ -539,7 +539,8 @@ class ColumnWithoutSum(ColumnLinear):
         return F.linear(x, self.weight, self.bias)
 
 
-for rank, found in enumerate(ranks(by_ranks, ColumnWithoutSum, RowLinear)):
+without_sum = ranks(by_ranks, ColumnWithoutSum, RowLinear)
+for rank, found in enumerate(without_sum):
     right = []
     wrong = []
     for name, gradient in found["gradients"].items():
@@ -549,6 +550,10 @@ for rank, found in enumerate(ranks(by_ranks, ColumnWithoutSum, RowLinear)):
             wrong.append(name)
     print(f"rank {rank}: loss {found['loss']:.3f}, {len(wrong)} gradients are wrong, these right:")
     print("   ", *right)
+
+# %% tags=["fold"]
+# check: the forward pass is right
+for found in without_sum:
     assert largest_difference(found["logits"], whole["logits"]) < 1e-12
 
 # %% [markdown]
@@ -583,10 +588,10 @@ def after_training(column):
     return loss, joined(net.state_dict())
 
 
+results = {}
 for column in [ColumnLinear, ColumnWithoutSum]:
     print(column.__name__)
-    losses = []
-    norms = []
+    results[column] = []
     for rank, (loss, saved) in enumerate(ranks(after_training, column)):
         net = make_net()
         net.load_state_dict(saved)
@@ -594,19 +599,20 @@ for column in [ColumnLinear, ColumnWithoutSum]:
             loaded = loss_of(net, *make_batch(1000)).item()
         print(f"    rank {rank}: loss {loss:.3f}, saved and loaded {loaded:.3f};",
               f"a weight of the last norm: {saved['norm.weight'][0]:.3f}")
-        if column is ColumnLinear:
-            assert abs(loaded - loss) < 1e-12
-        else:
-            assert abs(loaded - loss) > 0.01
-        losses.append(loss)
-        norms.append(saved["norm.weight"])
+        results[column].append((loss, loaded, saved["norm.weight"]))
 
-    if column is ColumnLinear:
-        assert losses[0] == losses[1]
-        assert torch.equal(norms[0], norms[1])
-    else:
-        assert losses[0] != losses[1]
-        assert not torch.equal(norms[0], norms[1])
+# %% tags=["fold", "trains"]
+# check: what came out
+for loss, loaded, _ in results[ColumnLinear]:
+    assert abs(loaded - loss) < 1e-12
+for loss, loaded, _ in results[ColumnWithoutSum]:
+    assert abs(loaded - loss) > 0.01
+(loss_of_0, _, norm_of_0), (loss_of_1, _, norm_of_1) = results[ColumnLinear]
+assert loss_of_0 == loss_of_1
+assert torch.equal(norm_of_0, norm_of_1)
+(loss_of_0, _, norm_of_0), (loss_of_1, _, norm_of_1) = results[ColumnWithoutSum]
+assert loss_of_0 != loss_of_1
+assert not torch.equal(norm_of_0, norm_of_1)
 
 # %% [markdown]
 # <details><summary>What came out</summary>

@@ -494,6 +494,8 @@ for schedule in [gpipe, one_f_one_b]:
     for of_all, of_each in zip(ranks(most_bytes, schedule, 8, world=4), of_one):
         as_much.append(round(of_all / of_each, 2))
     print(f"{schedule.__name__}: stages 0 to 3 hold {as_much} times as much")
+# %% tags=["fold"]
+# check: what came out
 assert as_much == [4, 3, 2, 1]  # of 1F1B
 
 # %% [markdown]

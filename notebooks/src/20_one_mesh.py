@@ -433,6 +433,8 @@ for entry, right_groups in TABLE.items():
             if not as_one:
                 found_by_one_process += 1
 
+# %% tags=["fold"]
+# check: what came out
 assert agreeing == 10
 assert found_by_one_process == 17
 
