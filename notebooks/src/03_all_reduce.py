@@ -507,8 +507,8 @@ lines = {
     "tree": (sizes, microseconds(6, sizes)),
     "ring": (sizes, microseconds(14, sizes / 8)),
 }
-fig, ax = curves("Star, tree and ring on 8 devices, in the model", "bytes of the array", "µs", lines,
-                 logx=True, logy=True)
+fig, ax = curves("Star, tree and ring on 8 devices, in the model",
+                 "bytes of the array", "µs", lines, logx=True, logy=True)
 show(fig, "Time against the array's size for 8 devices: a line each for star, tree and ring.")
 
 # %% [markdown]

@@ -9,7 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from marking import files
+from hand_in import make_source, put
+from marking import assignment, files
 
 
 @pytest.mark.parametrize("name, meant", [
@@ -49,6 +50,20 @@ def test_the_one_file_that_can_be_meant(tmp_path, names, chosen, unread):
             chosen, [] if chosen.endswith("ps1.ipynb") else [f"Read: {chosen}"])
     said = [f"{files.show(one.path)}: {one.why}" for one in found.unread]
     assert len(said) == len(unread) and all(map(str.startswith, said, unread)), said
+
+
+def test_the_hand_out_is_left_out_beside_what_was_written(tmp_path):
+    read = assignment.read_assignment("ps1")
+    stubs = {one.name: assignment.make_stub(one.answer) for one in read.exercises}
+    stubs |= {key: assignment.PLACEHOLDER for key, *_ in read.words}
+    for change, chosen in ((stubs, "ps1 (1).ipynb"), ({**stubs, "even": "x = 1"}, "ps1.ipynb")):
+        put(tmp_path, "ada", make_source(**change))
+        put(tmp_path, "ada", make_source(), "ps1 (1).ipynb")
+        found = files.find_submissions(tmp_path)
+        assert [one.path for one in found.submissions] == [("ada", chosen)]
+    put(tmp_path, "ada", make_source(**stubs))
+    (left,) = files.find_submissions(tmp_path).unread
+    assert (left.path[1], left.why) == ("ps1.ipynb", "it is as it was handed out")
 
 
 def test_of_two_none_is_chosen(tmp_path):

@@ -1,16 +1,14 @@
-"""Right solutions with one mistake each, made by program: the tests must notice every one.
+"""Right solutions with one mistake each, made by program: a score of what the hidden tests notice.
 
-A sample of 200, the same in each run; `MUTANTS=all`, at night, judges all of them. What survives
-although it is right by the assignment's text, each looked at once, is in `survivors.txt`: by its
-assignment the first digits of `identify`.
+Some changes leave a solution right by the assignment's text, so the score has no due value: read
+what survived when an assignment or its tests have changed. A sample of 60, the same in each run;
+`MUTANTS=all`, at night, judges all of them.
 """
 
 import ast
-import hashlib
+import collections
 import os
 import random
-import time
-from pathlib import Path
 
 import book
 import in_process
@@ -18,7 +16,7 @@ import mutate
 import pytest
 from marking import assignment
 
-SAMPLE = 200
+SAMPLE = 60
 ALL = os.environ.get("MUTANTS") == "all"
 
 
@@ -44,43 +42,27 @@ def make_mutants():
     return jobs
 
 
-def identify(key):
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
-
-
-def read_survivors():
-    """What `identify` gives for each mutant that may survive."""
-    words = (Path(__file__).parent / "survivors.txt").read_text().split()
-    return {word for word in words if not word.startswith("ps")}
-
-
 @pytest.fixture(scope="module")
 def mutants():
     return make_mutants()
 
 
-def test_every_mutant_is_caught_or_listed_as_right(mutants, capsys):
-    listed = read_survivors()
+def test_most_mutants_are_caught_and_none_looks_like_a_fault_of_the_marking(mutants, capsys):
     chosen = list(mutants) if ALL else random.Random(17).sample(sorted(mutants), SAMPLE)
-    begin = time.monotonic()
     marks = in_process.judge_all({key: mutants[key] for key in chosen})
-    survived = {key for key, found in marks.items()
-                if found and all(mark.points == mark.of for mark in found)}
-    new = {f"{key}: {identify(key)}" for key in survived if identify(key) not in listed}
-    failed = {key: mark.why for key, found in marks.items()
-              for mark in found or () if mark.outcome == in_process.judge.NOT_JUDGED}
+    survived = [key for key, found in marks.items()
+                if found and all(mark.points == mark.of for mark in found)]
+    made, left = (collections.Counter(key.partition(" |")[0] for key in keys)
+                  for keys in (chosen, survived))
     with capsys.disabled():
-        print(f"\n{len(mutants)} mutants made, {len(chosen)} judged in "
-              f"{time.monotonic() - begin:.0f} s: {len(chosen) - len(survived)} caught, "
-              f"{len(survived)} survivors, {len(survived) - len(new)} of them listed as right")
-    assert not failed   # no mistake of a solution may look like one of the marking
-    assert not new   # add a case, or, if it is right by the text, what stands after the colon
-    assert not {key for key in chosen if identify(key) in listed} - survived   # caught after all
-
-
-def test_the_list_names_mutants_that_there_are(mutants):
-    assert len(mutants) >= 1000
-    assert not read_survivors() - set(map(identify, mutants))
+        print(f"\n{len(chosen)} of {len(mutants)} mutants judged, {len(survived)} survived")
+        if ALL:
+            for exercise in sorted(made):
+                print(f"{exercise}: {made[exercise] - left[exercise]} of {made[exercise]} caught")
+            print(*survived, sep="\n")
+    assert not {key: mark.why for key, found in marks.items()
+                for mark in found or () if mark.outcome == in_process.judge.NOT_JUDGED}
+    assert len(survived) < len(chosen) / 4
 
 
 def test_a_mutant_is_another_program_that_runs():

@@ -1,5 +1,5 @@
-"""A later solution cell may call what an earlier one defines. An earlier one that is wrong costs the
-later exercise nothing; one that ends the process ends what comes after it."""
+"""A later solution cell may call what an earlier one defines. An earlier one that is wrong costs
+the later exercise nothing; one that ends the process ends what comes after it."""
 
 import re
 

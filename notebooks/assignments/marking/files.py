@@ -17,8 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from marking import harmless
-from marking.assignment import list_names
+from marking import harmless, notebook
+from marking.assignment import list_names, read_assignment
 from marking.notebook import Refused
 
 LARGEST = 64 * 2**20   # bytes of a submission, packed and unpacked; its outputs are most of it
@@ -78,6 +78,7 @@ def find_submissions(folder):
             continue
         files = [path for place in places for path in list_files(folder, (place,))
                  if is_work(path[-1])]
+        untouched = []
         for name in list_names():
             paths = [(place, *rest) for place in places
                      for rest in ((f"{name}.ipynb",), (name, f"{name}.ipynb"))]
@@ -85,11 +86,17 @@ def find_submissions(folder):
             if len(there) > 1:
                 unusable[student] = (f"it has two of {name}, "
                                      f"{' and '.join(map(show, there))}")
-            meant = there[:1] or [path for path in files if find_meant(path[-1]) == name]
+            named = [path for path in files if find_meant(path[-1]) == name]
+            if len(named) > 1 and len(there) < 2:   # "ps1 (1).ipynb" beside the hand-out
+                written = [path for path in named if not is_untouched(folder, path, name)]
+                if 0 < len(written) < len(named):
+                    untouched += [path for path in named if path not in written]
+                    named, there = written, [path for path in there if path in written]
+            meant = there[:1] or named
             found.append(Submission(student, name, meant[0], ()) if len(meant) == 1 else
                          Submission(student, name, None, tuple(meant)))
         if student not in unusable:
-            unread += find_unread(student, files, found[-len(list_names()):])
+            unread += find_unread(student, files, found[-len(list_names()):], untouched)
     for name in sorted(os.listdir(folder)):
         if is_work(name) and not name.startswith(".") and not any(
                 name in places for places in people.values()):
@@ -170,8 +177,19 @@ def is_work(name):
                 or find_numbers(name))
 
 
-def find_unread(student, files, submissions):
-    """`Unread` of one student's files, for all that aren't read, and why not."""
+def is_untouched(folder, path, name):
+    """Whether a file is an assignment's hand-out, as it was handed out."""
+    if not NOTEBOOK.fullmatch(path[-1].lower()):
+        return False
+    with suppress(Refused, OSError):
+        text, _ = read_submission(folder, Submission("", name, path))
+        return notebook.is_untouched(read_assignment(name), text)
+    return False
+
+
+def find_unread(student, files, submissions, untouched):
+    """`Unread` of one student's files, for all that aren't read, and why not. untouched: those of
+    them that are as they were handed out, beside others."""
     read = {one.path: one for one in submissions if one.path}
     unread = []
     for path in files:
@@ -179,7 +197,9 @@ def find_unread(student, files, submissions):
         (one,) = [one for one in submissions if one.assignment == meant] or [None]
         if any(one[:len(path)] == path for one in read):   # it, or a link on the way to it
             continue
-        if one and one.path:
+        if path in untouched:
+            why = "it is as it was handed out"
+        elif one and one.path:
             why = f"{show(one.path)} is what was read"
         elif one:
             why = "another file could be meant as well"

@@ -73,6 +73,18 @@ def read_notebook(assignment, text):
     return Found(answers, faults, others, explain_guesses(guessed, lost) + notes)
 
 
+def is_untouched(assignment, text):
+    """Whether a notebook is the hand-out, with no answer written into it."""
+    try:
+        sources = {cell.key: cell.source for cell in read_cells(text)}
+    except Refused:
+        return False
+    stubs = [one.name in sources and is_handed_out(sources[one.name], one)
+             for one in assignment.exercises]
+    words = [sources.get(key, "").strip() in ("", PLACEHOLDER) for key, *_ in assignment.words]
+    return all(stubs + words)
+
+
 def leave_out_stubs(sources, exercise, notes):
     """Of several sources those that somebody wrote, and a sentence in `notes` if that is fewer."""
     written = [source for source in sources if not is_handed_out(source, exercise)]
