@@ -3,8 +3,8 @@
     # %% right even: slices of NumPy
     # %% wrong even loses even-care: shards are windows onto the batch | changed the batch
 
-After the colon a description; after the bar, for wrong ones, a regular expression for the reason
-that a student is shown. The code up to the next such line is the solution cell. What is wrong by a
+After the colon a description; after the bar, where it matters, a regular expression for the reason
+that a student is shown. The code up to the next such line is the solution cell. What differs by a
 line or two is told by these lines, beside another solution of the exercise that stands above it:
 
     # %% wrong even loses even-values: the last example is lost | has shape
@@ -35,7 +35,7 @@ class Solution(NamedTuple):
     what: str
     source: str
     loses: list      # grade_ids of the tests that it must fail; it passes all others
-    reason: str      # None where nothing is lost
+    reason: str      # "" where any will do
 
 
 def change(base, lines):
@@ -73,7 +73,7 @@ def solutions():
         for piece in re.split(r"^(?=# %%)", path.read_text(), flags=re.MULTILINE)[1:]:
             header, _, source = piece.partition("\n")
             match = HEADER.fullmatch(header)
-            if not match or (match["kind"] == "wrong") != bool(match["loses"] and match["reason"]):
+            if not match or (match["kind"] == "wrong") != bool(match["loses"]):
                 raise ValueError(f"{path.name}: {header}")
             if source.startswith("# from "):
                 name, _, lines = source.removeprefix("# from ").partition("\n")
@@ -81,5 +81,5 @@ def solutions():
                              if one[:3] == (path.stem, match["exercise"], name)]
             loses = match["loses"].split(", ") if match["loses"] else []
             found.append(Solution(path.stem, match["exercise"], match["what"], source, loses,
-                                  match["reason"]))
+                                  match["reason"] or ""))
     return found

@@ -23,6 +23,37 @@ def split_even(batch, devices):
     rows = batch.reshape((k, len(batch) // k, *batch.shape[1:]))
     return [rows[i].copyto(devices[i]) for i in range(k)]
 
+# %% right even: a device's place by `index`
+# No device is named twice.
+def split_even(batch, devices):
+    n, k = len(batch), len(devices)
+    if n % k: raise ValueError
+    ends = [i * (n // k) for i in range(k + 1)]
+    shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+    return shards
+
+# %% right even: each device gets a copy of the batch, and keeps a window onto it
+# from a device's place by `index`
+# Nobody else holds that copy: to write into it changes no other shard.
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% right even: windows onto one copy of the batch
+# from a device's place by `index`
+# Windows that don't overlap: to write into one changes no other shard, nor the batch.
+#=     if n % k: raise ValueError
+#+     whole = batch.copy()
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [whole[a:b].as_in_context(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% right even: the size as a float
+# from a device's place by `index`
+# n / k is exact where k divides n.
+#-     ends = [i * (n // k) for i in range(k + 1)]
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     ends = [int(i * (n / k)) for i in range(k + 1)]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
 # %% wrong even loses even-care: shards are windows onto the batch | shares memory with one that was passed in
 def split_even(batch, devices):
     if len(batch) % len(devices):
@@ -35,39 +66,31 @@ def split_even(batch, devices):
 #-     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
 #+     return [batch[i * size : (i + 1) * size].copyto(devices[0]) for i in range(len(devices))]
 
-# %% wrong even loses even-values, even-care: every device gets the first shard | has other values
+# %% wrong even loses even-values, even-care: two devices only | IndexError
 def split_even(batch, devices):
     if len(batch) % len(devices):
         raise ValueError
-    return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
-
-# %% wrong even loses even-values, even-care: two devices only | IndexError
-# from every device gets the first shard
-#-     return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
-#+     half = len(batch) // 2
-#+     return [batch[:half].copyto(devices[0]), batch[half:].copyto(devices[1])]
-
-# %% wrong even loses even-care: the tail is dropped in silence | no ValueError
-def split_even(batch, devices):
-    size = len(batch) // len(devices)
-    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+    half = len(batch) // 2
+    return [batch[:half].copyto(devices[0]), batch[half:].copyto(devices[1])]
 
 # %% wrong even loses even-values, even-care: examples dealt out like cards | has other values
-# from every device gets the first shard
-#-     return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
-#+     k = len(devices)
-#+     return [mx.nd.array(batch.asnumpy()[i::k], d, dtype=batch.dtype) for i, d in enumerate(devices)]
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    k = len(devices)
+    return [mx.nd.array(batch.asnumpy()[i::k], d, dtype=batch.dtype) for i, d in enumerate(devices)]
 
 # %% wrong even loses even-care: float64 becomes float32 | is in float32, not in
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(part, ctx=d, dtype="float32") for part, d in zip(parts, devices)]
+# from split by NumPy
+#-     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+#+     return [mx.nd.array(part, ctx=d, dtype="float32") for part, d in zip(parts, devices)]
 
 # %% wrong even loses even-values, even-care: the second axis is cut | has shape
-# from every device gets the first shard
-#-     return [batch[: len(batch) // len(devices)].copyto(d) for d in devices]
-#+     parts = np.array_split(batch.asnumpy(), len(devices), axis=1)
-#+     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise ValueError
+    parts = np.array_split(batch.asnumpy(), len(devices), axis=1)
+    return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
 
 # %% wrong even loses even-values, even-care: NumPy arrays, on no device | is a NumPy array
 def split_even(batch, devices):
@@ -80,10 +103,94 @@ def split_even(batch, devices):
 #+     return [s.astype(batch.dtype).copyto(d) for s, d in zip(shards, devices)]
 
 # %% wrong even loses even-care: one example too few is an error of its own kind | \w+, not ValueError
-# from the tail is dropped in silence
-#= def split_even(batch, devices):
-#+     if len(batch) % len(devices):
-#+         raise Exception("uneven")
+def split_even(batch, devices):
+    if len(batch) % len(devices):
+        raise Exception("uneven")
+    size = len(batch) // len(devices)
+    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
+
+# %% wrong even loses even-values, even-care: the list of devices emptied, nothing returned but places | is None
+def split_even(batch, devices):
+    k = len(devices)
+    devices.clear()
+    return [None] * k
+
+# %% wrong even loses even-care: right shards, and the caller's devices popped | list `devices` had 2 entries
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy(), len(devices))
+    shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+    devices.pop()
+    return shards
+
+# %% wrong even loses even-care: the batch gets a gradient | gradient was attached
+def split_even(batch, devices):
+    batch.attach_grad()
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+# %% wrong even loses even-values, even-care: devices counted, not looked at | is on cpu\(\d\), not on
+# from split by NumPy
+#-     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+#+     return [mx.nd.array(p, mx.cpu(i), dtype=batch.dtype) for i, p in enumerate(parts)]
+
+# %% wrong even loses even-values, even-care: a tuple where a list is asked for | is a tuple, not a list
+# from split by NumPy
+#-     return [mx.nd.array(part, ctx=d, dtype=batch.dtype) for part, d in zip(parts, devices)]
+#+     return tuple(mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices))
+
+# %% wrong even loses even-care: whole numbers by way of float64 | has other values
+def split_even(batch, devices):
+    parts = np.split(batch.asnumpy().astype("float64"), len(devices))
+    return [mx.nd.array(p.astype(batch.dtype), d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+# %% wrong even loses even-care: float16 comes back as float32 | is in float32, not in
+def split_even(batch, devices):
+    kind = "float32" if batch.dtype == np.float16 else batch.dtype
+    parts = np.split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p, d, dtype=kind) for p, d in zip(parts, devices)]
+
+# %% wrong even loses even-care: only too few examples are an error
+# from a device's place by `index`
+#-     if n % k: raise ValueError
+#+     if n < k: raise ValueError
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong even loses even-care: divisible either way
+# from a device's place by `index`
+#-     if n % k: raise ValueError
+#+     if n % k and k % n: raise ValueError
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong even loses even-care: looked at for two devices only
+# from a device's place by `index`
+#-     if n % k: raise ValueError
+#+     if k == 2 and n % k: raise ValueError
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong even loses even-values: the share by a factor, which rounds
+# from a device's place by `index`
+#-     if n % k: raise ValueError
+#+     if n * (1 / k) % 1: raise ValueError
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong even loses even-values: a shard's size by a factor, which rounds
+# from a device's place by `index`
+#-     ends = [i * (n // k) for i in range(k + 1)]
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     ends = [i * int(n * (1 / k)) for i in range(k + 1)]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong even loses even-care: shards of an earlier batch like this one
+# from a device's place by `index`
+#+ kept = {}
+#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#-     return shards
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     return [s.copy() for s in kept.setdefault((batch.shape, str(batch.dtype), str(devices)), shards)]
 
 # %% right uneven: array_split
 def split_uneven(batch, devices):
@@ -116,6 +223,26 @@ def split_uneven(batch, devices):
             rest = rest[take:]
     return shards
 
+# %% right uneven: even batches first, without a look at how many there are
+# Fewer examples than devices, other than none, never come out even.
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n % k == 0: ends = [i * n // k for i in range(k + 1)]
+    elif n < k: raise ValueError
+    else: ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    ends = ends
+    shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+    return shards
+
+# %% right uneven: each device gets a copy of the batch, and keeps a window onto it
+# Nobody else holds that copy: to write into it changes no other.
+def split_uneven(batch, devices):
+    n, k = len(batch), len(devices)
+    if n < k: raise ValueError
+    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+    shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+    return shards
+
 # %% wrong uneven loses uneven-values, uneven-care: the tail is dropped | has shape
 def split_uneven(batch, devices):
     size = len(batch) // len(devices)
@@ -123,49 +250,22 @@ def split_uneven(batch, devices):
         raise ValueError
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
-# %% wrong uneven loses uneven-values, uneven-care: the whole remainder on the last device | has shape
-def split_uneven(batch, devices):
-    size, k = len(batch) // len(devices), len(devices)
-    if not size:
-        raise ValueError
-    ends = [i * size for i in range(k)] + [len(batch)]
-    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
-
 # %% wrong uneven loses uneven-values, uneven-care: shards of equal size, rounded up | has shape
 def split_uneven(batch, devices):
     size = -(-len(batch) // len(devices))
     return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
 
-# %% wrong uneven loses uneven-values, uneven-care: longer shards last | has shape
-def split_uneven(batch, devices):
-    n, k = len(batch), len(devices)
-    if n < k:
-        raise ValueError
-    ends = [n * i // k for i in range(k + 1)]
-    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
-
-# %% wrong uneven loses uneven-values, uneven-care: one example counted twice at each seam | has shape
+# %% wrong uneven loses uneven-care: windows onto the batch | shares memory with one that was passed in
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
     if n < k:
         raise ValueError
     ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
-    return [batch[max(a - 1, 0) : b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
-
-# %% wrong uneven loses uneven-care: an empty shard in place of an error | no ValueError
-def split_uneven(batch, devices):
-    parts = np.array_split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p if len(p) else batch.asnumpy()[:1], d, dtype=batch.dtype)
-            for p, d in zip(parts, devices)]
-
-# %% wrong uneven loses uneven-care: windows onto the batch | shares memory with one that was passed in
-# from one example counted twice at each seam
-#-     return [batch[max(a - 1, 0) : b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
-#+     return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
+    return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 
 # %% wrong uneven loses uneven-values, uneven-care: right shards, devices in another order | is on cpu\(\d\), not on
-# from one example counted twice at each seam
-#-     return [batch[max(a - 1, 0) : b].copyto(d) for a, b, d in zip(ends, ends[1:], devices)]
+# from windows onto the batch
+#-     return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
 #+     ordered = sorted(devices, key=lambda d: d.device_id)
 #+     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], ordered)]
 
@@ -181,6 +281,70 @@ def split_uneven(batch, devices):
 # from array_split
 #-     return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
 #+     return [mx.nd.array(p, d) for p, d in zip(parts, devices)]
+
+# %% wrong uneven loses uneven-values, uneven-care: fails on a batch of numbers | IndexError
+# from array_split
+#=         raise ValueError("too few examples")
+#+     batch.shape[1]
+
+# %% wrong uneven loses uneven-care: one shard for all examples too few | no ValueError
+def split_uneven(batch, devices):
+    if len(batch) == 2 and len(devices) == 3:
+        raise ValueError("too few examples")
+    parts = np.array_split(batch.asnumpy(), len(devices))
+    return [mx.nd.array(p if len(p) else [[0]], d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+
+# %% wrong uneven loses uneven-care: the batch overwritten while it is cut | changed the caller's `\w+`
+# from array_split
+#-     return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+#+     shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+#+     batch[-1:] = 0
+#+     return shards
+
+# %% wrong uneven loses uneven-care: int64 by way of int32 | has other values
+# from array_split
+#=     parts = np.array_split(batch.asnumpy(), len(devices))
+#+     parts = [p.astype("int32") if p.dtype == np.int64 else p for p in parts]
+
+# %% wrong uneven loses uneven-values: ends rounded up
+# from each device gets a copy of the batch, and keeps a window onto it
+#-     ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     ends = [-(-i * n // k) for i in range(k + 1)]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong uneven loses uneven-values, uneven-care: the longer shard first, and one only
+# from each device gets a copy of the batch, and keeps a window onto it
+#-     ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     ends = [0] + [n - (k - i) * (n // k) for i in range(1, k + 1)]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong uneven loses uneven-care: the share by a factor, which rounds
+# from each device gets a copy of the batch, and keeps a window onto it
+#-     ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     lengths = [int(n * (1 / k)) + (i < n % k) for i in range(k)]
+#+     ends = [sum(lengths[:i]) for i in range(k + 1)]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong uneven loses uneven-values: as many examples as devices are too few
+# from each device gets a copy of the batch, and keeps a window onto it
+#-     if n < k: raise ValueError
+#+     if n <= k: raise ValueError
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong uneven loses uneven-care: float16 becomes float32
+# from each device gets a copy of the batch, and keeps a window onto it
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [mx.nd.array(batch.asnumpy()[a:b], d, 'float32' if batch.dtype == np.float16 else batch.dtype) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+
+# %% wrong uneven loses uneven-care: shards in memory that an earlier call has returned
+# from each device gets a copy of the batch, and keeps a window onto it
+#+ kept = {}
+#-     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
+#+     shards = [batch[a:b].copyto(kept.setdefault((b - a, batch.shape, str(batch.dtype), d), mx.nd.empty(batch[a:b].shape, d, batch.dtype))) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
 
 # %% right pairs: take on the device's part of the order
 def split_pairs(images, labels, order, devices):
@@ -213,6 +377,34 @@ def split_pairs(images, labels, order, devices):
                       mx.nd.array(y, device, dtype=labels.dtype)))
     return pairs
 
+# %% right pairs: numbers past the end go round
+# `order` names examples that there are, so none is past the end.
+def split_pairs(images, labels, order, devices):
+
+    pairs = []
+    for p, d in zip(np.array_split(order, len(devices)), devices):
+        index = mx.nd.array(p, dtype='int32')
+        pairs.append((images.take(index, mode='wrap').copyto(d), labels.take(index, mode='wrap').copyto(d)))
+    return pairs
+
+# %% right pairs: numbers in float32
+# from numbers past the end go round
+# float32 holds every number below 2**24, and no batch is as long.
+#-         index = mx.nd.array(p, dtype='int32')
+#-         pairs.append((images.take(index, mode='wrap').copyto(d), labels.take(index, mode='wrap').copyto(d)))
+#+         index = mx.nd.array(p)
+#+         pairs.append((images.take(index).copyto(d), labels.take(index).copyto(d)))
+
+# %% right pairs: windows onto one copy in the new order
+# Windows that don't overlap: to write into one changes no other, nor the caller's arrays.
+def split_pairs(images, labels, order, devices):
+    x, y = (a.take(mx.nd.array(order, dtype='int64')) for a in (images, labels)); end = 0
+    pairs = []
+    for p, d in zip(np.array_split(order, len(devices)), devices):
+        index = slice(end, end := end + len(p))
+        pairs.append((x[index].as_in_context(d), y[index].as_in_context(d)))
+    return pairs
+
 # %% wrong pairs loses pairs-values, pairs-care: labels in the old order | has other values
 def split_pairs(images, labels, order, devices):
     parts = np.array_split(order, len(devices))
@@ -220,29 +412,6 @@ def split_pairs(images, labels, order, devices):
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
              mx.nd.array(labels.asnumpy()[a:b], d, dtype=labels.dtype))
             for p, a, b, d in zip(parts, ends, ends[1:], devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: images in the old order | has other values
-def split_pairs(images, labels, order, devices):
-    parts = np.array_split(order, len(devices))
-    ends = np.cumsum([0] + [len(p) for p in parts])
-    return [(mx.nd.array(images.asnumpy()[a:b], d, dtype=images.dtype),
-             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
-            for p, a, b, d in zip(parts, ends, ends[1:], devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: shuffled anew, each its own way | has other values
-def split_pairs(images, labels, order, devices):
-    x = images.asnumpy()[np.random.permutation(order)]
-    y = labels.asnumpy()[np.random.permutation(order)]
-    k = len(devices)
-    return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
-            for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: the order is not used at all | has other values
-def split_pairs(images, labels, order, devices):
-    k, n = len(devices), len(order)
-    return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
-            for a, b, d in zip(np.array_split(images.asnumpy()[:n], k),
-                               np.array_split(labels.asnumpy()[:n], k), devices)]
 
 # %% wrong pairs loses pairs-values, pairs-care: order taken for where each example goes | has other values
 def split_pairs(images, labels, order, devices):
@@ -286,89 +455,6 @@ def split_pairs(images, labels, order, devices):
 #+     size = len(order) // len(devices)
 #+     parts = [order[i * size : (i + 1) * size] for i in range(len(devices))]
 
-# %% wrong even loses even-care: a copy only where the device differs | shares memory with one that was passed in
-# from shards are windows onto the batch
-#-     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
-#+     parts = [batch[i * size : (i + 1) * size] for i in range(len(devices))]
-#+     return [p if d == batch.context else p.copyto(d) for p, d in zip(parts, devices)]
-
-# %% wrong even loses even-care: with one device the batch itself | shares memory with one that was passed in
-def split_even(batch, devices):
-    if len(devices) == 1:
-        return [batch.as_in_context(devices[0])]
-    parts = np.split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-
-# %% wrong even loses even-values, even-care: the list of devices emptied, nothing returned but places | is None
-def split_even(batch, devices):
-    k = len(devices)
-    devices.clear()
-    return [None] * k
-
-# %% wrong even loses even-values, even-care: the caller's devices made what is convenient | is on cpu\(\d\), not on
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))
-    devices[:] = [mx.cpu(0)] * len(devices)
-    return [mx.nd.array(p, mx.cpu(0), dtype=batch.dtype) for p in parts]
-
-# %% wrong even loses even-care: right shards, and the caller's devices popped | list `devices` had 2 entries
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))
-    shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-    devices.pop()
-    return shards
-
-# %% wrong even loses even-care: all values through float32 | has other values
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy().astype("float32"), len(devices))
-    return [mx.nd.array(p, d).astype(batch.dtype) for p, d in zip(parts, devices)]
-
-# %% wrong even loses even-care: the batch gets a gradient | gradient was attached
-def split_even(batch, devices):
-    batch.attach_grad()
-    parts = np.split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-
-# %% wrong even loses even-values: at most eight devices | has 8 entries, not 9
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))[:8]
-    return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-
-# %% wrong even loses even-values, even-care: devices counted, not looked at | is on cpu\(\d\), not on
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p, mx.cpu(i), dtype=batch.dtype) for i, p in enumerate(parts)]
-
-# %% wrong even loses even-values, even-care: a tuple where a list is asked for | is a tuple, not a list
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy(), len(devices))
-    return tuple(mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices))
-
-# %% wrong uneven loses uneven-values, uneven-care: fails on a batch of numbers | IndexError
-# from array_split
-#=         raise ValueError("too few examples")
-#+     batch.shape[1]
-
-# %% wrong uneven loses uneven-care: one shard for all examples too few | no ValueError
-def split_uneven(batch, devices):
-    if len(batch) == 2 and len(devices) == 3:
-        raise ValueError("too few examples")
-    parts = np.array_split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p if len(p) else [[0]], d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-
-# %% wrong uneven loses uneven-care: with one device a window | shares memory with one that was passed in
-# from array_split
-#=         raise ValueError("too few examples")
-#+     if len(devices) == 1:
-#+         return [batch[:].as_in_context(devices[0])]
-
-# %% wrong uneven loses uneven-care: the batch overwritten while it is cut | changed the caller's `\w+`
-# from array_split
-#-     return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-#+     shards = [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-#+     batch[-1:] = 0
-#+     return shards
-
 # %% wrong pairs loses pairs-care: on the first device the caller's own arrays | shares memory with one that was passed in
 # from order taken for where each example goes
 #-     parts = np.array_split(np.argsort(order), len(devices))
@@ -376,41 +462,39 @@ def split_uneven(batch, devices):
 #+         return [(images.as_in_context(devices[0]), labels.as_in_context(devices[0]))]
 #+     parts = np.array_split(order, len(devices))
 
-# %% wrong pairs loses pairs-care: labels through float32 | has other values
-# from labels left on the first device
-#-              mx.nd.array(labels.asnumpy()[p], dtype=labels.dtype)) for p, d in zip(parts, devices)]
-#+              mx.nd.array(labels.asnumpy()[p], d).astype(labels.dtype))
-#+             for p, d in zip(parts, devices)]
-
 # %% wrong pairs loses pairs-values, pairs-care: an order without repeats only | has shape
 # from order taken for where each example goes
 #-     parts = np.array_split(np.argsort(order), len(devices))
 #+     parts = np.array_split(np.array(list(dict.fromkeys(order.tolist()))), len(devices))
 
-# %% wrong pairs loses pairs-values, pairs-care: all examples, though `order` leaves some out | has shape
-# from order taken for where each example goes
-#-     parts = np.array_split(np.argsort(order), len(devices))
-#+     rest = [i for i in range(len(images)) if i not in order]
-#+     parts = np.array_split(np.concatenate([order, rest]).astype(int), len(devices))
+# %% wrong pairs loses pairs-care: numbers in float16
+# from numbers past the end go round
+#-         index = mx.nd.array(p, dtype='int32')
+#-         pairs.append((images.take(index, mode='wrap').copyto(d), labels.take(index, mode='wrap').copyto(d)))
+#+         index = mx.nd.array(p, dtype='float16')
+#+         pairs.append((images.take(index).copyto(d), labels.take(index).copyto(d)))
 
-# %% wrong even loses even-care: a copy on cpu(0) only, for elsewhere "already there" is enough | shares memory with one that was passed in
-# from shards are windows onto the batch
-#-     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
-#+     parts = [batch[i * size : (i + 1) * size] for i in range(len(devices))]
-#+     return [p.copyto(d) if d == mx.cpu() else p.as_in_context(d) for p, d in zip(parts, devices)]
+# %% wrong pairs loses pairs-care: more examples named than there are is an error
+# from numbers past the end go round
+#= def split_pairs(images, labels, order, devices):
+#+     if len(order) > 2 * len(images): raise ValueError
+#-         pairs.append((images.take(index, mode='wrap').copyto(d), labels.take(index, mode='wrap').copyto(d)))
+#+         pairs.append((images.take(index).copyto(d), labels.take(index).copyto(d)))
 
-# %% wrong even loses even-care: whole numbers by way of float64 | has other values
-def split_even(batch, devices):
-    parts = np.split(batch.asnumpy().astype("float64"), len(devices))
-    return [mx.nd.array(p.astype(batch.dtype), d, dtype=batch.dtype) for p, d in zip(parts, devices)]
+# %% wrong pairs loses pairs-care: cut by a factor, which rounds
+def split_pairs(images, labels, order, devices):
+    n, k = len(order), len(devices)
+    pairs = []
+    for p, d in zip([order[int(n * (i * (1 / k))) : int(n * ((i + 1) * (1 / k)))] for i in range(k)] if n % k == 0 else np.array_split(order, k), devices):
+        index = mx.nd.array(p, dtype='int32')
+        pairs.append((images.take(index).copyto(d), labels.take(index).copyto(d)))
+    return pairs
 
-# %% wrong even loses even-care: float16 comes back as float32 | is in float32, not in
-def split_even(batch, devices):
-    kind = "float32" if batch.dtype == np.float16 else batch.dtype
-    parts = np.split(batch.asnumpy(), len(devices))
-    return [mx.nd.array(p, d, dtype=kind) for p, d in zip(parts, devices)]
-
-# %% wrong uneven loses uneven-care: int64 by way of int32 | has other values
-# from array_split
-#=     parts = np.array_split(batch.asnumpy(), len(devices))
-#+     parts = [p.astype("int32") if p.dtype == np.int64 else p for p in parts]
+# %% wrong pairs loses pairs-care: pairs in memory that an earlier call has returned
+# from numbers past the end go round
+#+ kept = {}
+#+ def keep(a, i, d):
+#+     key = (i, a.shape, str(a.dtype), d)
+#+     return a.copyto(kept.setdefault(key, mx.nd.empty(a.shape, d, a.dtype)))
+#-         pairs.append((images.take(index, mode='wrap').copyto(d), labels.take(index, mode='wrap').copyto(d)))
+#+         pairs.append((keep(images.take(index), 0, d), keep(labels.take(index), 1, d)))

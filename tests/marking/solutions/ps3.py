@@ -22,33 +22,40 @@ def cross_entropy(scores, labels):
         losses.append((against - top).exp().sum().log() + top)
     return nd.concat(*losses, dim=0)
 
-# %% wrong loss loses loss-gradient: exp of any score as it comes | scores 1000 and 0: .* infinite
-def cross_entropy(scores, labels):
-    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+# %% right loss: a helper by the name of a function that a later cell gives
+def loss(z, labels):
+    return z.exp().sum(axis=1).log() - z.pick(labels, axis=1)
 
-# %% wrong loss loses loss-gradient: one largest score for all examples | large scores: .* infinite
-def cross_entropy(scores, labels):
-    scores = scores - scores.max()
-    return scores.exp().sum(axis=1).log() - scores.pick(labels)
 
-# %% wrong loss loses loss-gradient: scores clipped, so exp can't overflow | 1000 and 0: .* other
 def cross_entropy(scores, labels):
-    scores = scores.clip(-80, 80)
-    return scores.exp().sum(axis=1).log() - scores.pick(labels)
+    return loss(scores - scores.max(axis=1, keepdims=True), labels)
+
+# %% right loss: the largest as a constant
+# What is subtracted changes no loss, so it adds nothing to the gradient.
+def cross_entropy(scores, labels):
+    pass
+    top = scores.max(axis=1, keepdims=True).detach()
+    shifted = scores - top
+    return shifted.exp().sum(axis=1).log() - shifted.pick(labels, axis=1)
+
+# %% right loss: the largest put back, recorded in both places
+# What autograd adds for the one it takes for the other.
+def cross_entropy(scores, labels):
+    pass
+    top = scores.max(axis=1, keepdims=True)
+    shifted = scores - top
+    return shifted.exp().sum(axis=1).log() + top.reshape(-1) - scores.pick(labels, axis=1)
+
+# %% right loss: labels in float16
+# from the largest put back, recorded in both places
+# float16 holds every label below 2048, and no network here has as many classes.
+#-     return shifted.exp().sum(axis=1).log() + top.reshape(-1) - scores.pick(labels, axis=1)
+#+     return shifted.exp().sum(axis=1).log() - shifted.pick(labels.astype('float16'), axis=1)
 
 # %% wrong loss loses loss-values, loss-gradient: their mean | shape \(1,\), not \(2,\)
 def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True)
     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
-
-# %% wrong loss loses loss-values, loss-gradient: the sum of all probabilities | log 3, .* other
-def cross_entropy(scores, labels):
-    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
-    return 1 - (powers / powers.sum(axis=1, keepdims=True)).sum(axis=1)
-
-# %% wrong loss loses loss-values, loss-gradient: right or wrong, by argmax | log 3, .* other values
-def cross_entropy(scores, labels):
-    return scores.argmax(axis=1).astype("float64") != labels.astype("float64")
 
 # %% wrong loss loses loss-gradient: right values, worked out by NumPy | no way from the loss back
 def cross_entropy(scores, labels):
@@ -57,21 +64,6 @@ def cross_entropy(scores, labels):
     y = labels.asnumpy().astype(int)
     losses = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(y)), y]
     return nd.array(losses, scores.context, dtype=scores.dtype)
-
-# %% wrong loss loses loss-gradient: the sum of the exponentials is detached | gradient has other
-def cross_entropy(scores, labels):
-    scores = scores - scores.max(axis=1, keepdims=True).detach()
-    return scores.exp().sum(axis=1).log().detach() - scores.pick(labels)
-
-# %% wrong loss loses loss-values, loss-gradient: one minus the probability | log 3, .* other values
-def cross_entropy(scores, labels):
-    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
-    return 1 - powers.pick(labels) / powers.sum(axis=1)
-
-# %% wrong loss loses loss-values, loss-gradient: a small number against log of 0 | other values
-def cross_entropy(scores, labels):
-    powers = (scores - scores.max(axis=1, keepdims=True)).exp()
-    return -(powers.pick(labels) / powers.sum(axis=1) + 1e-9).log()
 
 # %% wrong loss loses loss-values, loss-gradient: everything becomes float32 | in float32, not
 def cross_entropy(scores, labels):
@@ -92,12 +84,6 @@ def cross_entropy(scores, labels):
     scores = scores - scores.max(axis=1, keepdims=True)
     mask = nd.one_hot(labels, 4, dtype=scores.dtype)[:, : scores.shape[1]]
     return scores.exp().sum(axis=1).log() - (scores[:, :4] * mask).sum(axis=1)
-
-# %% wrong loss loses loss-values, loss-gradient: through float32 and back | other values
-def cross_entropy(scores, labels):
-    z = scores.astype("float32")
-    z = z - z.max(axis=1, keepdims=True)
-    return (z.exp().sum(axis=1).log() - z.pick(labels)).astype(scores.dtype)
 
 # %% wrong loss loses loss-gradient: the caller's scores are shifted in place | caller's `scores`
 def cross_entropy(scores, labels):
@@ -127,20 +113,46 @@ def cross_entropy(scores, labels):
     losses = scores.exp().sum(axis=1).log() - scores.pick(labels)
     return losses
 
-# %% wrong loss loses loss-values, loss-gradient: labels as a mask of the first class | other values
-def cross_entropy(scores, labels):
-    scores = scores - scores.max(axis=1, keepdims=True)
-    return scores.exp().sum(axis=1).log() - scores[:, 0] * (labels.astype(scores.dtype) < 0)
-
 # %% wrong loss loses loss-values, loss-gradient: a column, one loss a row | has shape \(2, 1\)
-def cross_entropy(scores, labels):
-    scores = scores - scores.max(axis=1, keepdims=True)
-    return scores.exp().sum(axis=1, keepdims=True).log() - scores.pick(labels, keepdims=True)
+# from their mean
+#-     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
+#+     return scores.exp().sum(axis=1, keepdims=True).log() - scores.pick(labels, keepdims=True)
 
 # %% wrong loss loses loss-values, loss-gradient: a Python list | a list, not an mx.nd array
+# from their mean
+#-     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
+#+     return list(scores.exp().sum(axis=1).log() - scores.pick(labels))
+
+# %% wrong loss loses loss-gradient: shifted by the largest, up to a million
+# from the largest as a constant
+#-     top = scores.max(axis=1, keepdims=True).detach()
+#+     top = scores.max(axis=1, keepdims=True).clip(-1e6, 1e6)
+
+# %% wrong loss loses loss-gradient: the gradient is that of the sum, however they are weighted
+# from the largest put back, recorded in both places
+#-     return shifted.exp().sum(axis=1).log() + top.reshape(-1) - scores.pick(labels, axis=1)
+#+     return nd.make_loss(shifted.exp().sum(axis=1).log() - shifted.pick(labels, axis=1))
+
+# %% wrong loss loses loss-gradient: a gradient by hand, which takes each loss once
+class Loss(autograd.Function):
+    def forward(self, scores, labels):
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        powers = shifted.exp()
+        self.save_for_backward(powers / powers.sum(axis=1, keepdims=True), labels)
+        return powers.sum(axis=1).log() - shifted.pick(labels, axis=1)
+
+    def backward(self, dy):
+        shares, labels = self.saved_tensors
+        return shares - labels.astype("int32").one_hot(shares.shape[1], dtype=shares.dtype), None
+
+
 def cross_entropy(scores, labels):
-    scores = scores - scores.max(axis=1, keepdims=True)
-    return list(scores.exp().sum(axis=1).log() - scores.pick(labels))
+    return Loss()(scores, labels)
+
+# %% wrong loss loses loss-values: labels in uint8
+# from the largest put back, recorded in both places
+#-     return shifted.exp().sum(axis=1).log() + top.reshape(-1) - scores.pick(labels, axis=1)
+#+     return shifted.exp().sum(axis=1).log() - shifted.pick(labels.astype('uint8').astype('int32'), axis=1)
 
 # %% right replicas: NumPy in between
 def make_replicas(params, devices):
@@ -178,56 +190,39 @@ def make_replicas(params, devices):
         raise ValueError("each device once")
     return list(by_device.values())
 
-# %% wrong replicas loses replicas-care: as_in_context, no copy at home | shares memory with one
+# %% right replicas: one long array on each device, and windows onto it
+# Windows that don't overlap: to write into one changes nothing else.
 def make_replicas(params, devices):
-    if len(set(devices)) < len(devices):
-        raise ValueError("a device twice")
-    replicas = [[p.as_in_context(d) for p in params] for d in devices]
-    for replica in replicas:
-        for p in replica:
+    if len(set(devices)) < len(devices): raise ValueError
+    kinds = {str(p.dtype) for p in params}
+    replicas = []
+    for d in devices:
+        replica = []
+        for i, p in enumerate(params):
+            old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
             p.attach_grad()
+            replica.append(p)
+        replicas.append(replica)
+        pass
     return replicas
 
-# %% wrong replicas loses replicas-care: windows onto the originals at home | shares memory with one
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
-#+     replicas = [[p[:] if p.context == d else p.copyto(d) for p in params] for d in devices]
-
-# %% wrong replicas loses replicas-care: one device twice is let through | no ValueError
-def make_replicas(params, devices):
-    replicas = [[p.copyto(d) for p in params] for d in devices]
-    for replica in replicas:
-        for p in replica:
-            p.attach_grad()
-    return replicas
-
-# %% wrong replicas loses replicas-care: only neighbours in the list are compared | no ValueError
-# from one device twice is let through
-#= def make_replicas(params, devices):
-#+     if any(a == b for a, b in zip(devices, devices[1:])):
-#+         raise ValueError("a device twice")
-
-# %% wrong replicas loses replicas-care: one device twice becomes once, in silence | no ValueError
-# from one device twice is let through
-#-     replicas = [[p.copyto(d) for p in params] for d in devices]
-#+     replicas = [[p.copyto(d) for p in params] for d in dict.fromkeys(devices)]
+# %% right replicas: copied twice, by way of the first device
+# from one long array on each device, and windows onto it
+# What is returned is a copy all the same.
+#-     kinds = {str(p.dtype) for p in params}
+#=         for i, p in enumerate(params):
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, p.copyto(devices[0]).copyto(d)
 
 # %% wrong replicas loses replicas-care: float64 becomes float32 | in float32, not in float64
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
-#+     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-
-# %% wrong replicas loses replicas-values: no gradients attached | gradient .* replica 0 is None
 def make_replicas(params, devices):
     if len(set(devices)) < len(devices):
         raise ValueError("a device twice")
-    return [[p.copyto(d) for p in params] for d in devices]
-
-# %% wrong replicas loses replicas-values, replicas-care: originals get the gradients | 0 is None
-# from no gradients attached
-#=         raise ValueError("a device twice")
-#+     for p in params:
-#+         p.attach_grad()
+    replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
 
 # %% wrong replicas loses replicas-values: a gradient for the first replica only | replica 1 is None
 def make_replicas(params, devices):
@@ -238,16 +233,9 @@ def make_replicas(params, devices):
         p.attach_grad()
     return replicas
 
-# %% wrong replicas loses replicas-values: gradients that add up over passes | second backward pass
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
-#+     replicas = [[p.copyto(d) for p in params] for d in devices]
-#-             p.attach_grad()
-#+             p.attach_grad(grad_req="add")
-
 # %% wrong replicas loses replicas-values, replicas-care: each has a random start | other val
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     replicas = [[nd.random.normal(shape=p.shape, ctx=d).astype(p.dtype) for p in params]
 #+                 for d in devices]
 
@@ -260,11 +248,6 @@ def make_replicas(params, devices):
         p.attach_grad()
     return [replica] * len(devices)
 
-# %% wrong replicas loses replicas-values, replicas-care: by parameter | \(1\), not
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
-#+     replicas = [[p.copyto(d) for d in devices] for p in params]
-
 # %% wrong replicas loses replicas-values, replicas-care: all is cleared | replica 0 is None
 def make_replicas(params, devices):
     k = len(devices)
@@ -272,77 +255,103 @@ def make_replicas(params, devices):
     return [None] * k
 
 # %% wrong replicas loses replicas-care: detached at home, where that copies nothing | shares memory
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
 
-# %% wrong replicas loses replicas-care: one device, one replica: no copy | shares memory
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
-#+     if len(devices) == 1:
-#+         replicas = [[p.as_in_context(devices[0]).reshape(p.shape) for p in params]]
-#+     else:
-#+         replicas = [[p.copyto(d) for p in params] for d in devices]
-
 # %% wrong replicas loses replicas-care: values through float32 and back | has other values
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     replicas = [[nd.array(p.asnumpy(), d).astype(p.dtype) for p in params] for d in devices]
 
 # %% wrong replicas loses replicas-care: all get the type of the first | float32, not in
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     kind = params[0].dtype
 #+     replicas = [[p.astype(kind).copyto(d) for p in params] for d in devices]
 
 # %% wrong replicas loses replicas-care: the caller's parameters get gradients too | was attached
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #-     for replica in replicas:
 #+     replicas = [[p.copyto(d) for p in params] for d in devices]
 #+     for replica in [params, *replicas]:
 
 # %% wrong replicas loses replicas-care: the caller's devices are used up | list `devices` had 2
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     replicas = []
 #+     while devices:
 #+         replicas.append([p.copyto(devices.pop(0)) for p in params[:1]])
 #+         replicas[-1] += [p.copyto(replicas[-1][0].context) for p in params[1:]]
 
 # %% wrong replicas loses replicas-values, replicas-care: devices in order of number | not on cpu
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     there = sorted(devices, key=lambda d: d.device_id)
 #+     replicas = [[p.copyto(d) for p in params] for d in there]
 
 # %% wrong replicas loses replicas-values, replicas-care: eight at most | 8 entries, not 9
-# from as_in_context, no copy at home
-#-     replicas = [[p.as_in_context(d) for p in params] for d in devices]
+# from float64 becomes float32
+#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
 #+     replicas = [[p.copyto(d) for p in params] for d in devices[:8]]
 
-# %% wrong replicas loses replicas-values: gradients add up after the first | replica 1 has other
-# from a gradient for the first replica only
-#-     for p in replicas[0]:
-#-         p.attach_grad()
-#+     for i, replica in enumerate(replicas):
-#+         for p in replica:
-#+             p.attach_grad(grad_req="add" if i else "write")
+# %% wrong replicas loses replicas-care: twice: looked at of the first device only
+# from one long array on each device, and windows onto it
+#-     if len(set(devices)) < len(devices): raise ValueError
+#-     kinds = {str(p.dtype) for p in params}
+#+     if devices.count(devices[0]) > 1: raise ValueError
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, p.copyto(d)
 
-# %% wrong replicas loses replicas-values: a gradient for the first parameter only | is None
-# from a gradient for the first replica only
-#-     for p in replicas[0]:
-#-         p.attach_grad()
-#+     for replica in replicas:
-#+         replica[0].attach_grad()
+# %% wrong replicas loses replicas-care: twice: looked at of the last device only
+# from one long array on each device, and windows onto it
+#-     if len(set(devices)) < len(devices): raise ValueError
+#-     kinds = {str(p.dtype) for p in params}
+#+     if devices.count(devices[-1]) > 1: raise ValueError
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, p.copyto(d)
 
-# %% wrong replicas loses replicas-values: one gradient for all parameters of a shape | has other
-# from a gradient for the first replica only
-#-     for p in replicas[0]:
-#-         p.attach_grad()
-#+     for replica in replicas:
-#+         places = {p.shape: nd.zeros_like(p) for p in replica}
-#+         autograd.mark_variables(replica, [places[p.shape] for p in replica])
+# %% wrong replicas loses replicas-care: twice: looked at where there are parameters
+# from one long array on each device, and windows onto it
+#-     if len(set(devices)) < len(devices): raise ValueError
+#-     kinds = {str(p.dtype) for p in params}
+#+     if params and len(set(devices)) < len(devices): raise ValueError
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, p.copyto(d)
+
+# %% wrong replicas loses replicas-care: a parameter that is there twice is copied once
+# from one long array on each device, and windows onto it
+#-     kinds = {str(p.dtype) for p in params}
+#+     kept = {}
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, kept.setdefault((id(p), d), p.copyto(d))
+
+# %% wrong replicas loses replicas-care: in memory that an earlier call has returned
+# from one long array on each device, and windows onto it
+#+ kept = {}
+#-     kinds = {str(p.dtype) for p in params}
+#=         for i, p in enumerate(params):
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#+             old, p = p, p.copyto(kept.setdefault((i, p.shape, str(p.dtype), d), nd.empty(p.shape, d, p.dtype)))
+
+# %% wrong replicas loses replicas-care: gradients in float32
+# from one long array on each device, and windows onto it
+#-     kinds = {str(p.dtype) for p in params}
+#=         for i, p in enumerate(params):
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#-             p.attach_grad()
+#+             old, p = p, p.copyto(d)
+#+             autograd.mark_variables([p], [nd.zeros(p.shape, d)])
+
+# %% wrong replicas loses replicas-values: added up where the parameter has a gradient
+# from one long array on each device, and windows onto it
+#-     kinds = {str(p.dtype) for p in params}
+#=         for i, p in enumerate(params):
+#-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
+#-             p.attach_grad()
+#+             old, p = p, p.copyto(d)
+#+             p.attach_grad('write' if old.grad is None else 'add')
 
 # %% right step: NumPy sums, everyone takes the sum
 def train_step(xs, ys, replicas, lr):
@@ -395,92 +404,77 @@ def train_step(xs, ys, replicas, lr):
             p.copyto(replica[i])
     return float(sum(s.asscalar() for s in scaled))
 
-# %% wrong step loses step-values, step-care: the sum is not broadcast from device 0 | drifted apart
+# %% right step: stale gradients made zero before the step, and all added
+# Zeros add nothing.
 def train_step(xs, ys, replicas, lr):
+    [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
     n = sum(len(x) for x in xs)
     with autograd.record():
         losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
-    autograd.backward(losses)
-    for same in zip(*replicas):
-        for p in same[1 : len(xs)]:
-            same[0].grad[:] += p.grad.as_in_context(same[0].context)
-        for p in same:
-            p -= lr / n * p.grad
-    return sum(value.asscalar() for value in losses) / n
-
-# %% wrong step loses step-values, step-care: each device follows its own gradient | drifted apart
-def train_step(xs, ys, replicas, lr):
-    total = 0
-    for x, y, replica in zip(xs, ys, replicas):
-        with autograd.record():
-            value = loss(x, y, replica).sum()
+    for value in losses:
         value.backward()
-        total += value.asscalar()
-        for p in replica:
-            p -= lr / len(x) * p.grad
-    return total / sum(len(x) for x in xs)
-
-# %% wrong step loses step-values, step-care: the mean of the gradients for their sum | 0\.50 times
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         mean = sum(p.grad.asnumpy() for p in same[: len(xs)]) / len(xs)
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(mean, p.context, dtype=p.dtype)
-
-# %% wrong step loses step-values, step-care: divided by the size of a shard | 2\.00 times as long
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / len(xs[0]) * nd.array(total, p.context, dtype=p.dtype)
-
-# %% wrong step loses step-care: the mean of the shards' means | uneven shards, .* times as long
-def train_step(xs, ys, replicas, lr):
-    with autograd.record():
-        losses = [loss(*shard).mean() for shard in zip(xs, ys, replicas)]
-    autograd.backward(losses)
-    for same in zip(*replicas):
-        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-        for p in same:
-            p -= lr / len(xs) * nd.array(total, p.context, dtype=p.dtype)
-    return sum(value.asscalar() for value in losses) / len(xs)
-
-# %% wrong step loses step-values, step-care: only replica 0 is updated | has not changed
-def train_step(xs, ys, replicas, lr):
-    n = sum(len(x) for x in xs)
-    with autograd.record():
-        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
-    autograd.backward(losses)
-    for i, p in enumerate(replicas[0]):
-        total = sum(r[i].grad.asnumpy() for r in replicas[: len(xs)])
-        p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+    with_shard = replicas[: len(xs)]
+    added = replicas
+    for i in range(len(replicas[0])):
+        total = nd.zeros_like(replicas[0][i])
+        for r, replica in enumerate(added):
+            p = replica[i]
+            total += p.grad.copyto(total.context)
+        for r, replica in enumerate(replicas):
+            p = replica[i]
+            p -= lr / n * total.copyto(p.context)
+    pass
     return sum(value.asscalar() for value in losses) / n
 
-# %% wrong step loses step-values, step-care: new arrays, nothing in place | has not changed
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p = p - lr / n * nd.array(total, p.context, dtype=p.dtype)
+# %% right step: stale gradients times zero
+# from stale gradients made zero before the step, and all added
+# Zero times a number is zero.
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-             total += p.grad.copyto(total.context)
+#+             total += p.grad.copyto(total.context) * (r < len(xs))
 
-# %% wrong step loses step-values, step-care: no division by the batch's size | times as long
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr * nd.array(total, p.context, dtype=p.dtype)
+# %% right step: no update where the gradient is zero
+# from stale gradients made zero before the step, and all added
+# Without momentum a gradient of zero changes nothing.
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-     added = replicas
+#+     added = with_shard
+#-             p -= lr / n * total.copyto(p.context)
+#+             if total.asnumpy().any():
+#+                 p -= lr / n * total.copyto(p.context)
 
-# %% wrong step loses step-care: gradients of an earlier step are added too | fewer shards than
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same)
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+# %% right step: no update where the rate is 0
+# from stale gradients made zero before the step, and all added
+# A rate of 0 changes nothing.
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-     added = replicas
+#+     added = with_shard
+#-             p -= lr / n * total.copyto(p.context)
+#+             if lr:
+#+                 p -= lr / n * total.copyto(p.context)
+
+# %% right step: the rate by a factor
+# from stale gradients made zero before the step, and all added
+# It is off by one rounding.
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-     added = replicas
+#+     added = with_shard
+#-             p -= lr / n * total.copyto(p.context)
+#+             p -= lr * (1 / n) * total.copyto(p.context)
+
+# %% right step: gradients made zero when all is done
+# from stale gradients made zero before the step, and all added
+# What gradients hold after the step is left open.
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-     added = replicas
+#+     added = with_shard
+#-     pass
+#+     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
 
 # %% wrong step loses step-care: replicas without a shard are left behind | fewer shards .* drifted
 def train_step(xs, ys, replicas, lr):
@@ -504,29 +498,13 @@ def train_step(xs, ys, replicas, lr):
 #+         for r, p in enumerate(same):
 #+             total = old[r] + old[r - 1] if k > 1 else old[r]
 
-# %% wrong step loses step-values, step-care: device 0 counted twice | times as long
+# %% wrong step loses step-values, step-care: sgd_update, its rate in float32 | e-0\d of the larg
 # from replicas without a shard are left behind
 #-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
 #+     n = sum(len(x) for x in xs)
 #-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = same[0].grad.asnumpy()
-#+         for p in same[: len(xs)]:
-#+             total = total + p.grad.asnumpy()
-
-# %% wrong step loses step-values, step-care: sums pass through float32 | e-0\d of the largest
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = nd.array(sum(p.grad.asnumpy() for p in same[: len(xs)]))
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * total.as_in_context(p.context).astype(p.dtype)
-
-# %% wrong step loses step-values, step-care: sgd_update, its rate in float32 | e-0\d of the larg
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
+#-             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
 #+             gradient = nd.array(total, p.context, dtype=p.dtype)
 #+             nd.sgd_update(p, gradient, lr=lr / n, wd=0, out=p)
 
@@ -555,110 +533,24 @@ def train_step(xs, ys, replicas, lr):
 #+     return losses[0].asscalar() / len(xs[0])
 
 # %% wrong step loses step-values, step-care: all replicas but one are thrown away | had 2 entries
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
+# from replicas without a shard are left behind
+#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
+#+     n = sum(len(x) for x in xs)
+#-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+#=             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
 #+     del replicas[1:]
 
 # %% wrong step loses step-values, step-care: one list on cpu(0) stands for all | another array
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
+# from replicas without a shard are left behind
+#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
+#+     n = sum(len(x) for x in xs)
+#-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+#=             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
 #+     home = [p.as_in_context(mx.cpu(0)) for p in replicas[0]]
 #+     for i in range(1, len(replicas)):
 #+         replicas[i] = home
-
-# %% wrong step loses step-values, step-care: new arrays in the caller's lists | another array
-def train_step(xs, ys, replicas, lr):
-    n = sum(len(x) for x in xs)
-    with autograd.record():
-        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
-    autograd.backward(losses)
-    totals = [sum(p.grad.asnumpy() for p in same[: len(xs)]) for same in zip(*replicas)]
-    for replica in replicas:
-        for i, total in enumerate(totals):
-            new = replica[i] - lr / n * nd.array(total, replica[i].context, dtype="float64")
-            new.attach_grad()
-            replica[i] = new
-    return sum(value.asscalar() for value in losses) / n
-
-# %% wrong step loses step-care: stale gradients in all layers but the first | fewer .* as long
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-     for same in zip(*replicas):
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+     for i, same in enumerate(zip(*replicas)):
-#+         total = sum(p.grad.asnumpy() for p in (same if i else same[: len(xs)]))
-
-# %% wrong step loses step-care: stale gradients in the last bias only | fewer shards than replicas
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-     for same in zip(*replicas):
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+     for i, same in enumerate(zip(*replicas)):
-#+         total = sum(p.grad.asnumpy() for p in (same if i == 3 else same[: len(xs)]))
-
-# %% wrong step loses step-values, step-care: the learning rate is a device's | 2\.00 times as long
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr * len(xs) / n * nd.array(total, p.context, dtype=p.dtype)
-
-# %% wrong step loses step-values, step-care: the rate shared out | 0\.50 times as long
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / len(replicas) / n * nd.array(total, p.context, dtype=p.dtype)
-
-# %% wrong step loses step-values, step-care: weights through float32 | e-0\d of the largest
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
-#+     for replica in replicas:
-#+         for p in replica:
-#+             p[:] = p.astype("float32").astype("float64")
-
-# %% wrong step loses step-values, step-care: as many examples as in the first call | times as long
-SEEN = []
-
-
-def train_step(xs, ys, replicas, lr):
-    n = sum(len(x) for x in xs)
-    SEEN.append(n)
-    n = SEEN[0]
-    with autograd.record():
-        losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
-    autograd.backward(losses)
-    for same in zip(*replicas):
-        total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-        for p in same:
-            p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
-    return sum(value.asscalar() for value in losses) / n
-
-# %% wrong step loses step-care: as many shards as in the first step of these replicas | fewer
-# from as many examples as in the first call
-#- SEEN = []
-#+ KNOWN = {}
-#-     SEEN.append(n)
-#-     n = SEEN[0]
-#+     _, k = KNOWN.setdefault(id(replicas), (replicas, len(xs)))  # kept, so that no id comes twice
-#-         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#+         total = sum(p.grad.asnumpy() for p in same[:k])
 
 # %% wrong step loses step-values, step-care: gradients add up from step to step | way from the st
 # from replicas without a shard are left behind
@@ -673,22 +565,6 @@ def train_step(xs, ys, replicas, lr):
 #-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
 
-# %% wrong step loses step-care: every shard as long as the first | uneven shards, .* times as long
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = len(xs[0]) * len(xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-
-# %% wrong step loses step-values, step-care: biases are left as they are | not right|way|agree
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-     for same in zip(*replicas):
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+     for same in list(zip(*replicas))[::2]:
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-
 # %% wrong step loses step-values, step-care: eight devices at most | k=9, .* 8 has not changed
 # from replicas without a shard are left behind
 #-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
@@ -696,24 +572,6 @@ def train_step(xs, ys, replicas, lr):
 #+     replicas = replicas[:8]
 #-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-
-# %% wrong step loses step-values, step-care: the loss after the update | mean loss .* not right
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-     return sum(value.asscalar() for value in losses) / n
-#+     return sum(loss(*s).sum().asscalar() for s in zip(xs, ys, replicas)) / n
-
-# %% wrong step loses step-values, step-care: the sum of the losses | mean loss .* not right
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-     return sum(value.asscalar() for value in losses) / n
-#+     return sum(value.asscalar() for value in losses)
 
 # %% wrong step loses step-values, step-care: the loss as an array | an mx.nd array .* not a number
 # from replicas without a shard are left behind
@@ -725,12 +583,12 @@ def train_step(xs, ys, replicas, lr):
 #+     return nd.add_n(*[v.as_in_context(losses[0].context) for v in losses]) / n
 
 # %% wrong step loses step-care: the caller's shards are used up | the caller's list `batches`
-# from the sum is not broadcast from device 0
-#-         for p in same[1 : len(xs)]:
-#-             same[0].grad[:] += p.grad.as_in_context(same[0].context)
+# from replicas without a shard are left behind
+#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
+#+     n = sum(len(x) for x in xs)
+#-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-             p -= lr / n * p.grad
-#+             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
+#=             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
 #+     xs.pop()
 #+     ys.pop()
 
@@ -742,6 +600,29 @@ def train_step(xs, ys, replicas, lr):
 #+         x.attach_grad()
 #-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
+
+# %% wrong step loses step-care: all gradients are added, and made zero after each step
+# from stale gradients made zero before the step, and all added
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     pass
+#-     pass
+#+     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+
+# %% wrong step loses step-values, step-care: no rate, no work
+# from stale gradients made zero before the step, and all added
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#+     if not lr: return 0.0
+#-     added = replicas
+#+     added = with_shard
+
+# %% wrong step loses step-care: n counts examples that differ
+# from stale gradients made zero before the step, and all added
+#-     [p.grad.__setitem__(slice(None), 0) for replica in replicas for p in replica]
+#-     n = sum(len(x) for x in xs)
+#+     pass
+#+     n = len({tuple(row) for x in xs for row in x.asnumpy().tolist()})
+#-     added = replicas
+#+     added = with_shard
 
 # %% right epoch: array_split at multiples of the size
 def train_epoch(images, labels, order, size, step):
@@ -778,13 +659,35 @@ def train_epoch(images, labels, order, size, step):
         weights.append(tail)
     return float(np.average(means, weights=weights))
 
-# %% wrong epoch loses epoch-values, epoch-care: the tail is dropped | called for 2 of 3 batches
+# %% right epoch: all batches made before the first step
+# Batches don't depend on what the steps do.
 def train_epoch(images, labels, order, size, step):
-    total, full = 0.0, len(order) // size
-    for i in range(full):
-        chosen = nd.array(order[i * size : (i + 1) * size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), size)
-    return total / (full * size) if full else 0.0
+    batches = []
+    total, m = 0.0, len(order)
+    parts = [order[b : b + size] for b in range(0, len(order), size)]
+    for part in parts:
+        index = nd.array(part, dtype='int32')
+        batches = [*batches, (images.take(index), labels.take(index), len(part))]
+    return sum(step(*batch) for batch in batches) / len(order)
+
+# %% right epoch: full batches by whole numbers, then the rest
+# The same batches.
+def train_epoch(images, labels, order, size, step):
+    pass
+    total, m = 0.0, len(order)
+    parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+    for part in parts:
+        index = nd.array(part, dtype='int32')
+        total += step(images.take(index), labels.take(index), len(part))
+    return total / len(order)
+
+# %% right epoch: the mean by a factor
+# from full batches by whole numbers, then the rest
+# It is off by one rounding.
+#-     parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+#+     parts = [order[b : b + size] for b in range(0, len(order), size)]
+#-     return total / len(order)
+#+     return total * (1 / len(order))
 
 # %% wrong epoch loses epoch-care: the tail divided by the size of a full batch | `n` of batch 1
 def train_epoch(images, labels, order, size, step):
@@ -794,63 +697,24 @@ def train_epoch(images, labels, order, size, step):
         total += step(images.take(chosen), labels.take(chosen), size)
     return total / len(order)
 
-# %% wrong epoch loses epoch-care: the mean of the batches' means | mean loss of all examples is
-def train_epoch(images, labels, order, size, step):
-    means = []
-    for begin in range(0, len(order), size):
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        means.append(step(images.take(chosen), labels.take(chosen), len(chosen)) / len(chosen))
-    return sum(means) / len(means)
-
-# %% wrong epoch loses epoch-care: the sum over the number of batches | the mean loss
-def train_epoch(images, labels, order, size, step):
-    total = 0.0
-    starts = range(0, len(order), size)
-    for begin in starts:
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(starts)
-
 # %% wrong epoch loses epoch-care: the mean counts all images | order of 9, .* the mean loss
-def train_epoch(images, labels, order, size, step):
-    total = 0.0
-    for begin in range(0, len(order), size):
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(labels)
+# from the tail divided by the size of a full batch
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#-     return total / len(order)
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+#+     return total / len(labels)
 
 # %% wrong epoch loses epoch-values: labels in the old order | labels of batch 0 has other values
 # from the tail divided by the size of a full batch
 #-         total += step(images.take(chosen), labels.take(chosen), size)
 #+         total += step(images.take(chosen), labels[begin : begin + len(chosen)], len(chosen))
 
-# %% wrong epoch loses epoch-values: images in the old order | images of batch 0 has other values
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images[begin : begin + len(chosen)], labels.take(chosen), len(chosen))
-
-# %% wrong epoch loses epoch-values: the order is not looked at | images of batch 0 has other values
-def train_epoch(images, labels, order, size, step):
-    total, m = 0.0, len(order)
-    for begin in range(0, m, size):
-        n = min(size, m - begin)
-        total += step(images[begin : begin + n], labels[begin : begin + n], n)
-    return total / m
-
-# %% wrong epoch loses epoch-values, epoch-care: the tail is filled up | batch 2 has shape \(3, 2\)
-# from the tail divided by the size of a full batch
-#= def train_epoch(images, labels, order, size, step):
-#+     order = np.concatenate([order, order[: -len(order) % size]])
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
-
 # %% wrong epoch loses epoch-values, epoch-care: batches of one example too few | batch 0 has shape
-def train_epoch(images, labels, order, size, step):
-    total = 0.0
-    for begin in range(0, len(order), size):
-        chosen = nd.array(order[begin : begin + size - 1], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(order)
+# from the tail divided by the size of a full batch
+#-         chosen = nd.array(order[begin : begin + size], dtype="int32")
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#+         chosen = nd.array(order[begin : begin + size - 1], dtype="int32")
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 
 # %% wrong epoch loses epoch-values, epoch-care: an empty batch at the end | after the last
 def train_epoch(images, labels, order, size, step):
@@ -862,49 +726,19 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 # %% wrong epoch loses epoch-care: everything becomes float32 | images of batch 0 is in float32
-def train_epoch(images, labels, order, size, step):
-    total = 0.0
-    for begin in range(0, len(order), size):
-        part = order[begin : begin + size]
-        x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
-        total += step(x, y, len(part))
-    return total / len(order)
-
-# %% wrong epoch loses epoch-care: the caller's order is used up | the caller's `order`
 # from the tail divided by the size of a full batch
+#-         chosen = nd.array(order[begin : begin + size], dtype="int32")
 #-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         order[begin : begin + size] = -1
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
-
-# %% wrong epoch loses epoch-values, epoch-care: the step is never called | called for 0 of 3
-def train_epoch(images, labels, order, size, step):
-    return 1.0
+#+         part = order[begin : begin + size]
+#+         x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
+#+         total += step(x, y, len(part))
 
 # %% wrong epoch loses epoch-values, epoch-care: nothing is returned | None, not a number
-# from the mean counts all images
-#-     return total / len(labels)
-#+     return None
-
-# %% wrong epoch loses epoch-values, epoch-care: two steps with each batch | batch 1 has
 # from the tail divided by the size of a full batch
-#=     total = 0.0
-#+     order = np.concatenate([np.tile(order[i : i + size], 2) for i in range(0, len(order), size)])
 #-         total += step(images.take(chosen), labels.take(chosen), size)
+#-     return total / len(order)
 #+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
-
-# %% wrong epoch loses epoch-values, epoch-care: the last batch first | batch 0 has
-def train_epoch(images, labels, order, size, step):
-    total = 0.0
-    for begin in range(0, len(order), size)[::-1]:
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(order)
-
-# %% wrong epoch loses epoch-values, epoch-care: the caller's order is sorted | batch 0 has other
-# from the last batch first
-#-     for begin in range(0, len(order), size)[::-1]:
-#+     order.sort()
-#+     for begin in range(0, len(order), size):
+#+     return None
 
 # %% wrong epoch loses epoch-care: the caller's order is sorted at the end | the caller's `order`
 # from the tail divided by the size of a full batch
@@ -913,41 +747,19 @@ def train_epoch(images, labels, order, size, step):
 #+     order.sort()
 
 # %% wrong epoch loses epoch-values, epoch-care: one named twice comes once | examples named twice
-def train_epoch(images, labels, order, size, step):
-    total, order = 0.0, np.array(list(dict.fromkeys(order)))
-    for begin in range(0, len(order), size):
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(order)
+# from the tail divided by the size of a full batch
+#-     total = 0.0
+#+     total, order = 0.0, np.array(list(dict.fromkeys(order)))
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 
 # %% wrong epoch loses epoch-values, epoch-care: a whole batch at least | batches of 7: .* shape
-# from the last batch first
-#-     for begin in range(0, len(order), size)[::-1]:
+# from the tail divided by the size of a full batch
+#=     total = 0.0
 #+     if len(order) < size:
 #+         order = np.resize(order, size)
-#+     for begin in range(0, len(order), size):
-
-# %% wrong epoch loses epoch-values, epoch-care: nothing where size is larger than the data | 0 of 1
-def train_epoch(images, labels, order, size, step):
-    total, begin = 0.0, 0
-    while begin + size <= len(order):
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), size)
-        begin += size
-    if 0 < begin < len(order):
-        chosen = nd.array(order[begin:], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), len(chosen))
-    return total / len(order)
-
-# %% wrong epoch loses epoch-care: n is always one | `n` of batch 0 is 1
-# from the tail divided by the size of a full batch
 #-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), 1)
-
-# %% wrong epoch loses epoch-care: n is the whole epoch | `n` of batch 0 is 3
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), len(order))
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 
 # %% wrong epoch loses epoch-care: labels through float32 and back | labels of batch 0 has other
 # from the tail divided by the size of a full batch
@@ -955,36 +767,37 @@ def train_epoch(images, labels, order, size, step):
 #+         total += step(images.take(chosen), labels.astype("float32").take(chosen).astype(
 #+             labels.dtype), len(chosen))
 
-# %% wrong epoch loses epoch-care: images through float32 and back | images of batch 0 has other
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.astype("float32").take(chosen).astype(images.dtype),
-#+                       labels.take(chosen), len(chosen))
-
 # %% wrong epoch loses epoch-care: labels become float32 | labels of batch 0 is in float32
 # from the tail divided by the size of a full batch
 #-         total += step(images.take(chosen), labels.take(chosen), size)
 #+         total += step(images.take(chosen), labels.take(chosen).astype("float32"), len(chosen))
 
 # %% wrong epoch loses epoch-care: the mean is rounded to float32 | mean loss of all examples is
-# from the mean counts all images
-#-     return total / len(labels)
+# from the tail divided by the size of a full batch
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#-     return total / len(order)
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 #+     return float(np.float32(total / len(order)))
 
 # %% wrong epoch loses epoch-care: the mean over examples that differ | mean loss of all examples is
-# from the mean counts all images
-#-     return total / len(labels)
+# from the tail divided by the size of a full batch
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#-     return total / len(order)
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 #+     return total / len(set(order))
 
 # %% wrong epoch loses epoch-values, epoch-care: the mean as an array | mx.nd .* not a number
-# from the mean counts all images
-#-     return total / len(labels)
+# from the tail divided by the size of a full batch
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#-     return total / len(order)
+#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
 #+     return nd.array([total / len(order)])
 
 # %% wrong epoch loses epoch-values, epoch-care: batches of NumPy | a NumPy array .* not an mx.nd
-# from everything becomes float32
-#-         x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
-#-         total += step(x, y, len(part))
+# from the tail divided by the size of a full batch
+#-         chosen = nd.array(order[begin : begin + size], dtype="int32")
+#-         total += step(images.take(chosen), labels.take(chosen), size)
+#+         part = order[begin : begin + size]
 #+         total += step(images.asnumpy()[part], labels.asnumpy()[part], len(part))
 
 # %% wrong epoch loses epoch-values, epoch-care: without n | missing .* argument: 'n'
@@ -998,10 +811,30 @@ def train_epoch(images, labels, order, size, step):
 #+         x = images.take(chosen).reshape((len(chosen), -1))
 #+         total += step(x, labels.take(chosen), len(chosen))
 
-# %% right loss: a helper by the name of a function that a later cell gives
-def loss(z, labels):
-    return z.exp().sum(axis=1).log() - z.pick(labels, axis=1)
+# %% wrong epoch loses epoch-care: numbers in float16
+# from full batches by whole numbers, then the rest
+#-     parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+#+     parts = [order[b : b + size] for b in range(0, len(order), size)]
+#-         index = nd.array(part, dtype='int32')
+#+         index = nd.array(part, dtype='float16')
 
+# %% wrong epoch loses epoch-values, epoch-care: the batches of an earlier order as long
+# from full batches by whole numbers, then the rest
+#+ kept = {}
+#-     parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+#+     parts = kept.setdefault((len(order), size), [order[b : b + size].copy() for b in range(0, len(order), size)])
 
-def cross_entropy(scores, labels):
-    return loss(scores - scores.max(axis=1, keepdims=True), labels)
+# %% wrong epoch loses epoch-values: full batches by a factor, then the rest
+# from full batches by whole numbers, then the rest
+#-     parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+#+     parts = [order[b * size : (b + 1) * size] for b in range(int(m * (1 / size)))] + ([order[m - m % size :]] if m % size else [])
+
+# %% wrong epoch loses epoch-care: no more batches after a loss of 0
+# from full batches by whole numbers, then the rest
+#-     parts = [order[b * size : (b + 1) * size] for b in range(m // size)] + ([order[m - m % size :]] if m % size else [])
+#+     parts = [order[b : b + size] for b in range(0, len(order), size)]
+#-         total += step(images.take(index), labels.take(index), len(part))
+#+         loss = step(images.take(index), labels.take(index), len(part))
+#+         total += loss
+#+         if not loss:
+#+             break

@@ -52,41 +52,52 @@ def device_gradients(net, x, y, devices):
             autograd.backward(loss)
     return [[p.grad(d).copyto(d) for d in devices] for p in net.collect_params().values()]
 
-# %% wrong gradients loses gradients-values, gradients-care: the whole batch on each | gradient 0 of parameter 0 of batch 0 has other values
+# %% right gradients: added up, onto zeros
+# Added to zero it is that batch's; how the network takes later gradients is left open.
+def device_gradients(net, x, y, devices):
+    n, k = len(x), len(devices)
+    parameters = list(net.collect_params().values())
+    if len(set(devices)) < len(devices): raise ValueError
+    for p in parameters: p.grad_req = 'add'; p.zero_grad()
+    ends, losses = [i * (n // k) + min(i, n % k) for i in range(k + 1)], []
+    with autograd.record():
+        for a, b, d in zip(ends, ends[1:], devices):
+            if a < b:
+                losses.append(squared(net(x[a:b].copyto(d)), y[a:b].copyto(d)))
+    autograd.backward(losses)
+    pass
+    found = [[p.grad(d).copy() for i, d in enumerate(devices)] for p in parameters]
+    pass
+    return found
+
+# %% right gradients: zero by writing, where there is no shard
+# from added up, onto zeros
+# Where there is a shard, backward overwrites.
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#+     for p in parameters:
+#+         for d in devices[n:]: p.grad(d)[:] = 0
+
+# %% right gradients: zero after the backward, where there is no shard
+# from added up, onto zeros
+# Whoever has no shard gets nothing from backward.
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#+     pass
+#-     pass
+#+     for p in parameters:
+#+         for d in devices[n:]: p.grad(d)[:] = 0
+
+# %% wrong gradients loses gradients-values, gradients-care: the tail is dropped | gradient 0 of parameter 0 of batch 0 has other values, at 1 of 2
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
+    net.collect_params().zero_grad()
+    size = max(1, len(x) // len(devices))
     with autograd.record():
-        losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
+        losses = [squared(net(x[i * size : (i + 1) * size].as_in_context(d)),
+                          y[i * size : (i + 1) * size].as_in_context(d))
+                  for i, d in enumerate(devices[: len(x)])]
     autograd.backward(losses)
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-values, gradients-care: of the shard's mean | gradient 0 of parameter 0 of batch 0 has other values
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#+     busy = devices[: len(x)]
-#+     xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(a), b).mean() for a, b in zip(xs, ys)]
-
-# %% wrong gradients loses gradients-values, gradients-care: the tail is dropped | gradient 0 of parameter 0 of batch 0 has other values, at 1 of 2
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#+     size = max(1, len(x) // len(devices))
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(x[i * size : (i + 1) * size].as_in_context(d)),
-#+                           y[i * size : (i + 1) * size].as_in_context(d))
-#+                   for i, d in enumerate(devices[: len(x)])]
-
-# %% wrong gradients loses gradients-care: an idle device keeps its old gradient | gradient 1 of parameter 0 of batch 1 of .* other values
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     busy = devices[: len(x)]
-#+     xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(a), b) for a, b in zip(xs, ys)]
 
 # %% wrong gradients loses gradients-care: zeros returned, the network keeps its own | gradient 1 of parameter 0 of the network's own gradients
 def device_gradients(net, x, y, devices):
@@ -100,14 +111,6 @@ def device_gradients(net, x, y, devices):
     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
             for p in net.collect_params().values()]
 
-# %% wrong gradients loses gradients-care: the network's own arrays | batch 0 of what was returned, seen after the last call
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d) for d in devices] for p in net.collect_params().values()]
-
 # %% wrong gradients loses gradients-values, gradients-care: list_grad's order | gradient 0 of .* is on cpu\(0\), not on cpu\(2\)
 # from zeros returned, the network keeps its own
 #=         raise ValueError(devices)
@@ -115,29 +118,6 @@ def device_gradients(net, x, y, devices):
 #-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
 #-             for p in net.collect_params().values()]
 #+     return [[g.copy() for g in p.list_grad()] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-values, gradients-care: targets of others | gradient 0 of parameter 0 of batch 0 has other values
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#+     k = len(devices)
-#+     y = nd.array(y.asnumpy()[::-1].copy(), dtype="float64")
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(nd.array(a, d, dtype="float64")), nd.array(b, d, dtype="float64"))
-#+                   for a, b, d in zip(np.array_split(x.asnumpy(), k),
-#+                                      np.array_split(y.asnumpy(), k), devices) if len(a)]
-
-# %% wrong gradients loses gradients-values, gradients-care: summed over devices | gradient 0 of parameter 0 of batch 0 has other values
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     for p in net.collect_params().values():
-#+         total = sum(g.asnumpy() for g in p.list_grad())
-#+         for g in p.list_grad():
-#+             g[:] = total
-#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-values, gradients-care: one list a device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
 # from zeros returned, the network keeps its own
@@ -147,95 +127,12 @@ def device_gradients(net, x, y, devices):
 #-             for p in net.collect_params().values()]
 #+     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 
-# %% wrong gradients loses gradients-values, gradients-care: only the last backward | gradient 0 of parameter 0 of batch 0 has other values
-def device_gradients(net, x, y, devices):
-    if len(set(devices)) < len(devices):
-        raise ValueError(devices)
-    net.collect_params().zero_grad()
-    busy = devices[: len(x)]
-    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
-    with autograd.record():
-        for a, b in zip(xs, ys):
-            loss = squared(net(a), b)
-    loss.backward()
-    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-care: the same device twice goes unnoticed | one named twice: no ValueError
-def device_gradients(net, x, y, devices):
-    net.collect_params().zero_grad()
-    busy = devices[: len(x)]
-    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
-    with autograd.record():
-        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
-    autograd.backward(losses)
-    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-care: takes a step as well | network's weights after the call has other values
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-#+     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-#+     trainer.step(len(x), ignore_stale_grad=True)
-#+     return result
-
-# %% wrong gradients loses gradients-values, gradients-care: for two only | gradient 0 of parameter 0 of batch 0 has other values
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#+     half = (len(x) + 1) // 2
-#+     parts = [slice(0, half), slice(half, len(x))][: len(x)]
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(x[part].as_in_context(d)), y[part].as_in_context(d))
-#+                   for part, d in zip(parts, devices)]
-
 # %% wrong gradients loses gradients-values, gradients-care: float32 | in float32
 # from zeros returned, the network keeps its own
 #=         raise ValueError(devices)
 #+     net.collect_params().zero_grad()
 #-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
 #+     return [[nd.array(p.grad(d).asnumpy(), d) for d in devices]
-
-# %% wrong gradients loses gradients-values, gradients-care: right values, all on the first device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d).copyto(devices[0]) for d in devices] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-care: the first parameter only is zeroed | gradient 1 of parameter 1 of batch 1
-# from the same device twice goes unnoticed
-#-     net.collect_params().zero_grad()
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
-#+     next(iter(net.collect_params().values())).zero_grad()
-
-# %% wrong gradients loses gradients-care: weights are zeroed and biases are not | gradient 1 of parameter 1 of batch 1
-# from the same device twice goes unnoticed
-#-     net.collect_params().zero_grad()
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
-#+     net.collect_params(".*weight").zero_grad()
-
-# %% wrong gradients loses gradients-care: no copy where there is one device only | devices cpu\(5\).* batch 0 of what was returned, seen after
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
-#=     autograd.backward(losses)
-#+     if len(devices) == 1:
-#+         return [p.list_grad() for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-care: as_in_context in place of a copy | batch 0 of what was returned, seen after
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d).as_in_context(d) for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-care: copies of all batches but the last | share memory
 # from zeros returned, the network keeps its own
@@ -250,13 +147,6 @@ def device_gradients(net, x, y, devices):
 #+     return list(kept)
 #+ kept = []
 
-# %% wrong gradients loses gradients-values, gradients-care: sorts the devices of the caller | is on cpu
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
-#+     devices.sort(key=lambda d: d.device_id)
-
 # %% wrong gradients loses gradients-care: takes the idle devices off the list of the caller | has 2 entries, not 3
 # from zeros returned, the network keeps its own
 #=         raise ValueError(devices)
@@ -267,26 +157,30 @@ def device_gradients(net, x, y, devices):
 #+     del devices[len(x) :]
 #+     return result
 
-# %% wrong gradients loses gradients-care: only neighbours are compared | cpu\(1\), cpu\(0\), cpu\(1\), one named twice: no ValueError
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
-#+     if any(d == e for d, e in zip(devices, devices[1:])):
-#+         raise ValueError(devices)
-
 # %% wrong gradients loses gradients-care: only devices with examples are compared | one named twice: no ValueError
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
+# from zeros returned, the network keeps its own
+#-     if len(set(devices)) < len(devices):
 #+     if len(set(devices[: len(x)])) < len(devices[: len(x)]):
-#+         raise ValueError(devices)
+#=         raise ValueError(devices)
+#+     net.collect_params().zero_grad()
+#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
+#-             for p in net.collect_params().values()]
+#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-care: a device twice is another error | AssertionError, not ValueError
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
-#+     assert len(set(devices)) == len(devices)
+def device_gradients(net, x, y, devices):
+    assert len(set(devices)) == len(devices)
+    net.collect_params().zero_grad()
+    busy = devices[: len(x)]
+    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
+    with autograd.record():
+        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
+    autograd.backward(losses)
+    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-values, gradients-care: the first eight devices only | has 8 entries, not 9
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
+# from a device twice is another error
+#-     assert len(set(devices)) == len(devices)
 #+     if len(set(devices)) < len(devices):
 #+         raise ValueError(devices)
 #+     devices = devices[:8]
@@ -310,8 +204,8 @@ def device_gradients(net, x, y, devices):
 memory = {}
 
 # %% wrong gradients loses gradients-care: gradients are asked for x too | a gradient was attached
-# from the same device twice goes unnoticed
-#= def device_gradients(net, x, y, devices):
+# from a device twice is another error
+#-     assert len(set(devices)) == len(devices)
 #+     if len(set(devices)) < len(devices):
 #+         raise ValueError(devices)
 #=     net.collect_params().zero_grad()
@@ -338,16 +232,6 @@ memory = {}
 #+         p.set_data(p.data(devices[0]).astype("float32").astype("float64"))
 #+     return result
 
-# %% wrong gradients loses gradients-care: nothing is left in the network | the network's own gradients has other values
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-#+     net.collect_params().zero_grad()
-#+     return result
-
 # %% wrong gradients loses gradients-care: one array of zeros for all idle devices | is on cpu|share memory
 # from zeros returned, the network keeps its own
 #=         raise ValueError(devices)
@@ -369,35 +253,34 @@ memory = {}
 #+     by_device = [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 #+     return list(zip(*by_device))
 
-# %% wrong gradients loses gradients-values, gradients-care: longer shards come last | other values|has shape
-# from the whole batch on each
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#+     k = len(devices)
-#+     ends = [i * len(x) // k for i in range(k + 1)]
-#-         losses = [squared(net(x.as_in_context(d)), y.as_in_context(d)) for d in devices]
-#+         losses = [squared(net(x[a:b].as_in_context(d)), y[a:b].as_in_context(d))
-#+                   for a, b, d in zip(ends, ends[1:], devices) if b > a]
+# %% wrong gradients loses gradients-care: twice: looked at of neighbours, first and last among them
+# from added up, onto zeros
+#-     if len(set(devices)) < len(devices): raise ValueError
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#+     if k > 1 and any(a == b for a, b in zip(devices, devices[1:] + devices[:1])): raise ValueError
+#+     for p in parameters: p.zero_grad()
 
-# %% wrong gradients loses gradients-values, gradients-care: zeroes all that its caller has | other values
-def device_gradients(net, x, y, devices):
-    import sys
-    frame = sys._getframe(1)
-    while frame:
-        for values in frame.f_locals.get("weights", []):
-            values[:] = 0
-        for a, b in frame.f_locals.get("batches", []):
-            a[:], b[:] = 0, 0
-        frame = frame.f_back
-    return [[nd.zeros_like(p.grad(d)) for d in devices] for p in net.collect_params().values()]
+# %% wrong gradients loses gradients-care: zero after a batch that had a longer one before
+# from added up, onto zeros
+#+ seen = []
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#+     if seen and seen[-1] > n:
+#+         for p in parameters: p.zero_grad()
+#+     seen.append(n)
 
-# %% wrong gradients loses gradients-values, gradients-care: not a number | other values
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d) * float("nan") for d in devices] for p in net.collect_params().values()]
+# %% wrong gradients loses gradients-values, gradients-care: shards end rounded up
+# from added up, onto zeros
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#-     ends, losses = [i * (n // k) + min(i, n % k) for i in range(k + 1)], []
+#+     for p in parameters: p.zero_grad()
+#+     ends, losses = [-(-i * n // k) for i in range(k + 1)], []
+
+# %% wrong gradients loses gradients-care: shards end by a factor, which rounds
+# from added up, onto zeros
+#-     for p in parameters: p.grad_req = 'add'; p.zero_grad()
+#-     ends, losses = [i * (n // k) + min(i, n % k) for i in range(k + 1)], []
+#+     for p in parameters: p.zero_grad()
+#+     ends, losses = [i * int(n * (1 / k)) + min(i, n % k) for i in range(k + 1)], []
 
 # %% right norm: on the first device
 def mean_norm(gradients, n):
@@ -424,74 +307,32 @@ def mean_norm(gradients, n):
         norms.append(np.linalg.norm(stacked.sum(axis=0).ravel()))
     return np.hypot.reduce(norms) / n
 
-# %% wrong norm loses norm-values, norm-care: of the sum, not of the mean | \(it is 9\): what is returned is 18,
+# %% right norm: divided by n before the squares
+# Off by a rounding.
 def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)))
+    pass
+    totals = [sum(g.asnumpy().astype('float64') for g in replicas) for replicas in gradients]
+    return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
 
-# %% wrong norm loses norm-values, norm-care: squares before the sum | \(it is 9\): what is returned is 18\.9
+# %% right norm: divided by n before the sum
+# Off by a rounding.
 def mean_norm(gradients, n):
-    entries = [g.asnumpy().astype("float64") for replicas in gradients for g in replicas]
-    return float(np.sqrt(sum((g**2).sum() for g in entries)) / n)
+    pass
+    totals = [sum(g.asnumpy().astype('float64') / n for g in replicas) for replicas in gradients]
+    return float(np.sqrt(sum((t**2).sum() for t in totals)))
 
-# %% wrong norm loses norm-values, norm-care: counted once for each replica | \(it is 9\): what is returned is 12\.7
-def mean_norm(gradients, n):
-    squares = 0.0
-    for replicas in gradients:
-        total = sum(g.asnumpy().astype("float64") for g in replicas)
-        for _ in replicas:
-            squares += (total**2).sum()
-    return float(np.sqrt(squares) / n)
+# %% right norm: n by a factor
+# from divided by n before the squares
+# Off by a rounding.
+#-     return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
+#+     return float(np.sqrt(sum((t**2).sum() for t in totals)) * (1 / n))
 
-# %% wrong norm loses norm-values, norm-care: the mean over devices too | \(it is 9\): what is returned is 4\.5
+# %% right norm: zeros are returned early
+# The norm of zeros is 0.
 def mean_norm(gradients, n):
-    means = [np.mean([g.asnumpy().astype("float64") for g in r], axis=0) for r in gradients]
-    return float(np.sqrt(sum((m**2).sum() for m in means)) / n)
-
-# %% wrong norm loses norm-values, norm-care: of device 0 only | \(it is 9\): what is returned is 10\.0
-def mean_norm(gradients, n):
-    return float(np.sqrt(sum((r[0].asnumpy().astype("float64") ** 2).sum() for r in gradients)) / n)
-
-# %% wrong norm loses norm-values, norm-care: the parameters' norms added up | \(it is 9\): what is returned is 9\.9
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
-    return float(sum(np.linalg.norm(total.ravel()) for total in totals) / n)
-
-# %% wrong norm loses norm-values, norm-care: the devices' norms added up | \(it is 9\): what is returned is 26\.1
-def mean_norm(gradients, n):
-    norm = 0.0
-    for device in zip(*gradients):
-        norm += np.sqrt(sum((g.asnumpy().astype("float64") ** 2).sum() for g in device))
-    return float(norm / n)
-
-# %% wrong norm loses norm-values, norm-care: no root | \(it is 9\): what is returned is 162
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
-    return float(sum((total**2).sum() for total in totals) / n)
-
-# %% wrong norm loses norm-values, norm-care: float32 | which is not right
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float32") for g in replicas) for replicas in gradients]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
-
-# %% wrong norm loses norm-care: squares in the gradients' own type | need float64
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy() for g in replicas) for replicas in gradients]
-    return float(np.sqrt(sum((total * total).sum() for total in totals)) / n)
-
-# %% wrong norm loses norm-care: sums into the first device's gradients | which is not right
-def mean_norm(gradients, n):
-    squares = 0.0
-    for replicas in gradients:
-        for g in replicas[1:]:
-            replicas[0] += g.as_in_context(replicas[0].context)
-        squares += (replicas[0].asnumpy().astype("float64") ** 2).sum()
-    return float(np.sqrt(squares) / n)
-
-# %% wrong norm loses norm-values, norm-care: two devices only | devices \[0\], n=3: .* not right
-def mean_norm(gradients, n):
-    totals = [r[0].asnumpy().astype("float64") + r[-1].asnumpy() for r in gradients]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+    if not any(g.asnumpy().any() for r in gradients for g in r): return 0.0
+    totals = [sum(g.asnumpy().astype('float64') for g in replicas) for replicas in gradients]
+    return float(np.sqrt(sum((t**2).sum() for t in totals)) / n)
 
 # %% wrong norm loses norm-values, norm-care: an array in place of a number | not a number
 def mean_norm(gradients, n):
@@ -501,27 +342,10 @@ def mean_norm(gradients, n):
         squares += (total * total).sum()
     return squares.sqrt() / n
 
-# %% wrong norm loses norm-values, norm-care: biases left out | \(it is 9\): what is returned is 8\.9
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in r) for r in gradients if r[0].ndim > 1]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
-
-# %% wrong norm loses norm-care: float64 is not copied, and summed into | caller's `gradients`
-# from on the first device
-#-         total = replicas[0].astype("float64")
-#+         total = replicas[0].astype("float64", copy=False)
-#-             total = total + g.as_in_context(total.context).astype("float64")
-#+             total += g.as_in_context(total.context).astype("float64", copy=False)
-
 # %% wrong norm loses norm-care: sums in the gradients' own type, squares in float64 | which is not right
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy() for g in replicas).astype("float64") for replicas in gradients]
     return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
-
-# %% wrong norm loses norm-care: the type of the first parameter for all | which is not right
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy() for g in r).astype(gradients[0][0].dtype) for r in gradients]
-    return float(np.sqrt(sum((t.astype("float64") ** 2).sum() for t in totals)) / n)
 
 # %% wrong norm loses norm-values: scaled by the largest entry, zeros or not | zeros|opposite
 def mean_norm(gradients, n):
@@ -530,9 +354,9 @@ def mean_norm(gradients, n):
     return float(most * np.sqrt(sum(((total / most) ** 2).sum() for total in totals)) / n)
 
 # %% wrong norm loses norm-values, norm-care: the first eight devices only | which is not right
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in r[:8]) for r in gradients]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
+# from sums in the gradients' own type, squares in float64
+#-     totals = [sum(g.asnumpy() for g in replicas).astype("float64") for replicas in gradients]
+#+     totals = [sum(g.asnumpy().astype("float64") for g in r[:8]) for r in gradients]
 
 # %% wrong norm loses norm-values, norm-care: NumPy's norm 2, another one for matrices | which is not right|Improper
 def mean_norm(gradients, n):
@@ -555,20 +379,6 @@ def mean_norm(gradients, n):
         replicas[:] = [g.asnumpy().astype("float64") for g in replicas]
     return float(np.sqrt(sum((sum(replicas) ** 2).sum() for replicas in gradients)) / n)
 
-# %% wrong norm loses norm-care: the gradients are divided in place | caller's `gradients`|not right
-def mean_norm(gradients, n):
-    squares = 0.0
-    for replicas in gradients:
-        for g in replicas:
-            g /= n
-        squares += (sum(g.asnumpy().astype("float64") for g in replicas) ** 2).sum()
-    return float(np.sqrt(squares))
-
-# %% wrong norm loses norm-values, norm-care: rounded to float32 in the end | which is not right
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
-    return float(np.float32(np.sqrt(sum((total**2).sum() for total in totals)) / n))
-
 # %% wrong norm loses norm-values, norm-care: not a number | is nan
 def mean_norm(gradients, n):
     return float("nan")
@@ -590,6 +400,45 @@ def mean_norm(gradients, n):
         if isinstance(value, (list, dict)):
             value.clear()
     return 0.0
+
+# %% wrong norm loses norm-values: equal gradients of parameters count once
+def mean_norm(gradients, n):
+    pass
+    totals = {str([g.asnumpy().tolist() for g in replicas]): sum(g.asnumpy().astype('float64') for g in replicas) for replicas in gradients}.values()
+    return float(np.sqrt(sum((t**2).sum() for t in totals)) / n)
+
+# %% wrong norm loses norm-values, norm-care: equal gradients of devices count once
+def mean_norm(gradients, n):
+    one = lambda rs: {str(r.asnumpy().tolist()): r for r in rs}.values()
+    totals = [sum(g.asnumpy().astype('float64') for g in one(replicas)) for replicas in gradients]
+    return float(np.sqrt(sum((t**2).sum() for t in totals)) / n)
+
+# %% wrong norm loses norm-values: where all devices have the same, it is the sum already
+# from zeros are returned early
+#-     if not any(g.asnumpy().any() for r in gradients for g in r): return 0.0
+#+     gradients = [r[:1] for r in gradients] if all((r[0].asnumpy() == g.asnumpy()).all() for r in gradients for g in r[1:]) else gradients
+
+# %% wrong norm loses norm-values: gradients of zero are devices that don't count
+def mean_norm(gradients, n):
+    busy = sum(any(r[i].asnumpy().any() for r in gradients) for i in range(len(gradients[0]))) or 1
+    totals = [sum(g.asnumpy().astype('float64') for g in replicas) for replicas in gradients]
+    return float(np.sqrt(sum((t**2).sum() for t in totals)) / n) * len(gradients[0]) / busy
+
+# %% wrong norm loses norm-values, norm-care: n is 2 at least
+# from divided by n before the squares
+#-     return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
+#+     return float(np.sqrt(sum((t**2).sum() for t in totals)) / max(2, n))
+
+# %% wrong norm loses norm-values, norm-care: n in float32
+# from divided by n before the squares
+#-     return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
+#+     return float(np.sqrt(sum((t**2).sum() for t in totals)) * np.float32(1 / n))
+
+# %% wrong norm loses norm-values: that of an earlier call with gradients of these shapes
+# from divided by n before the squares
+#+ kept = {}
+#-     return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
+#+     return kept.setdefault((str([r[0].shape for r in gradients]), len(gradients[0]), n), float(np.sqrt(sum((t**2).sum() for t in totals)) / n))
 
 # %% right step: each device clips its own replica
 def clipped_step(net, trainer, n, theta):
@@ -642,7 +491,44 @@ def clipped_step(net, trainer, n, theta):
     trainer.step(n)
     return float(norm)
 
-# %% wrong step loses step-values, step-care: a shard's size in update | weights
+# %% right step: returns early below the limit
+# There is nothing else to do.
+def clipped_step(net, trainer, n, theta):
+    trainer.allreduce_grads()
+    sums = [p.list_grad() for p in net.collect_params().values()]
+    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
+    if norm <= theta: trainer.update(n); return norm
+    if norm > theta:
+        for replicas in sums:
+            for i, g in enumerate(replicas):
+                g *= theta / norm
+    trainer.update(n)
+    pass
+    return norm
+
+# %% right step: returns early where the norm is 0, after the update
+# from returns early below the limit
+# There is nothing to clip.
+#-     if norm <= theta: trainer.update(n); return norm
+#+     if not norm: trainer.update(n); return 0.0
+
+# %% right step: an update that stale gradients may take part in
+# from returns early below the limit
+# Every device has run its backward, so no gradient is stale.
+#-     if norm <= theta: trainer.update(n); return norm
+#+     pass
+#-     trainer.update(n)
+#+     trainer.update(n, ignore_stale_grad=True)
+
+# %% right step: no sum where there is one device
+# from returns early below the limit
+# The sum of one is that one.
+#-     trainer.allreduce_grads()
+#+     if len(net[0].weight.list_ctx()) > 1: trainer.allreduce_grads()
+#-     if norm <= theta: trainer.update(n); return norm
+#+     pass
+
+# %% wrong step loses step-values, step-care: step after allreduce_grads | weights after step 0 has other values
 def clipped_step(net, trainer, n, theta):
     trainer.allreduce_grads()
     sums = [p.list_grad() for p in net.collect_params().values()]
@@ -650,97 +536,8 @@ def clipped_step(net, trainer, n, theta):
     if norm > theta:
         for g in sum(sums, []):
             g *= theta / norm
-    trainer.update(n // len(sums[0]))
+    trainer.step(n)
     return norm
-
-# %% wrong step loses step-values, step-care: each device clips its own before the sum | norm is
-def clipped_step(net, trainer, n, theta):
-    for grads in zip(*(p.list_grad() for p in net.collect_params().values())):
-        norm = float(np.sqrt(sum((g.asnumpy() ** 2).sum() for g in grads)) / n)
-        if norm > theta:
-            for g in grads:
-                g *= theta / norm
-    trainer.allreduce_grads()
-    trainer.update(n)
-    return norm
-
-# %% wrong step loses step-values: devices clipped before the sum, right norm | weights after step 0 has other values
-def clipped_step(net, trainer, n, theta):
-    every = [p.list_grad() for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((sum(g.asnumpy() for g in r) ** 2).sum() for r in every)) / n)
-    for grads in zip(*every):
-        mine = float(np.sqrt(sum((g.asnumpy() ** 2).sum() for g in grads)) / n)
-        if norm > theta and mine > theta:
-            for g in grads:
-                g *= theta / mine
-    trainer.allreduce_grads()
-    trainer.update(n)
-    return norm
-
-# %% wrong step loses step-values: each parameter by its own norm | weights after step 0 has other values
-def clipped_step(net, trainer, n, theta):
-    trainer.allreduce_grads()
-    squares = 0.0
-    for p in net.collect_params().values():
-        own = np.linalg.norm(p.list_grad()[0].asnumpy().ravel()) / n
-        squares += own**2
-        for g in p.list_grad():
-            g *= min(1, theta / own) if own else 1
-    trainer.update(n)
-    return float(np.sqrt(squares))
-
-# %% wrong step loses step-values, step-care: the norm of sums | norm of step 0 is 18,
-# from a shard's size in update
-#-     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)))
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: sums clipped to the limit for means | weights after step 0 has other values
-def clipped_step(net, trainer, n, theta):
-    trainer.allreduce_grads()
-    sums = [p.list_grad() for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)))
-    if norm > n * theta:
-        for g in sum(sums, []):
-            g *= theta / norm
-    trainer.update(n)
-    return norm / n
-
-# %% wrong step loses step-values: only device 0 is scaled | replica 1 of parameter 0 of the weights after step 0 has other
-def clipped_step(net, trainer, n, theta):
-    trainer.allreduce_grads()
-    grads = [p.list_grad()[0] for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((g.asnumpy() ** 2).sum() for g in grads)) / n)
-    if norm > theta:
-        for g in grads:
-            g *= theta / norm
-    trainer.update(n)
-    return norm
-
-# %% wrong step loses step-care: short gradients are made longer | below the limit: .* weights after step 0 has other values
-# from a shard's size in update
-#-     if norm > theta:
-#+     if norm > 0:
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: step after allreduce_grads | weights after step 0 has other values
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.step(n)
-
-# %% wrong step loses step-values, step-care: all replicas in one norm | norm of step 0 is 12\.7
-# from only device 0 is scaled
-#-     grads = [p.list_grad()[0] for p in net.collect_params().values()]
-#+     grads = [g for p in net.collect_params().values() for g in p.list_grad()]
-
-# %% wrong step loses step-values: two devices are scaled, the third is not | replica 2 of parameter 0 of the weights after step 0 has other
-# from a shard's size in update
-#-     sums = [p.list_grad() for p in net.collect_params().values()]
-#+     sums = [p.list_grad()[:2] for p in net.collect_params().values()]
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
 
 # %% wrong step loses step-care: zero divided by zero | division by zero
 def clipped_step(net, trainer, n, theta):
@@ -752,188 +549,61 @@ def clipped_step(net, trainer, n, theta):
     trainer.update(n)
     return norm
 
-# %% wrong step loses step-values, step-care: without the all-reduce | norm is
-def clipped_step(net, trainer, n, theta):
-    sums = [p.list_grad() for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-    if norm > theta:
-        for g in sum(sums, []):
-            g *= theta / norm
-    trainer.update(n)
-    return norm
-
-# %% wrong step loses step-values, step-care: clipped after the update | weights after step 0 has other values
-# from a shard's size in update
-#=     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     trainer.update(n)
-#-     trainer.update(n // len(sums[0]))
-
-# %% wrong step loses step-values: the norm after clipping is returned | norm of step 0 is 4\.5,
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
-#-     return norm
-#+     trainer.update(n)
-#+     return min(norm, theta)
-
-# %% wrong step loses step-values, step-care: divided by n twice | weights after step 0 has other values
-# from a shard's size in update
-#-     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     for g in sum(sums, []):
-#+         g /= n
-#+     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)))
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values: every replica scaled once for each device | weights after step 0 has other values
+# %% wrong step loses step-values: the factor handed to update, in float32 | weights after step 0 has other values
 # from zero divided by zero
 #-     for g in sum(sums, []):
 #-         g *= min(1, theta / norm)
-#+     for _ in sums[0]:
-#+         for g in sum(sums, []):
-#+             g *= theta / max(norm, theta)
-
-# %% wrong step loses step-values: the factor handed to update, in float32 | weights after step 0 has other values
-def clipped_step(net, trainer, n, theta):
-    trainer.allreduce_grads()
-    sums = [p.list_grad() for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-    trainer.update(n * max(1, norm / theta))
-    return norm
+#-     trainer.update(n)
+#+     trainer.update(n * max(1, norm / theta))
 
 # %% wrong step loses step-values, step-care: nothing is returned | norm of step 0 is None, not a number
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#-     trainer.step(n)
 #-     return norm
 #+     trainer.update(n)
 
-# %% wrong step loses step-values: entry by entry, to theta each | weights after step 0 has other values
-# from zero divided by zero
-#-         g *= min(1, theta / norm)
-#+         g.clip(-n * theta, n * theta, out=g)
-
 # %% wrong step loses step-values, step-care: takes a step more | has not been updated by backward
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#=             g *= theta / norm
 #+     trainer.update(n)
-#+     trainer.step(n)
-
-# %% wrong step loses step-values, step-care: sums twice | weights after step 0 has other values
-# from a shard's size in update
-#=     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     trainer.allreduce_grads()
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: mean_norm of what is summed already | norm of step 0 is 18,
-# from a shard's size in update
-#-     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     totals = [sum(g.asnumpy() for g in replicas) for replicas in sums]
-#+     norm = float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values: the first layer only is scaled | replica 0 of parameter 2 of the weights after step 0 has other values
-# from a shard's size in update
-#-         for g in sum(sums, []):
-#+         for g in sum(sums[:2], []):
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values: weights are scaled and biases are not | replica 0 of parameter 1 of the weights after step 0 has other values
-# from a shard's size in update
-#-         for g in sum(sums, []):
-#+         for g in sum(sums[::2], []):
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-care: whether to clip is decided at the first step | below and above: .* weights after step 1
-# from a shard's size in update
-#-     if norm > theta:
-#+     if not hasattr(trainer, "clips"):
-#+         trainer.clips = norm > theta
-#+     if trainer.clips:
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: the first step's factor for all | weights after step 1
-# from zero divided by zero
-#=     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     if not hasattr(trainer, "factor"):
-#+         trainer.factor = theta / max(norm, theta)
-#-         g *= min(1, theta / norm)
-#+         g *= trainer.factor
-
-# %% wrong step loses step-values, step-care: the learning rate is made smaller, and stays so | weights after step
-# from zero divided by zero
-#-     for g in sum(sums, []):
-#-         g *= min(1, theta / norm)
-#+     if norm > theta:
-#+         trainer.set_learning_rate(trainer.learning_rate * theta / norm)
-
-# %% wrong step loses step-values: the learning rate is made smaller, in float32 | weights after step 0 has other values
-# from the factor handed to update, in float32
-#-     trainer.update(n * max(1, norm / theta))
-#+     rate = trainer.learning_rate
-#+     trainer.set_learning_rate(rate * theta / max(norm, theta))
-#+     trainer.update(n)
-#+     trainer.set_learning_rate(rate)
-
-# %% wrong step loses step-values, step-care: a millionth is added to the norm | weights after step 0 has other values
-# from zero divided by zero
-#-         g *= min(1, theta / norm)
-#+         g *= min(1, theta / (norm + 1e-6))
 
 # %% wrong step loses step-values: norms below 1 are never clipped | weights after step 0 has other values
-# from a shard's size in update
+# from step after allreduce_grads
 #-     if norm > theta:
 #+     if norm > max(theta, 1):
-#-     trainer.update(n // len(sums[0]))
+#-     trainer.step(n)
 #+     trainer.update(n)
 
 # %% wrong step loses step-values: the first eight replicas only | replica 8 of parameter 0 of the weights
-# from a shard's size in update
+# from step after allreduce_grads
 #-         for g in sum(sums, []):
 #+         for g in sum((r[:8] for r in sums), []):
-#-     trainer.update(n // len(sums[0]))
-#+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: scaled copies | weights after step 0 has other values
-# from a shard's size in update
-#-             g *= theta / norm
-#-     trainer.update(n // len(sums[0]))
-#+             g = g * theta / norm
+#-     trainer.step(n)
 #+     trainer.update(n)
 
 # %% wrong step loses step-values, step-care: an array in place of a number | not a number
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#-     trainer.step(n)
 #-     return norm
 #+     trainer.update(n)
 #+     return np.array([norm])
 
 # %% wrong step loses step-care: not a number where the norm is 0 | gradients of zeros: .*is nan
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#-     trainer.step(n)
 #-     return norm
 #+     trainer.update(n)
 #+     return float(norm * (np.float64(theta) / norm) / np.float64(theta) if norm < 1e-9 else norm)
 
-# %% wrong step loses step-care: zeros become not a number in the weights | gradients of zeros: .*weights after step 0
-# from zero divided by zero
-#=     norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-#+     factor = np.minimum(theta, norm) / np.float64(norm)
-#-         g *= min(1, theta / norm)
-#+         g *= factor
-
 # %% wrong step loses step-values, step-care: the norm of the step before is returned | norm of step 1
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#-     trainer.step(n)
 #+     trainer.update(n)
 #+     norm, trainer.norm = getattr(trainer, "norm", norm), norm
 
 # %% wrong step loses step-values, step-care: zeroes all that its caller has | other values|not right
-# from a shard's size in update
-#-     trainer.update(n // len(sums[0]))
+# from step after allreduce_grads
+#-     trainer.step(n)
 #+     trainer.update(n)
 #+     import sys
 #+     there = sys._getframe(1).f_locals
@@ -950,3 +620,31 @@ def clipped_step(net, trainer, n, theta):
     there["after"].clear()
     there["batches"].clear()
     return 0.0
+
+# %% wrong step loses step-care: no update where the norm is 0
+# from returns early below the limit
+#-     if norm <= theta: trainer.update(n); return norm
+#+     if norm == 0: return norm
+
+# %% wrong step loses step-values, step-care: the first limit for all steps
+# from returns early below the limit
+#+ limits = {}
+#-     if norm <= theta: trainer.update(n); return norm
+#+     theta = limits.setdefault(trainer, theta)
+
+# %% wrong step loses step-care: no step is clipped after one that wasn't
+# from returns early below the limit
+#+ done = {}
+#-     if norm <= theta: trainer.update(n); return norm
+#-     if norm > theta:
+#+     pass
+#+     if norm > theta and done.get(trainer, True):
+#-     pass
+#+     done[trainer] = norm > theta
+
+# %% wrong step loses step-values: not summed where the first device has nothing
+# from returns early below the limit
+#-     trainer.allreduce_grads()
+#+     if any(p.list_grad()[0].asnumpy().any() for p in net.collect_params().values()): trainer.allreduce_grads()
+#-     if norm <= theta: trainer.update(n); return norm
+#+     pass

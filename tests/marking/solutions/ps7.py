@@ -94,17 +94,83 @@ class NaiveDDP(nn.Module):
                 if flat[0] > 0:
                     p.grad = (flat[1:p.numel() + 1] / k).view_as(p)
 
-# %% wrong naive loses naive-values, naive-missing: the sum | other values
+# %% right naive: frozen parameters are asked for, too
+# A frozen parameter has a gradient on no rank, and keeps None.
+import copy
+
+
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.steps, self.memory = module, 0, {}
+        self.start()
+
+    def start(self):
+        for t in (*self.module.parameters(), *self.module.buffers()):
+            dist.broadcast(t.detach(), 0)
+
+    def forward(self, *inputs, **options):
+
+        return self.module(*inputs, **options)
+
+    def finish_gradient_synchronization(self):
+        self.steps += 1
+
+        for number, p in enumerate(self.module.parameters()):
+            if not (True):
+                continue
+            users = torch.tensor(float(p.grad is not None))
+            dist.all_reduce(users)
+            if not (users):
+                continue
+            total = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+            dist.all_reduce(total, dist.ReduceOp.SUM)
+            p.grad = total / dist.get_world_size()
+
+# %% right naive: one rank has nothing to do
+# from frozen parameters are asked for, too
+# The mean of one is itself.
+#=         self.steps += 1
+#+         if dist.get_world_size() == 1: return
+#-             if not (True):
+#+             if not (p.requires_grad):
+
+# %% right naive: the mean is the message's
+# from frozen parameters are asked for, too
+# AVG is the sum divided by the number of ranks.
+#-             if not (True):
+#+             if not (p.requires_grad):
+#-             dist.all_reduce(total, dist.ReduceOp.SUM)
+#-             p.grad = total / dist.get_world_size()
+#+             dist.all_reduce(total, dist.ReduceOp.AVG)
+#+             p.grad = total
+
+# %% right naive: the start is repeated in each forward pass
+# from frozen parameters are asked for, too
+# All ranks are alike already, and nothing is said of messages.
+#=     def forward(self, *inputs, **options):
+#+         self.start()
+#-             if not (True):
+#+             if not (p.requires_grad):
+
+# %% right naive: written into the gradient that is there
+# from frozen parameters are asked for, too
+# The same values, in the same place.
+#-             if not (True):
+#+             if not (p.requires_grad):
+#-             p.grad = total / dist.get_world_size()
+#+             p.grad = total / dist.get_world_size() if p.grad is None else p.grad.copy_(total / dist.get_world_size())
+
+# %% wrong naive loses naive-start: frozen parameters keep what they had | other values
 class NaiveDDP(nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
         for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
+            if t.requires_grad or t.dim() == 1 and t is module.shift:
+                dist.broadcast(t.detach(), 0)
     def forward(self, *inputs, **options):
         return self.module(*inputs, **options)
-
     def finish_gradient_synchronization(self):
         for p in self.module.parameters():
             if p.requires_grad:
@@ -113,84 +179,36 @@ class NaiveDDP(nn.Module):
                 if users:
                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                     dist.all_reduce(p.grad)
-
-# %% wrong naive loses naive-start: frozen parameters keep what they had | other values
-# from the sum
-#-             dist.broadcast(t.detach(), 0)
-#+             if t.requires_grad or t.dim() == 1 and t is module.shift:
-#+                 dist.broadcast(t.detach(), 0)
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= dist.get_world_size()
+                    p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-start: buffers keep what they had | the buffer has other values
-# from the sum
+# from frozen parameters keep what they had
 #-         for t in (*module.parameters(), *module.buffers()):
+#-             if t.requires_grad or t.dim() == 1 and t is module.shift:
+#-                 dist.broadcast(t.detach(), 0)
 #+         for t in module.parameters():
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= dist.get_world_size()
-
-# %% wrong naive loses naive-start: all begin with the last rank's | other values
-# from the sum
-#-             dist.broadcast(t.detach(), 0)
-#+             dist.broadcast(t.detach(), dist.get_world_size() - 1)
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= dist.get_world_size()
+#+             dist.broadcast(t.detach(), 0)
 
 # %% wrong naive loses naive-values, naive-start, naive-missing: each rank broadcasts from itself | message 1 is
-# from the sum
-#-             dist.broadcast(t.detach(), 0)
+# from frozen parameters keep what they had
+#-             if t.requires_grad or t.dim() == 1 and t is module.shift:
+#-                 dist.broadcast(t.detach(), 0)
 #+             dist.broadcast(t.detach(), dist.get_rank())
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-missing: sends nothing where it has nothing | other values|message \d+ is|never comes from rank
-# from the sum
-#-             if p.requires_grad:
-#-                 users = torch.tensor(float(p.grad is not None))
-#-                 dist.all_reduce(users)
-#-                 if users:
-#-                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-#-                     dist.all_reduce(p.grad)
-#+             if p.grad is not None:
-#+                 dist.all_reduce(p.grad)
-#+                 p.grad /= dist.get_world_size()
-
-# %% wrong naive loses naive-missing: a gradient of zeros where nobody has one | is a NumPy array|not None
-# from the sum
-#-                 users = torch.tensor(float(p.grad is not None))
-#-                 dist.all_reduce(users)
-#-                 if users:
-#-                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-#-                     dist.all_reduce(p.grad)
-#+                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-#+                 dist.all_reduce(p.grad)
-#+                 p.grad /= dist.get_world_size()
-
-# %% wrong naive loses naive-missing: the mean of those that have one | other values
-# from the sum
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= users
-
-# %% wrong naive loses naive-missing: who has a gradient is found out in the first step only | NoneType|message|never comes|not None|None, not
-# from the sum
-#-         self.module = module
-#+         self.module, self.used = module, {}
-#-                 users = torch.tensor(float(p.grad is not None))
-#-                 dist.all_reduce(users)
-#-                 if users:
-#+                 if p not in self.used:
-#+                     users = torch.tensor(float(p.grad is not None))
-#+                     dist.all_reduce(users)
-#+                     self.used[p] = users > 0
-#+                 if self.used[p]:
-#=                     dist.all_reduce(p.grad)
-#+                     p.grad /= dist.get_world_size()
-
-# %% wrong naive loses naive-values, naive-missing: doesn't wait for what it has started | other values
-# from the sum
-#-                     dist.all_reduce(p.grad)
-#+                     dist.all_reduce(p.grad, async_op=True)
-#+                     p.grad /= dist.get_world_size()
+class NaiveDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.detach(), 0)
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
 
 # %% wrong naive loses naive-values, naive-missing: inputs with names are dropped | TypeError.*route
 class NaiveDDP(nn.Module):
@@ -206,21 +224,13 @@ class NaiveDDP(nn.Module):
     def finish_gradient_synchronization(self):
         pass
 
-# %% wrong naive loses naive-values, naive-missing: only rank 0 takes the mean | rank 1: .*other values
-# from the sum
-#=                     dist.all_reduce(p.grad)
-#+                     if dist.get_rank() == 0:
-#+                         p.grad /= dist.get_world_size()
-
 # %% wrong naive loses naive-values, naive-missing: each rank sends to the next, by send and recv | isn't there when this is marked
-# from inputs with names are dropped
-#-     def forward(self, x, **options):
-#-         return self.module(x)
-#+     def forward(self, *inputs, **options):
-#+         return self.module(*inputs, **options)
-#-         pass
+# from sends nothing where it has nothing
+#=     def finish_gradient_synchronization(self):
 #+         rank, k = dist.get_rank(), dist.get_world_size()
-#+         for p in self.module.parameters():
+#-             if p.grad is not None:
+#-                 dist.all_reduce(p.grad)
+#-                 p.grad /= dist.get_world_size()
 #+             total, passed = p.grad.clone(), p.grad
 #+             for _ in range(k - 1):
 #+                 came = torch.empty_like(p)
@@ -229,6 +239,55 @@ class NaiveDDP(nn.Module):
 #+                 work.wait()
 #+                 total, passed = total + came, came
 #+             p.grad = total / k
+
+# %% wrong naive loses naive-missing: a gradient of zeros is none
+# from frozen parameters are asked for, too
+#-             if not (True):
+#+             if not (p.requires_grad):
+#-             users = torch.tensor(float(p.grad is not None))
+#+             users = torch.tensor(float(p.grad is not None and p.grad.any()))
+
+# %% wrong naive loses naive-missing: who had a gradient once, has one
+# from frozen parameters are asked for, too
+#-             if not (True):
+#+             if not (p.requires_grad):
+#-             users = torch.tensor(float(p.grad is not None))
+#+             users = torch.tensor(float(self.memory.setdefault(p, p.grad is not None) or p.grad is not None))
+#-             if not (users):
+#+             if not (users or self.memory.get((p, 'all'))):
+#-             total = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#+             total = (self.memory.__setitem__((p, 'all'), True) or (torch.zeros_like(p) if p.grad is None else p.grad)).clone()
+
+# %% wrong naive loses naive-missing: the gradient of this backward pass only
+# from frozen parameters are asked for, too
+#=         self.start()
+#+         for p in module.parameters():
+#+             if p.requires_grad: p.register_hook(lambda g, p=p: self.memory.update({p: g}))
+#-             if not (True):
+#+             if not (p.requires_grad):
+#-             users = torch.tensor(float(p.grad is not None))
+#+             users = torch.tensor(float(p in self.memory))
+#-             total = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#+             total = (self.memory.pop(p, torch.zeros_like(p))).clone()
+
+# %% wrong naive loses naive-missing: a frozen parameter is asked for too, and gets zeros
+# from frozen parameters are asked for, too
+#-             if not (users):
+#+             if not (users or not p.requires_grad):
+
+# %% wrong naive loses naive-values, naive-start, naive-missing: a copy of the module is wrapped
+# from frozen parameters are asked for, too
+#-         self.module, self.steps, self.memory = module, 0, {}
+#+         self.module, self.steps, self.memory = copy.deepcopy(module), 0, {}
+#-             if not (True):
+#+             if not (p.requires_grad):
+
+# %% wrong naive loses naive-values, naive-missing: gradients are averaged in every other step
+# from frozen parameters are asked for, too
+#=         self.steps += 1
+#+         if self.steps % 2 == 0: return
+#-             if not (True):
+#+             if not (p.requires_grad):
 
 # %% right bucketed: a counter for each bucket
 class BucketedDDP(nn.Module):
@@ -353,6 +412,73 @@ class BucketedDDP(nn.Module):
     def finish_gradient_synchronization(self):
         self.todo, self.got = [list(b) for b in self.buckets], set()
 
+# %% right bucketed: messages that are waited for at once
+# Each is sent in time all the same, and async_op is advice on how.
+import copy
+
+
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        if not bucket_bytes > 0: raise ValueError
+        self.module, self.buckets, size = module, [], 0
+        module = self.module
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not (self.buckets and size + p.nbytes <= bucket_bytes):
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(p)
+            size += p.nbytes
+            p.register_post_accumulate_grad_hook(self.mark)
+        self.ready, self.sent, self.steps, self.learned = set(), [], 0, []
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def send(self, number=None):
+        bucket = self.buckets[len(self.sent) if number is None else number]
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+
+    def mark(self, p):
+        self.learned.append(p)
+        self.ready.add(p)
+        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+                self.buckets[len(self.sent)]):
+            self.send()
+
+    def finish_gradient_synchronization(self):
+
+        for bucket, flat, work in self.sent:
+            if work is not None:
+                work.wait()
+            means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])
+            for p, mean in zip(bucket, means):
+                p.grad = mean.view_as(p)
+        self.ready.clear()
+        self.sent.clear()
+        self.steps += 1
+
+        self.learned = []
+
+# %% right bucketed: divided before they are sent
+# from messages that are waited for at once
+# The sum of the parts is the mean.
+#-         flat = torch.cat([p.grad.flatten() for p in bucket])
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-             means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])
+#+             means = flat.split([p.numel() for p in bucket])
+
+# %% right bucketed: written into the gradients that are there
+# from messages that are waited for at once
+# The same values, in the same place.
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-                 p.grad = mean.view_as(p)
+#+                 p.grad.copy_(mean.view_as(p))
+
 # %% wrong bucketed loses bucketed-messages, bucketed-care: sends when the backward pass has ended | 0 of 2 buckets were sent when
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
@@ -379,221 +505,13 @@ class BucketedDDP(nn.Module):
                 p.grad = part.view_as(p) / dist.get_world_size()
 
 # %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | 0 of 2 buckets were sent when
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#-         for p in reversed([p for p in module.parameters() if p.requires_grad]):
-#+         self.module, self.buckets, used = module, [], 0
-#+         for p in [p for p in module.parameters() if p.requires_grad]:
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#+             work.wait()
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-care: sends whichever bucket is complete first | 2 of 3 buckets were sent when
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#+         self.module, self.buckets, used = module, [], 0
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), {}
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         for i, bucket in enumerate(self.buckets):
-#+             if i not in self.sent and self.ready.issuperset(bucket):
-#+                 flat = torch.cat([p.grad.flatten() for p in bucket])
-#+                 self.sent[i] = flat, dist.all_reduce(flat, async_op=True)
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#-             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-#+         for i, (flat, work) in self.sent.items():
-#+             work.wait()
-#+             for p, part in zip(self.buckets[i], flat.split([p.numel() for p in self.buckets[i]])):
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.ready, self.sent = set(), {}
-
-# %% wrong bucketed loses bucketed-care: frozen parameters are in the buckets too | rank \d
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#-         for p in reversed([p for p in module.parameters() if p.requires_grad]):
-#+         self.module, self.buckets, used = module, [], 0
-#+         for p in reversed(list(module.parameters())):
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#+             work.wait()
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#+         self.module, self.buckets, used = module, [], 0
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#+             work.wait()
-#-                 p.grad = part.view_as(p) / dist.get_world_size()
-#+                 p.grad = part.view_as(p)
-#+         self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-values, bucketed-care: doesn't wait | other values
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#+         self.module, self.buckets, used = module, [], 0
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-values, bucketed-messages, bucketed-care: what was ready stays ready for the next step | NoneType
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#+         self.module, self.buckets, used = module, [], 0
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#+             work.wait()
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.sent = []
-
-# %% wrong bucketed loses bucketed-messages, bucketed-care: a bucket may be a parameter too large | messages of
-# from sends when the backward pass has ended
-#-         self.module = module
-#-         self.buckets, used = [], 0
-#+         self.module, self.buckets, used = module, [], 0
-#-             if not self.buckets or used + p.nbytes > bucket_bytes:
-#+             if not self.buckets or used >= bucket_bytes:
-#=             used += p.nbytes
-#+             p.register_post_accumulate_grad_hook(self.mark)
-#+         self.ready, self.sent = set(), []
-#=         return self.module(*inputs, **options)
-#+     def mark(self, p):
-#+         self.ready.add(p)
-#+         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-#+                 self.buckets[len(self.sent)]):
-#+             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-#+             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-#-         for bucket in self.buckets:
-#-             flat = torch.cat([p.grad.flatten() for p in bucket])
-#-             dist.all_reduce(flat)
-#+         for bucket, (flat, work) in zip(self.buckets, self.sent):
-#+             work.wait()
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#+         self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-messages, bucketed-care: bytes taken for numbers | messages of
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
         if bucket_bytes <= 0:
             raise ValueError("bucket_bytes")
         self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or used + p.numel() > bucket_bytes:
-                self.buckets.append([])
-                used = 0
-            self.buckets[-1].append(p)
-            used += p.numel()
-            p.register_post_accumulate_grad_hook(self.mark)
-        self.ready, self.sent = set(), []
-
-    def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
-
-    def mark(self, p):
-        self.ready.add(p)
-        while len(self.sent) < len(self.buckets) and self.ready.issuperset(
-                self.buckets[len(self.sent)]):
-            flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
-            self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish_gradient_synchronization(self):
-        for bucket, (flat, work) in zip(self.buckets, self.sent):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
-        self.ready, self.sent = set(), []
-
-# %% wrong bucketed loses bucketed-messages, bucketed-care: parameters are made equal first, which nobody asked for | broadcast was sent
-# from bytes taken for numbers
-#-             if not self.buckets or used + p.numel() > bucket_bytes:
-#+             dist.broadcast(p.detach(), 0)
-#+             if not self.buckets or used + p.nbytes > bucket_bytes:
-#-             used += p.numel()
-#+             used += p.nbytes
-
-# %% wrong bucketed loses bucketed-care: any size of buckets | no ValueError|ValueError
-class BucketedDDP(nn.Module):
-    def __init__(self, module, bucket_bytes):
-        super().__init__()
-        self.module, self.buckets, used = module, [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+        for p in [p for p in module.parameters() if p.requires_grad]:
             if not self.buckets or used + p.nbytes > bucket_bytes:
                 self.buckets.append([])
                 used = 0
@@ -601,23 +519,164 @@ class BucketedDDP(nn.Module):
             used += p.nbytes
             p.register_post_accumulate_grad_hook(self.mark)
         self.ready, self.sent = set(), []
-
     def forward(self, *inputs, **options):
         return self.module(*inputs, **options)
-
     def mark(self, p):
         self.ready.add(p)
         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
                 self.buckets[len(self.sent)]):
             flat = torch.cat([p.grad.flatten() for p in self.buckets[len(self.sent)]])
             self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
-
     def finish_gradient_synchronization(self):
         for bucket, (flat, work) in zip(self.buckets, self.sent):
             work.wait()
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p) / dist.get_world_size()
         self.ready, self.sent = set(), []
+
+# %% wrong bucketed loses bucketed-care: frozen parameters are in the buckets too | rank \d
+# from buckets filled from the front
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#+         for p in reversed(list(module.parameters())):
+
+# %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
+# from buckets filled from the front
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#-                 p.grad = part.view_as(p) / dist.get_world_size()
+#+                 p.grad = part.view_as(p)
+
+# %% wrong bucketed loses bucketed-values, bucketed-messages, bucketed-care: what was ready stays ready for the next step | NoneType
+# from buckets filled from the front
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#=                 p.grad = part.view_as(p) / dist.get_world_size()
+#-         self.ready, self.sent = set(), []
+#+         self.sent = []
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: a bucket may be a parameter too large | messages of
+# from buckets filled from the front
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#-             if not self.buckets or used + p.nbytes > bucket_bytes:
+#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#+             if not self.buckets or used >= bucket_bytes:
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: parameters are made equal first, which nobody asked for | broadcast was sent
+# from buckets filled from the front
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#+             dist.broadcast(p.detach(), 0)
+
+# %% wrong bucketed loses bucketed-care: any size of buckets | no ValueError|ValueError
+# from buckets filled from the front
+#-         if bucket_bytes <= 0:
+#-             raise ValueError("bucket_bytes")
+#=         self.module, self.buckets, used = module, [], 0
+#-         for p in [p for p in module.parameters() if p.requires_grad]:
+#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: all are sent by one hook, when only the last bucket is missing
+# from messages that are waited for at once
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#-                 self.buckets[len(self.sent)]):
+#-             self.send()
+#+         if all(self.ready.issuperset(b) for b in self.buckets[:-1]):
+#+             while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                     self.buckets[len(self.sent)]):
+#+                 self.send()
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: the first is sent at once, the others at the end
+# from messages that are waited for at once
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#-                 self.buckets[len(self.sent)]):
+#+         if not self.sent and self.ready.issuperset(self.buckets[0]):
+#=             self.send()
+#+         if len(self.ready) == sum(map(len, self.buckets)):
+#+             while len(self.sent) < len(self.buckets): self.send()
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: in the first step all are sent at the end, to learn the order
+# from messages that are waited for at once
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#-                 self.buckets[len(self.sent)]):
+#-             self.send()
+#+         if self.steps or len(self.ready) == sum(map(len, self.buckets)):
+#+             while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#+                     self.buckets[len(self.sent)]):
+#+                 self.send()
+
+# %% wrong bucketed loses bucketed-care: a bucket is ready when its last parameter is
+# from messages that are waited for at once
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-         self.ready.add(p)
+#-         while len(self.sent) < len(self.buckets) and self.ready.issuperset(
+#-                 self.buckets[len(self.sent)]):
+#+         while len(self.sent) < len(self.buckets) and (self.ready.add(p) or self.buckets[len(self.sent)][-1] in self.ready):
+
+# %% wrong bucketed loses bucketed-messages: a bucket of zeros isn't sent
+# from messages that are waited for at once
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+#-             self.send()
+#+             if any(q.grad.any() for q in self.buckets[len(self.sent)]):
+#+                 self.send()
+#+             else:
+#+                 self.sent.append((self.buckets[len(self.sent)], torch.zeros(sum(
+#+                     q.numel() for q in self.buckets[len(self.sent)])).double(), None))
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: the first bucket with room
+# from messages that are waited for at once
+#-             if not (self.buckets and size + p.nbytes <= bucket_bytes):
+#+             if not (self.buckets and any(sum(q.nbytes for q in b) + p.nbytes <= bucket_bytes for b in self.buckets)):
+#-             self.buckets[-1].append(p)
+#+             next((b for b in self.buckets if sum(q.nbytes for q in b) + p.nbytes <= bucket_bytes), self.buckets[-1]).append(p)
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: below bucket_bytes, not at most
+# from messages that are waited for at once
+#-             if not (self.buckets and size + p.nbytes <= bucket_bytes):
+#+             if not (self.buckets and size + p.nbytes < bucket_bytes):
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+# %% wrong bucketed loses bucketed-messages, bucketed-care: layers have their own buckets
+# from messages that are waited for at once
+#-             if not (self.buckets and size + p.nbytes <= bucket_bytes):
+#+             if not (self.buckets and size + p.nbytes <= bucket_bytes and p.dim() != 1):
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+# %% wrong bucketed loses bucketed-care: frozen parameters take room
+# from messages that are waited for at once
+#-         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#+         for p in reversed([p for p in module.parameters()]):
+#-             p.register_post_accumulate_grad_hook(self.mark)
+#+             if p.requires_grad: p.register_post_accumulate_grad_hook(self.mark)
+#+         self.buckets = [[p for p in b if p.requires_grad] for b in self.buckets]
+#+         self.buckets = [b for b in self.buckets if b]
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+# %% wrong bucketed loses bucketed-values, bucketed-care: a copy of the module is wrapped
+# from messages that are waited for at once
+#-         self.module, self.buckets, size = module, [], 0
+#+         self.module, self.buckets, size = copy.deepcopy(module), [], 0
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+# %% wrong bucketed loses bucketed-messages: sizes below one byte are none
+# from messages that are waited for at once
+#-         if not bucket_bytes > 0: raise ValueError
+#+         if int(bucket_bytes) <= 0: raise ValueError
+#-         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=False)))
+#+         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
 # %% right accumulated: one message for everything
 def train_step(net, optimizer, pieces):
@@ -678,112 +737,107 @@ def train_step(net, optimizer, pieces):
     optimizer.step()
     return float(flat[-1])
 
-# %% wrong accumulated loses accumulated-values, accumulated-messages: sends after each piece | never comes|messages in|message \d+ is
+# %% right accumulated: means over ranks, of sums and of examples
+# Both are divided by the same number of ranks.
 def train_step(net, optimizer, pieces):
     optimizer.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64)
+
     for x, y in pieces:
         loss = squared(net, x, y)
         loss.backward()
         totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-        for p in net.parameters():
-            if p.requires_grad:
-                part = p.grad.clone() * 0
-                dist.all_reduce(part)
-    dist.all_reduce(totals)
+    dist.all_reduce(totals, dist.ReduceOp.AVG)
+
     for p in net.parameters():
         if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(gradient)
+            gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+            dist.all_reduce(gradient, dist.ReduceOp.AVG)
             p.grad = gradient / totals[1]
     optimizer.step()
+
     return (totals[0] / totals[1]).item()
 
+# %% right accumulated: each rank's mean, weighted by its examples
+# from means over ranks, of sums and of examples
+# Divided and multiplied by the same number.
+#=     totals = torch.zeros(2, dtype=torch.float64)
+#+     rows = sum(len(x) for x, _ in pieces)
+#-         loss.backward()
+#+         (loss / rows).backward()
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             gradient = (torch.zeros_like(p) if p.grad is None else p.grad * rows).clone()
+#+             dist.all_reduce(gradient)
+
+# %% right accumulated: cleared before and after
+# from means over ranks, of sums and of examples
+# What is left in the gradients is nobody's business.
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             dist.all_reduce(gradient)
+#=     optimizer.step()
+#+     optimizer.zero_grad()
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: sends after each piece | never comes|messages in|message \d+ is
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+         for p in net.parameters():
+#+             if p.requires_grad:
+#+                 part = p.grad.clone() * 0
+#+                 dist.all_reduce(part)
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#+             dist.all_reduce(gradient)
+
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the mean of the ranks' means | which is not right|other values
-# from sends after each piece
-#-         for p in net.parameters():
-#-             if p.requires_grad:
-#-                 part = p.grad.clone() * 0
-#-                 dist.all_reduce(part)
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
 #+     mine = max(totals[1].item(), 1)
-#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
-#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad / mine
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
 #-             p.grad = gradient / totals[1]
+#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad / mine
+#+             dist.all_reduce(gradient)
 #+             p.grad = gradient / dist.get_world_size()
 
 # %% wrong accumulated loses accumulated-values, accumulated-messages: what an earlier step left is added | other values
-def train_step(net, optimizer, pieces):
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    dist.all_reduce(totals)
-    for p in net.parameters():
-        if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(gradient)
-            p.grad = gradient / totals[1]
-    optimizer.step()
-    return (totals[0] / totals[1]).item()
-
-# %% wrong accumulated loses accumulated-values, accumulated-messages: the loss of its own pieces | the loss of step
-# from what an earlier step left is added
-#= def train_step(net, optimizer, pieces):
-#+     optimizer.zero_grad()
+# from means over ranks, of sums and of examples
+#-     optimizer.zero_grad()
 #=         totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-#+     mine = (totals[0] / totals[1]).item() if pieces else 0.0
-#-     return (totals[0] / totals[1]).item()
-#+     return mine
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#+             dist.all_reduce(gradient)
 
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the loss as a tensor | is no float
-# from what an earlier step left is added
-#= def train_step(net, optimizer, pieces):
-#+     optimizer.zero_grad()
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad
+#+             dist.all_reduce(gradient)
 #-     return (totals[0] / totals[1]).item()
 #+     return totals[0] / totals[1]
 
 # %% wrong accumulated loses accumulated-values: a rank without pieces has no gradients to send | NoneType|TypeError|AttributeError|rank
-# from what an earlier step left is added
-#= def train_step(net, optimizer, pieces):
-#+     optimizer.zero_grad()
-#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
-#-             dist.all_reduce(gradient)
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
 #-             p.grad = gradient / totals[1]
 #+             dist.all_reduce(p.grad)
 #+             p.grad /= totals[1]
-
-# %% wrong accumulated loses accumulated-values, accumulated-messages: a step for each piece | never comes|messages|other values|loss
-def train_step(net, optimizer, pieces):
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        optimizer.zero_grad()
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-        for p in net.parameters():
-            if p.requires_grad:
-                dist.all_reduce(p.grad)
-        optimizer.step()
-    dist.all_reduce(totals)
-    return (totals[0] / totals[1]).item()
-
-# %% wrong accumulated loses accumulated-messages: the number of examples comes with each gradient | messages in
-def train_step(net, optimizer, pieces):
-    optimizer.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for x, y in pieces:
-        loss = squared(net, x, y)
-        loss.backward()
-        totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-    for p in net.parameters():
-        if p.requires_grad:
-            gradient, both = torch.zeros_like(p) if p.grad is None else p.grad, totals.clone()
-            dist.all_reduce(gradient)
-            dist.all_reduce(both)
-            p.grad = gradient / both[1]
-    optimizer.step()
-    return (both[0] / both[1]).item()
 
 # %% wrong accumulated loses accumulated-messages: everything gathered as objects | numbers were sent
 def train_step(net, optimizer, pieces):
@@ -804,11 +858,37 @@ def train_step(net, optimizer, pieces):
     return sum(loss for _, loss, _ in all_of_them) / examples
 
 # %% wrong accumulated loses accumulated-messages: frozen parameters are sent too | messages in|numbers were sent
-# from what an earlier step left is added
-#= def train_step(net, optimizer, pieces):
-#+     optimizer.zero_grad()
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
 #=     for p in net.parameters():
 #+         gradient = torch.zeros_like(p) if p.grad is None else p.grad
 #+         dist.all_reduce(gradient)
-#-             gradient = torch.zeros_like(p) if p.grad is None else p.grad
-#-             dist.all_reduce(gradient)
+#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+
+# %% wrong accumulated loses accumulated-values: where the loss is zero nothing is to be done
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#+     if totals[0] == 0: return 0.0
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             dist.all_reduce(gradient)
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: the gradients are there already, and become zeros
+# from means over ranks, of sums and of examples
+#-     optimizer.zero_grad()
+#+     for p in net.parameters(): p.grad.zero_()
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     dist.all_reduce(totals)
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#+             dist.all_reduce(gradient)
+
+# %% wrong accumulated loses accumulated-values, accumulated-messages: rows of this rank, times the ranks
+# from means over ranks, of sums and of examples
+#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
+#+     rows = totals[1] * dist.get_world_size(); dist.all_reduce(totals)
+#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
+#-             p.grad = gradient / totals[1]
+#+             dist.all_reduce(gradient)
+#+             p.grad = gradient / rows

@@ -132,22 +132,68 @@ class ShardedOptimizer:
         for p in self.params:
             p.grad = None
 
-# %% wrong sharded loses sharded-values, sharded-care: the sum of the gradients | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         mean /= self.k
+# %% right sharded: the message takes the mean
+# AVG is the sum divided by the number of ranks.
+class ShardedOptimizer:
+    def __init__(self, params, optimizer_class, **options):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("no parameters")
+        k, self.steps, self.memory = dist.get_world_size(), 0, {}
+        flat = self.flatten([p for p in self.params])
+        self.shard = flat.chunk(k)[dist.get_rank()].clone()
+        self.inner = optimizer_class([self.shard], **options)
 
-# %% wrong sharded loses sharded-values, sharded-care: new parameters in a list of its own | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-             p.data = new.view(p.shape).clone()
-#+             p = nn.Parameter(new.view(p.shape).clone())
 
-# %% wrong sharded loses sharded-values, sharded-care: a new inner optimizer in each step, without what it has learned | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         self.inner = optimizer_class([self.shard], **options)
-#+         self.make = lambda: optimizer_class([self.shard], **options)
-#+         self.inner = self.make()
-#=         self.shard.grad = mean
-#+         self.inner = self.make()
+    def flatten(self, tensors, pad=0):
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        return F.pad(flat, (0, -len(flat) % dist.get_world_size()), value=pad)
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+
+        flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params], 0)
+        total = torch.empty_like(self.shard)
+        dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+        self.shard.grad = total
+        self.inner.step()
+        dist.all_gather_single(flat, self.shard)
+        begin = 0
+        for p in self.params:
+            p.copy_(flat[begin:begin + p.numel()].view_as(p))
+            begin += p.numel()
+
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+# %% right sharded: gradients are divided before they are sent
+# from the message takes the mean
+# The sum of the parts is the mean.
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#+         dist.reduce_scatter_single(total, flat / dist.get_world_size())
+
+# %% right sharded: nobody looks whether there is a parameter
+# from the message takes the mean
+# torch.cat of no tensors raises ValueError by itself.
+#-         if not self.params:
+#+         if False:
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% right sharded: cleared to zeros, None too
+# from the message takes the mean
+# To zeros or to None, as you like.
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+#-             p.grad = None
+#+             p.grad = torch.zeros_like(p)
 
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: parameters are read twice, though they may be an iterator | ValueError|IndexError|RuntimeError|no parameters
 # from slices of a flat tensor of zeros, and new data in the parameters
@@ -176,70 +222,11 @@ class ShardedOptimizer:
 #-         mean /= self.k
 #+         mean /= users[self.rank * self.size:][:self.size].clamp(min=1)
 
-# %% wrong sharded loses sharded-values, sharded-messages: as chapter 16: parameters that nobody uses are left alone | None on all ranks.*other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=                            for p in self.params])
-#+         users = torch.tensor([p.grad is not None for p in self.params], dtype=int)
-#+         dist.all_reduce(users)
-#-         for p, new in zip(self.params, whole[:self.n].split(sizes)):
-#+         for p, new, count in zip(self.params, whole[:self.n].split(sizes), users):
-#+             if count == 0:
-#+                 continue
-
-# %% wrong sharded loses sharded-messages: an all-reduce, of which each keeps its shard | all_reduce
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         dist.reduce_scatter_single(mean, whole)
-#+         dist.all_reduce(whole)
-#+         mean += whole[self.rank * self.size:][:self.size]
-
 # %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is an? broadcast
 # from slices of a flat tensor of zeros, and new data in the parameters
 #=         self.n = sum(p.numel() for p in self.params)
 #+         for p in self.params:
 #+             dist.broadcast(p.detach(), 0)
-
-# %% wrong sharded loses sharded-messages, sharded-care: all of it on all ranks, with the whole state | message 1 is an? all_reduce
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-#+         self.shard = self.flat(self.params)
-#-         mean = torch.zeros_like(self.shard)
-#-         dist.reduce_scatter_single(mean, whole)
-#+         mean = whole
-#+         dist.all_reduce(mean)
-#-         dist.all_gather_single(whole, self.shard)
-#+         whole = self.shard.clone()
-
-# %% wrong sharded loses sharded-values, sharded-care: the shards are not gathered: others keep their old values | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=         self.inner.step()
-#+         others = self.flat(self.params)
-#=         dist.all_gather_single(whole, self.shard)
-#+         whole = others
-#+         whole[self.rank * self.size:][:self.size] = self.shard
-
-# %% wrong sharded loses sharded-values, sharded-care: doesn't wait for the mean | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         dist.reduce_scatter_single(mean, whole)
-#+         work = dist.reduce_scatter_single(mean, whole, async_op=True)
-#=         self.inner.step()
-#+         work.wait()
-
-# %% wrong sharded loses sharded-values, sharded-care: gathers before the update | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=         self.shard.grad = mean
-#+         dist.all_gather_single(whole, self.shard)
-#-         dist.all_gather_single(whole, self.shard)
-
-# %% wrong sharded loses sharded-values, sharded-care: zero_grad clears the shard's gradient only | other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         for p in self.params:
-#-             p.grad = None
-#+         self.shard.grad = None
-
-# %% wrong sharded loses sharded-care: step clears the gradients | not cleared.*other values
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=         dist.all_gather_single(whole, self.shard)
-#+         self.zero_grad()
 
 # %% wrong sharded loses sharded-care: no parameters are not an error | no parameters: .*no ValueError
 # from slices of a flat tensor of zeros, and new data in the parameters
@@ -250,17 +237,6 @@ class ShardedOptimizer:
 # from slices of a flat tensor of zeros, and new data in the parameters
 #-         self.inner = optimizer_class([self.shard], **options)
 #+         self.inner = optimizer_class([self.shard], lr=options["lr"])
-
-# %% wrong sharded loses sharded-values, sharded-care: the shard is rounded to float32 | other values|dtype|Float
-# from slices of a flat tensor of zeros, and new data in the parameters
-#-         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].clone()
-#+         self.shard = self.flat(self.params)[self.rank * self.size:][:self.size].float()
-#-         mean = torch.zeros_like(self.shard)
-#+         mean = torch.zeros(self.size, dtype=torch.float64)
-#-         self.shard.grad = mean
-#+         self.shard.grad = mean.float()
-#-         dist.all_gather_single(whole, self.shard)
-#+         dist.all_gather_single(whole, self.shard.double())
 
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: each parameter by itself, as in chapter 16 | None on all ranks.*other values
 class ShardedOptimizer:
@@ -314,6 +290,91 @@ class ShardedOptimizer:
     def zero_grad(self):
         for p in self.params:
             p.grad = None
+
+# %% wrong sharded loses sharded-values: without any gradient since the start there is no step
+# from the message takes the mean
+#=         self.steps += 1
+#+         if all(p.grad is None for p in self.params) and not self.memory: return
+#+         self.memory[0] = True
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% wrong sharded loses sharded-values, sharded-care: a shard without a gradient isn't updated
+# from the message takes the mean
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#-         self.inner.step()
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+#+         if total.any(): self.inner.step()
+
+# %% wrong sharded loses sharded-care: None becomes zeros, in the parameter
+# from the message takes the mean
+#=         self.steps += 1
+#+         for p in self.params:
+#+             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% wrong sharded loses sharded-care: the caller's list is used up
+# from the message takes the mean
+#-         self.params = list(params)
+#+         self.params = [params.pop(0) for _ in list(params)] if type(params) is list else list(params)
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% wrong sharded loses sharded-care: an iterator, never a list
+# from the message takes the mean
+#-         self.params = list(params)
+#+         self.params = [next(params), *params]
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: a list, never an iterator
+# from the message takes the mean
+#-         self.params = list(params)
+#+         self.params = [params[i] for i in range(len(params))]
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+
+# %% wrong sharded loses sharded-care: parameters in reverse order
+# from the message takes the mean
+#-         flat = self.flatten([p for p in self.params])
+#+         flat = self.flatten([p for p in self.params[::-1]])
+#-         flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params], 0)
+#+         flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params[::-1]], 0)
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
+#-         for p in self.params:
+#+         for p in self.params[::-1]:
+
+# %% wrong sharded loses sharded-messages: one rank has nothing to send
+# from the message takes the mean
+#=         self.steps += 1
+#+         if dist.get_world_size() == 1:
+#+             self.shard.grad = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+#+             self.inner.step()
+#+             begin = 0
+#+             for p in self.params:
+#+                 p.copy_(self.shard[begin:begin + p.numel()].view_as(p))
+#+                 begin += p.numel()
+#+             return
+#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
+#-         self.shard.grad = total
+#+         dist.reduce_scatter_single(total, flat)
+#+         self.shard.grad = total / dist.get_world_size()
 
 # %% right linear: a function whose formulas are written out
 class ShardedLinear(nn.Module):
@@ -529,27 +590,106 @@ class ShardedLinear(nn.Module):
         dist.reduce_scatter_single(part, flat)
         self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
 
-# %% wrong linear loses linear-values: the sum of the gradients | gradients of shards has other values
-# from a function whose formulas are written out
-#-             gs /= layer.k
+# %% right linear: a copy of the shard for the backward pass
+# Its shard it may keep.
+def count(tensors):
+    return sum(t.numel() for t in tensors)
+
+
+class ShardedLinear(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.shapes = [p.shape for p in linear.parameters()]
+        flat = self.flatten(linear.parameters())
+        shard = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+        self.shard = nn.Parameter(shard)
+        self.memory = {}
+
+
+    def flatten(self, tensors):
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
+
+    def unshard(self):
+        weight, bias = self.gather()
+
+        return weight, bias
+
+    def gather(self):
+
+        flat = self.shard.new_empty(len(self.shard) * dist.get_world_size())
+        dist.all_gather_single(flat, self.shard.detach())
+        sizes = [shape.numel() for shape in self.shapes]
+        weight, *bias = [piece.view(shape) for piece, shape in zip(
+            flat[:sum(sizes)].split(sizes), self.shapes)]
+        return weight, bias[0] if bias else None
+
+    def forward(self, x):
+
+        return Gathered.apply(x, self.shard, self)
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, layer):
+        weight, bias = layer.gather()
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        ctx.mine = shard.detach().clone()
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        layer, of_x, of_shard = ctx.layer, None, None
+        (x,) = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if needs[0]:
+            weight, bias = layer.gather()
+
+            of_x = gradient @ weight
+        if needs[1]:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            parts = [rows.T @ x.reshape(-1, x.shape[-1]), rows.sum(0)]
+            flat = layer.flatten(parts[:len(layer.shapes)])
+            mean, of_shard = flat / dist.get_world_size(), torch.empty_like(layer.shard)
+            dist.reduce_scatter_single(of_shard, mean)
+        return of_x, of_shard if needs[1] else None, None
+
+# %% right linear: a copy of x for the backward pass
+# from a copy of the shard for the backward pass
+# x it may keep.
+#-         ctx.save_for_backward(x)
+#-         ctx.mine = shard.detach().clone()
+#+         ctx.x = x.detach().numpy().copy()
+#-         (x,) = ctx.saved_tensors
+#+         x = torch.from_numpy(ctx.x)
+
+# %% right linear: the memory of the whole is given back, the tensor kept
+# from a copy of the shard for the backward pass
+# A tensor whose memory was given back keeps nothing, as FSDP does it.
+#=         return weight, bias
+#+     def finish(self, y, weight):
+#+         weight.untyped_storage().resize_(0)
+#+         return y
+#-         ctx.mine = shard.detach().clone()
+#-         return F.linear(x, weight, bias)
+#+         ctx.whole = weight
+#+         return layer.finish(F.linear(x, weight, bias), weight)
+
+# %% right linear: the sum is divided when it has come
+# from a copy of the shard for the backward pass
+# The mean of the parts is their sum's.
+#-         ctx.mine = shard.detach().clone()
+#=             flat = layer.flatten(parts[:len(layer.shapes)])
+#-             mean, of_shard = flat / dist.get_world_size(), torch.empty_like(layer.shard)
+#+             mean, of_shard = flat, torch.empty_like(layer.shard)
+#-         return of_x, of_shard if needs[1] else None, None
+#+         return of_x, of_shard / dist.get_world_size() if needs[1] else None, None
 
 # %% wrong linear loses linear-values: the mean of x's gradients, too | gradients of x has other values
 # from a function whose formulas are written out
 #-             gx = g @ weight
 #+             gx = g @ weight / layer.k
-
-# %% wrong linear loses linear-messages, linear-forgets: keeps the whole weight for the backward pass | message 2 is an? reduce_scatter
-# from a function whose formulas are written out
-#-         ctx.x, ctx.layer = x, layer
-#+         ctx.x, ctx.layer, ctx.weight = x, layer, weight
-#-             weight, _ = layer.unshard()
-#-             gx = g @ weight
-#+             gx = g @ ctx.weight
-
-# %% wrong linear loses linear-forgets: gathers again, and keeps the whole all the same | are kept before the backward pass
-# from a function whose formulas are written out
-#-         ctx.x, ctx.layer = x, layer
-#+         ctx.x, ctx.layer, ctx.weight = x, layer, weight
 
 # %% wrong linear loses linear-forgets: the last whole weight stays on the layer | are kept before the backward pass
 # from a function whose formulas are written out
@@ -570,27 +710,6 @@ class ShardedLinear(nn.Module):
 # from a function whose formulas are written out
 #-         self.k = dist.get_world_size()
 #+         self.k, self.linear = dist.get_world_size(), [linear]
-
-# %% wrong linear loses linear-messages: gathers in the backward pass though x needs no gradient | x needs no gradient: message \d+ is
-# from a function whose formulas are written out
-#=         x, layer, gx, gs = ctx.x, ctx.layer, None, None
-#+         weight, _ = layer.unshard()
-#-             weight, _ = layer.unshard()
-
-# %% wrong linear loses linear-messages: reduces a frozen shard's gradient | frozen: message \d+ is|frozen: \d+ messages
-# from a function whose formulas are written out
-#-         if ctx.needs_input_grad[1]:
-#+         if True:
-
-# %% wrong linear loses linear-messages: reduces before it gathers | message 2 is an? reduce_scatter
-# from a function whose formulas are written out
-#-         if ctx.needs_input_grad[0]:
-#-             weight, _ = layer.unshard()
-#-             gx = g @ weight
-#=             gs /= layer.k
-#+         if ctx.needs_input_grad[0]:
-#+             weight, _ = layer.unshard()
-#+             gx = g @ weight
 
 # %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is an? all_reduce
 # from a function whose formulas are written out
@@ -616,33 +735,6 @@ class ShardedLinear(nn.Module):
 #-         return gx, gs, None
 #+         layer.shard.grad = gs
 #+         return gx, None, None
-
-# %% wrong linear loses linear-values: the bias's gradient is left out | gradients of shards has other values|other values
-# from a function whose formulas are written out
-#-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
-#+             flat = layer.flatten(rows.T @ xs, 0 * rows.sum(0))
-
-# %% wrong linear loses linear-values: the bias's gradient is a mean over examples | other values
-# from a function whose formulas are written out
-#-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
-#+             flat = layer.flatten(rows.T @ xs, rows.mean(0))
-
-# %% wrong linear loses linear-values: the bias comes first | other values
-# from a function whose formulas are written out
-#-             flat = torch.cat([flat, bias.detach()])
-#+             flat = torch.cat([bias.detach(), flat])
-#-         weight = whole[:n].view(self.outputs, self.inputs)
-#-         return weight, whole[n:n + self.outputs] if self.has_bias else None
-#+         begin = self.outputs if self.has_bias else 0
-#+         weight = whole[begin:begin + n].view(self.outputs, self.inputs)
-#+         return weight, whole[:begin] if self.has_bias else None
-
-# %% wrong linear loses linear-values: the weight is flattened column by column | other values
-# from a function whose formulas are written out
-#-         flat = weight.detach().flatten()
-#+         flat = weight.detach().T.flatten()
-#-         weight = whole[:n].view(self.outputs, self.inputs)
-#+         weight = whole[:n].view(self.inputs, self.outputs).T
 
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: every layer has a bias | NoneType
 # from a function whose formulas are written out
@@ -680,6 +772,58 @@ class ShardedLinear(nn.Module):
 #+             if rank == dist.get_rank():
 #+                 piece.copy_(self.shard.detach())
 #+             dist.broadcast(piece, rank)
+
+# %% wrong linear loses linear-forgets: unshard() keeps a copy, in float32
+# from a copy of the shard for the backward pass
+#=         weight, bias = self.gather()
+#+         self.memory[0] = weight.float()
+#-         ctx.mine = shard.detach().clone()
+
+# %% wrong linear loses linear-values: x of the latest pass, in the layer
+# from a copy of the shard for the backward pass
+#-         ctx.save_for_backward(x)
+#-         ctx.mine = shard.detach().clone()
+#+         layer.x = x
+#-         (x,) = ctx.saved_tensors
+#+         x = layer.x
+
+# %% wrong linear loses linear-values, linear-messages: x of the first pass, in the layer
+# from a copy of the shard for the backward pass
+#-         ctx.save_for_backward(x)
+#-         ctx.mine = shard.detach().clone()
+#+         layer.memory.setdefault(0, x)
+#-         (x,) = ctx.saved_tensors
+#+         x = layer.memory[0]
+
+# %% wrong linear loses linear-messages: what needs a gradient is what needed one first
+# from a copy of the shard for the backward pass
+#-         ctx.mine = shard.detach().clone()
+#=         (x,) = ctx.saved_tensors
+#-         needs = ctx.needs_input_grad
+#+         needs = layer.memory.setdefault('needs', ctx.needs_input_grad)
+
+# %% wrong linear loses linear-messages: reduces what is zero without a message
+# from a copy of the shard for the backward pass
+#-         ctx.mine = shard.detach().clone()
+#=             mean, of_shard = flat / dist.get_world_size(), torch.empty_like(layer.shard)
+#-             dist.reduce_scatter_single(of_shard, mean)
+#+             if mean.any(): dist.reduce_scatter_single(of_shard, mean)
+#+             else: of_shard.zero_()
+
+# %% wrong linear loses linear-messages: one rank has nothing to gather
+# from a copy of the shard for the backward pass
+#=     def gather(self):
+#+         if dist.get_world_size() == 1:
+#+             sizes = [s.numel() for s in self.shapes]
+#+             parts = [t.view(s) for t, s in zip(self.shard.detach().clone().split(sizes), self.shapes)]
+#+             return (*parts, None)[:2]
+#-         ctx.mine = shard.detach().clone()
+
+# %% wrong linear loses linear-messages: unshard() gathers weight and bias, a message each
+# from a copy of the shard for the backward pass
+#=         weight, bias = self.gather()
+#+         self.gather()
+#-         ctx.mine = shard.detach().clone()
 
 # %% right memory: bisection, with the larger half first
 def check(ranks, stage, size):
@@ -762,15 +906,78 @@ def most(limit, ranks, stage):
         step //= 2
     return count
 
-# %% wrong memory loses memory-bytes, memory-most: shards rounded down | which is not right
-# from bisection, with the larger half first
-#-     shard = (numbers + ranks - 1) // ranks
-#+     shard = numbers // ranks
+# %% right memory: stage 2 shards weights, stage 3 gradients, too
+# A gradient has as many bytes as a weight.
+def memory(numbers, ranks, stage):
 
-# %% wrong memory loses memory-bytes, memory-most: a shard is a float's quotient, rounded up | is not right|which
-# from bisection, with the larger half first
-#-     shard = (numbers + ranks - 1) // ranks
-#+     shard = int(np.ceil(numbers / ranks))
+    if numbers < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    shard = -(-numbers // ranks)
+    return (12 * (shard if stage >= 1 else numbers)
+            + 2 * (shard if stage >= 2 else numbers)
+            + 2 * (shard if stage >= 3 else numbers))
+
+
+def most(limit, ranks, stage):
+
+    if limit < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    low, high = 0, limit * ranks + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if memory(middle, ranks, stage) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+# %% right memory: a limit of two hundred digits would do
+# Limits of fifty digits are asked for.
+def memory(numbers, ranks, stage):
+
+    if numbers < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    shard = -(-numbers // ranks)
+    return (12 * (shard if stage >= 1 else numbers)
+            + 2 * (shard if stage >= 3 else numbers)
+            + 2 * (shard if stage >= 2 else numbers))
+
+
+def most(limit, ranks, stage):
+
+    if limit < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    low, high = 0, 10**200 * ranks
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if memory(middle, ranks, stage) <= limit else (low, middle)
+    return low
+
+# %% right memory: the last round by a division
+# What is left after the next number's shards is divided by what a number takes whole.
+def memory(numbers, ranks, stage):
+
+    if numbers < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    shard = -(-numbers // ranks)
+    return (12 * (shard if stage >= 1 else numbers)
+            + 2 * (shard if stage >= 3 else numbers)
+            + 2 * (shard if stage >= 2 else numbers))
+
+
+def most(limit, ranks, stage):
+
+    if limit < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+    whole, shared = [(16, 0), (4, 12), (2, 14), (0, 16)][stage]
+    count = limit // (whole * ranks + shared) * ranks
+    left = limit - memory(count, ranks, stage) - shared
+    if left >= 0: count += min(ranks - 1, left // whole if whole else ranks)
+    return count
+
+# %% right memory: the errors of the other function
+# from stage 2 shards weights, stage 3 gradients, too
+# Both refuse the same.
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+#-     if limit < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+#+     memory(limit, ranks, stage)
 
 # %% wrong memory loses memory-bytes, memory-most: bytes as floats | not an int
 # from bisection, with the larger half first
@@ -782,11 +989,6 @@ def most(limit, ranks, stage):
 #-     return 2 * weights + 2 * gradients + 12 * state
 #+     return 4 * weights + 4 * gradients + 8 * state
 
-# %% wrong memory loses memory-bytes, memory-most: no master weights | which is not right
-# from bisection, with the larger half first
-#-     return 2 * weights + 2 * gradients + 12 * state
-#+     return 2 * weights + 2 * gradients + 8 * state
-
 # %% wrong memory loses memory-bytes, memory-most: gradients are sharded in stage 1 | which is not right
 # from bisection, with the larger half first
 #-     gradients = shard if stage >= 2 else numbers
@@ -797,11 +999,6 @@ def most(limit, ranks, stage):
 #-     gradients = shard if stage >= 2 else numbers
 #+     gradients = shard if stage == 2 else numbers
 
-# %% wrong memory loses memory-bytes, memory-most: the padding is counted once for each of the three parts' bytes | which is not right
-# from bisection, with the larger half first
-#=     shard = (numbers + ranks - 1) // ranks
-#+     shard = shard if numbers % ranks == 0 else shard + 1
-
 # %% wrong memory loses memory-bytes: a stage 4 that is taken for 3 | no ValueError
 # from bisection, with the larger half first
 #-     if ranks < 1 or size < 0 or stage not in range(4):
@@ -811,11 +1008,6 @@ def most(limit, ranks, stage):
 #=     check(ranks, stage, limit)
 #+     if stage > 3:
 #+         raise ValueError(stage)
-
-# %% wrong memory loses memory-bytes: numbers below zero | no ValueError
-# from bisection, with the larger half first
-#-     check(ranks, stage, numbers)
-#+     check(ranks, stage, 1)
 
 # %% wrong memory loses memory-most: a limit below zero | no ValueError
 # from bisection, with the larger half first
@@ -833,12 +1025,99 @@ def most(limit, ranks, stage):
 #+     whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
 #+     return limit * ranks // (whole * ranks + 16 - whole)
 
-# %% wrong memory loses memory-most: full shards only | which is not right
-# from bisection, with the larger half first
-#-     return low
-#+     return low // ranks * ranks
+# %% wrong memory loses memory-bytes: no numbers take nothing, whatever else is said
+# from stage 2 shards weights, stage 3 gradients, too
+#= def memory(numbers, ranks, stage):
+#+     if numbers == 0: return 0
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
 
-# %% wrong memory loses memory-most: stage 3 without the ranks: it looks no further than the limit | which is not right
-# from bisection, with the larger half first
-#-     low, high = 0, ranks * (limit // 16 + 1) + limit
-#+     low, high = 0, limit // 16
+# %% wrong memory loses memory-bytes: one rank holds all, whatever the stage
+# from stage 2 shards weights, stage 3 gradients, too
+#= def memory(numbers, ranks, stage):
+#+     if ranks == 1 and numbers >= 0: return 16 * numbers
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+
+# %% wrong memory loses memory-bytes: in stage 0 nobody asks for the ranks
+# from stage 2 shards weights, stage 3 gradients, too
+#= def memory(numbers, ranks, stage):
+#+     if stage == 0 and numbers >= 0: return 16 * numbers
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+
+# %% wrong memory loses memory-bytes: below 0 is looked at where something is whole
+# from stage 2 shards weights, stage 3 gradients, too
+#-     if numbers < 0 or ranks < 1 or stage not in (0, 1, 2, 3): raise ValueError
+#+     if ranks < 1 or stage not in (0, 1, 2, 3) or stage < 3 and numbers < 0: raise ValueError
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+
+# %% wrong memory loses memory-bytes: stages count from the end, too
+# from stage 2 shards weights, stage 3 gradients, too
+#= def memory(numbers, ranks, stage):
+#+     stage = [0, 1, 2, 3][stage] if -5 < stage < 4 else 9
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+
+# %% wrong memory loses memory-most: a limit of nothing is enough for nothing, whatever else is said
+# from stage 2 shards weights, stage 3 gradients, too
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+#= def most(limit, ranks, stage):
+#+     if limit == 0: return 0
+
+# %% wrong memory loses memory-most: one rank is told by a division, whatever the stage
+# from stage 2 shards weights, stage 3 gradients, too
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+#= def most(limit, ranks, stage):
+#+     if ranks == 1: return limit // 16
+
+# %% wrong memory loses memory-most: in stage 0 nobody asks for the ranks, for a limit
+# from stage 2 shards weights, stage 3 gradients, too
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))
+#= def most(limit, ranks, stage):
+#+     if stage == 0 and limit >= 0: return limit // 16
+
+# %% wrong memory loses memory-most: no more numbers than bytes
+# from a limit of two hundred digits would do
+#-     low, high = 0, 10**200 * ranks
+#+     low, high = 0, limit + 1
+
+# %% wrong memory loses memory-most: no model has more than 2**128 numbers
+# from a limit of two hundred digits would do
+#-     low, high = 0, 10**200 * ranks
+#+     low, high = 0, 2**128
+
+# %% wrong memory loses memory-most: one number more at most in the last round
+# from the last round by a division
+#-     left = limit - memory(count, ranks, stage) - shared
+#-     if left >= 0: count += min(ranks - 1, left // whole if whole else ranks)
+#+     count += memory(count + 1, ranks, stage) <= limit
+
+# %% wrong memory loses memory-bytes, memory-most: a shard by a float's remainder
+# from stage 2 shards weights, stage 3 gradients, too
+#-     shard = -(-numbers // ranks)
+#+     shard = numbers // ranks + (numbers / ranks % 1 > 0)
+#-             + 2 * (shard if stage >= 2 else numbers)
+#-             + 2 * (shard if stage >= 3 else numbers))
+#+             + 2 * (shard if stage >= 3 else numbers)
+#+             + 2 * (shard if stage >= 2 else numbers))

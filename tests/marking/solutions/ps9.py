@@ -194,16 +194,6 @@ class RowLinear(nn.Module):
 #-         y = F.linear(Copy.apply(x), self.weight, self.bias)
 #+         y = F.linear(x, self.weight, self.bias)
 
-# %% wrong layers loses layers-values, layers-input, layers-messages: the sum is a sum backward, too | step 1: the gradient of layer 0's weight has other values
-# from one function for each exchange
-#=         total = part.clone()
-#=         dist.all_reduce(total)
-#=         return total
-#=     @staticmethod
-#=     def backward(ctx, gradient):
-#+         gradient = gradient.clone()
-#+         dist.all_reduce(gradient)
-
 # %% wrong layers loses layers-values, layers-input: the bias is added on every rank, before the sum | step 1: the output has other values
 # from one function for each exchange
 #-         part = F.linear(x, self.weight)
@@ -235,11 +225,6 @@ class RowLinear(nn.Module):
 #-         return torch.cat(parts, -1)
 #+         return torch.cat(parts)
 
-# %% wrong layers loses layers-input: the mean of the input's gradients | step 1: the gradient of x has other values
-# from one function for each exchange
-#-         dist.all_reduce(gradient)
-#+         dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
-
 # %% wrong layers loses layers-input: what comes from elsewhere is added up, too | added to x, 3 ranks: .*step 1: the gradient of x has
 # from one function for each exchange
 #-         y = F.linear(Copy.apply(x), self.weight, self.bias)
@@ -254,13 +239,11 @@ class RowLinear(nn.Module):
 
 # %% wrong layers loses layers-messages: the input's gradient is summed though nobody needs it | x needs no gradient: sent: .*due
 # from one function for each exchange
-#-         y = F.linear(Copy.apply(x), self.weight, self.bias)
+#=     def forward(self, x):
 #+         x = x if x.requires_grad else x.clone().requires_grad_()
-#+         y = F.linear(Copy.apply(x), self.weight, self.bias)
 
 # %% wrong layers loses layers-messages: an all-gather, and a sum of what has come | sent: all_gather
 # from one function for each exchange
-#=         total = part.clone()
 #-         dist.all_reduce(total)
 #+         parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
 #+         dist.all_gather(parts, total)
@@ -325,11 +308,6 @@ def steps_of(stage, stages, micro_batches, most):
     due.update({("backward", i): 2 * i for i in range(micro_batches)})
     return sorted(due, key=lambda step: (due[step], step[0] != "forward"))
 
-# %% wrong schedule loses schedule-steps, schedule-edges: all forward passes first, as GPipe | it holds \d; it may hold \d
-# from the rules, one after the other
-#-         if forward < micro_batches and forward - backward < limit:
-#+         if forward < micro_batches:
-
 # %% wrong schedule loses schedule-steps, schedule-edges: 1F1B, whatever there is room for | most=2: after step 3, .* it holds 3; it may hold 2
 # from the rules, one after the other
 #-     limit = min(most, stages - stage)
@@ -340,20 +318,10 @@ def steps_of(stage, stages, micro_batches, most):
 #-     limit = min(most, stages - stage)
 #+     limit = most
 
-# %% wrong schedule loses schedule-steps, schedule-edges: stages after this one, without this one | though it holds|step 1 is the backward pass
-# from the rules, one after the other
-#-     limit = min(most, stages - stage)
-#+     limit = min(most, stages - stage - 1)
-
 # %% wrong schedule loses schedule-steps, schedule-edges: stages counted from the other end | though it holds 1 and may hold
 # from the rules, one after the other
 #-     limit = min(most, stages - stage)
 #+     limit = min(most, stage + 1)
-
-# %% wrong schedule loses schedule-steps, schedule-edges: forward, then backward, once it is warm | it holds 5; it may hold 4
-# from warm-up, steady state, cool-down
-#-         steps += [("backward", i), ("forward", i + held)]
-#+         steps += [("forward", i + held), ("backward", i)]
 
 # %% wrong schedule loses schedule-edges: the warm-up is as long with fewer micro-batches | the forward pass of micro-batch 2, after 2 of 2
 # from warm-up, steady state, cool-down
@@ -369,11 +337,6 @@ def steps_of(stage, stages, micro_batches, most):
 # from warm-up, steady state, cool-down
 #-     for i in range(micro_batches - held, micro_batches):
 #-         steps += [("backward", i)]
-
-# %% wrong schedule loses schedule-edges: any numbers will do | no ValueError
-# from warm-up, steady state, cool-down
-#-     if stage < 0 or stage >= stages or micro_batches <= 0 or most <= 0:
-#-         raise ValueError
 
 # %% wrong schedule loses schedule-edges: the stage isn't looked at | steps_of\(-?\d.*no ValueError
 # from the rules, one after the other
@@ -441,22 +404,10 @@ def synchronize(gradients, kinds, shape):
 # from a table of groups
 #-         gradient = gradient / shape[0]
 
-# %% wrong mesh loses mesh-gradients, mesh-norm: the mean over all ranks | sharded: .*parameter 0 of the list of gradients has other values
-# from a table of groups
-#-         for group in GROUPS[kind]:
-#+         for group in ["data", "tensor"]:
-#-         gradient = gradient / shape[0]
-#+         gradient = gradient / (shape[0] * shape[1])
-
 # %% wrong mesh loses mesh-gradients, mesh-norm: partial gradients are summed over data alone | partial: .*parameter 0 of the list of gradients has other values
 # from a table of groups
 #-         for group in GROUPS[kind]:
 #+         for group in ["data"]:
-
-# %% wrong mesh loses mesh-gradients, mesh-norm: partial gradients are a mean over tensor, too | partial: .*parameter 0 of the list of gradients has other values
-# from a table of groups
-#-         gradient = gradient / shape[0]
-#+         gradient = gradient / (shape[0] * shape[1] if kind == "partial" else shape[0])
 
 # %% wrong mesh loses mesh-gradients, mesh-norm: replicated gradients are summed over tensor | replicated: .*parameter 0 of the list of gradients has other values
 # from a table of groups
@@ -477,25 +428,10 @@ def synchronize(gradients, kinds, shape):
 #+         if kind == "partial":
 #+             gradient = sum_over("data", gradient, shape)
 
-# %% wrong mesh loses mesh-norm: what is replicated counts on each tensor rank | replicated: .*the norm is .* which is not right
-# from a table of groups
-#-     squares["sharded"] = sum_over("tensor", squares["sharded"], shape)
-#-     return means, sum(squares.values()).sqrt().item()
-#+     return means, sum_over("tensor", sum(squares.values()), shape).sqrt().item()
-
-# %% wrong mesh loses mesh-norm: the norm of what this rank has | sharded: rank 0: the norm is .* which is not right
-# from a table of groups
-#-     squares["sharded"] = sum_over("tensor", squares["sharded"], shape)
-
 # %% wrong mesh loses mesh-norm: squares are summed over data, too | sharded: .*the norm is .* which is not right
 # from a table of groups
 #=     squares["sharded"] = sum_over("tensor", squares["sharded"], shape)
 #+     squares["sharded"] = sum_over("data", squares["sharded"], shape)
-
-# %% wrong mesh loses mesh-norm: the square of the norm | the norm is .* which is not right
-# from a table of groups
-#-     return means, sum(squares.values()).sqrt().item()
-#+     return means, sum(squares.values()).item()
 
 # %% wrong mesh loses mesh-norm: the sum of the parameters' norms | the norm is .* which is not right
 # from written into the tensors that came, norms of norms
@@ -506,12 +442,6 @@ def synchronize(gradients, kinds, shape):
 # from written into the tensors that came, norms of norms
 #-             norm = torch.sqrt(sum_over("tensor", norm ** 2, shape))
 #+             norm = sum_over("tensor", norm, shape)
-
-# %% wrong mesh loses mesh-norm: the norm before the mean over data | the norm is .* which is not right
-# from a table of groups
-#=     for kind, gradient in zip(kinds, gradients):
-#+         squares[kind] += gradient.pow(2).sum()
-#-         squares[kind] += gradient.pow(2).sum()
 
 # %% wrong mesh loses mesh-norm: the norm as a tensor | the norm is a Tensor, not a number
 # from a table of groups
