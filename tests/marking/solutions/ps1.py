@@ -61,11 +61,6 @@ def split_even(batch, devices):
     size = len(batch) // len(devices)
     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
 
-# %% wrong even loses even-values, even-care: all on the first device | is on cpu\(\d\), not on
-# from shards are windows onto the batch
-#-     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
-#+     return [batch[i * size : (i + 1) * size].copyto(devices[0]) for i in range(len(devices))]
-
 # %% wrong even loses even-values, even-care: two devices only | IndexError
 def split_even(batch, devices):
     if len(batch) % len(devices):
@@ -95,25 +90,6 @@ def split_even(batch, devices):
 # %% wrong even loses even-values, even-care: NumPy arrays, on no device | is a NumPy array
 def split_even(batch, devices):
     return np.split(batch.asnumpy(), len(devices))
-
-# %% wrong even loses even-values, even-care: right for the visible example only | has shape
-# from shards are windows onto the batch
-#-     return [batch[i * size : (i + 1) * size].as_in_context(d) for i, d in enumerate(devices)]
-#+     shards = [mx.nd.arange(size * i * 2, size * (i + 1) * 2).reshape((size, 2)) for i in range(2)]
-#+     return [s.astype(batch.dtype).copyto(d) for s, d in zip(shards, devices)]
-
-# %% wrong even loses even-care: one example too few is an error of its own kind | \w+, not ValueError
-def split_even(batch, devices):
-    if len(batch) % len(devices):
-        raise Exception("uneven")
-    size = len(batch) // len(devices)
-    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
-
-# %% wrong even loses even-values, even-care: the list of devices emptied, nothing returned but places | is None
-def split_even(batch, devices):
-    k = len(devices)
-    devices.clear()
-    return [None] * k
 
 # %% wrong even loses even-care: right shards, and the caller's devices popped | list `devices` had 2 entries
 def split_even(batch, devices):
@@ -170,13 +146,6 @@ def split_even(batch, devices):
 #-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
 #+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
 
-# %% wrong even loses even-values: the share by a factor, which rounds
-# from a device's place by `index`
-#-     if n % k: raise ValueError
-#+     if n * (1 / k) % 1: raise ValueError
-#-     shards = [batch[devices.index(d) * n // k : (devices.index(d) + 1) * n // k].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
-#+     shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
-
 # %% wrong even loses even-values: a shard's size by a factor, which rounds
 # from a device's place by `index`
 #-     ends = [i * (n // k) for i in range(k + 1)]
@@ -223,17 +192,6 @@ def split_uneven(batch, devices):
             rest = rest[take:]
     return shards
 
-# %% right uneven: even batches first, without a look at how many there are
-# Fewer examples than devices, other than none, never come out even.
-def split_uneven(batch, devices):
-    n, k = len(batch), len(devices)
-    if n % k == 0: ends = [i * n // k for i in range(k + 1)]
-    elif n < k: raise ValueError
-    else: ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
-    ends = ends
-    shards = [batch[a:b].copyto(d) for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
-    return shards
-
 # %% right uneven: each device gets a copy of the batch, and keeps a window onto it
 # Nobody else holds that copy: to write into it changes no other.
 def split_uneven(batch, devices):
@@ -243,18 +201,6 @@ def split_uneven(batch, devices):
     shards = [batch.copyto(d)[a:b] for i, (a, b, d) in enumerate(zip(ends, ends[1:], devices))]
     return shards
 
-# %% wrong uneven loses uneven-values, uneven-care: the tail is dropped | has shape
-def split_uneven(batch, devices):
-    size = len(batch) // len(devices)
-    if not size:
-        raise ValueError
-    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
-
-# %% wrong uneven loses uneven-values, uneven-care: shards of equal size, rounded up | has shape
-def split_uneven(batch, devices):
-    size = -(-len(batch) // len(devices))
-    return [batch[i * size : (i + 1) * size].copyto(d) for i, d in enumerate(devices)]
-
 # %% wrong uneven loses uneven-care: windows onto the batch | shares memory with one that was passed in
 def split_uneven(batch, devices):
     n, k = len(batch), len(devices)
@@ -262,25 +208,6 @@ def split_uneven(batch, devices):
         raise ValueError
     ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
     return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
-
-# %% wrong uneven loses uneven-values, uneven-care: right shards, devices in another order | is on cpu\(\d\), not on
-# from windows onto the batch
-#-     return [batch[a:b].as_in_context(d) for a, b, d in zip(ends, ends[1:], devices)]
-#+     ordered = sorted(devices, key=lambda d: d.device_id)
-#+     return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], ordered)]
-
-# %% wrong uneven loses uneven-values, uneven-care: right for three devices only | has shape
-def split_uneven(batch, devices):
-    n, k = len(batch), 3
-    if n < len(devices):
-        raise ValueError
-    ends = [i * (n // k) + min(i, n % k) for i in range(k + 1)]
-    return [batch[a:b].copyto(d) for a, b, d in zip(ends, ends[1:], devices) if a < b]
-
-# %% wrong uneven loses uneven-care: everything becomes float32 | is in float32, not in
-# from array_split
-#-     return [mx.nd.array(p, d, dtype=batch.dtype) for p, d in zip(parts, devices)]
-#+     return [mx.nd.array(p, d) for p, d in zip(parts, devices)]
 
 # %% wrong uneven loses uneven-values, uneven-care: fails on a batch of numbers | IndexError
 # from array_split
@@ -395,43 +322,14 @@ def split_pairs(images, labels, order, devices):
 #+         index = mx.nd.array(p)
 #+         pairs.append((images.take(index).copyto(d), labels.take(index).copyto(d)))
 
-# %% right pairs: windows onto one copy in the new order
-# Windows that don't overlap: to write into one changes no other, nor the caller's arrays.
+# %% wrong pairs loses pairs-care: the order is sorted out from under the caller | changed the caller's `\w+`
 def split_pairs(images, labels, order, devices):
-    x, y = (a.take(mx.nd.array(order, dtype='int64')) for a in (images, labels)); end = 0
-    pairs = []
-    for p, d in zip(np.array_split(order, len(devices)), devices):
-        index = slice(end, end := end + len(p))
-        pairs.append((x[index].as_in_context(d), y[index].as_in_context(d)))
-    return pairs
-
-# %% wrong pairs loses pairs-values, pairs-care: labels in the old order | has other values
-def split_pairs(images, labels, order, devices):
-    parts = np.array_split(order, len(devices))
-    ends = np.cumsum([0] + [len(p) for p in parts])
-    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
-             mx.nd.array(labels.asnumpy()[a:b], d, dtype=labels.dtype))
-            for p, a, b, d in zip(parts, ends, ends[1:], devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: order taken for where each example goes | has other values
-def split_pairs(images, labels, order, devices):
-    parts = np.array_split(np.argsort(order), len(devices))
+    mine = order.copy()
+    order.sort()
+    parts = np.array_split(mine, len(devices))
     return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
              mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
             for p, d in zip(parts, devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: labels left on the first device | is on cpu\(\d\), not on
-def split_pairs(images, labels, order, devices):
-    parts = np.array_split(order, len(devices))
-    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
-             mx.nd.array(labels.asnumpy()[p], dtype=labels.dtype)) for p, d in zip(parts, devices)]
-
-# %% wrong pairs loses pairs-care: the order is sorted out from under the caller | changed the caller's `\w+`
-# from order taken for where each example goes
-#-     parts = np.array_split(np.argsort(order), len(devices))
-#+     mine = order.copy()
-#+     order.sort()
-#+     parts = np.array_split(mine, len(devices))
 
 # %% wrong pairs loses pairs-care: the caller's arrays are put in order | changed the caller's `\w+`
 def split_pairs(images, labels, order, devices):
@@ -444,28 +342,21 @@ def split_pairs(images, labels, order, devices):
     return [(mx.nd.array(a, d, dtype=a.dtype), mx.nd.array(b, d, dtype=b.dtype))
             for a, b, d in zip(np.array_split(x, k), np.array_split(y, k), devices)]
 
-# %% wrong pairs loses pairs-care: everything becomes float32 | is in float32, not in
-def split_pairs(images, labels, order, devices):
-    return [(mx.nd.array(images.asnumpy()[p], d), mx.nd.array(labels.asnumpy()[p], d))
-            for p, d in zip(np.array_split(order, len(devices)), devices)]
-
-# %% wrong pairs loses pairs-values, pairs-care: the tail is dropped | has shape
-# from order taken for where each example goes
-#-     parts = np.array_split(np.argsort(order), len(devices))
-#+     size = len(order) // len(devices)
-#+     parts = [order[i * size : (i + 1) * size] for i in range(len(devices))]
-
 # %% wrong pairs loses pairs-care: on the first device the caller's own arrays | shares memory with one that was passed in
-# from order taken for where each example goes
-#-     parts = np.array_split(np.argsort(order), len(devices))
-#+     if len(devices) == 1 and order.tolist() == list(range(len(images))):
-#+         return [(images.as_in_context(devices[0]), labels.as_in_context(devices[0]))]
-#+     parts = np.array_split(order, len(devices))
+def split_pairs(images, labels, order, devices):
+    if len(devices) == 1 and order.tolist() == list(range(len(images))):
+        return [(images.as_in_context(devices[0]), labels.as_in_context(devices[0]))]
+    parts = np.array_split(order, len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
 
 # %% wrong pairs loses pairs-values, pairs-care: an order without repeats only | has shape
-# from order taken for where each example goes
-#-     parts = np.array_split(np.argsort(order), len(devices))
-#+     parts = np.array_split(np.array(list(dict.fromkeys(order.tolist()))), len(devices))
+def split_pairs(images, labels, order, devices):
+    parts = np.array_split(np.array(list(dict.fromkeys(order.tolist()))), len(devices))
+    return [(mx.nd.array(images.asnumpy()[p], d, dtype=images.dtype),
+             mx.nd.array(labels.asnumpy()[p], d, dtype=labels.dtype))
+            for p, d in zip(parts, devices)]
 
 # %% wrong pairs loses pairs-care: numbers in float16
 # from numbers past the end go round

@@ -113,11 +113,6 @@ def cross_entropy(scores, labels):
     losses = scores.exp().sum(axis=1).log() - scores.pick(labels)
     return losses
 
-# %% wrong loss loses loss-values, loss-gradient: a column, one loss a row | has shape \(2, 1\)
-# from their mean
-#-     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
-#+     return scores.exp().sum(axis=1, keepdims=True).log() - scores.pick(labels, keepdims=True)
-
 # %% wrong loss loses loss-values, loss-gradient: a Python list | a list, not an mx.nd array
 # from their mean
 #-     return (scores.exp().sum(axis=1).log() - scores.pick(labels)).mean()
@@ -214,40 +209,6 @@ def make_replicas(params, devices):
 #-             old, p = p, (nd.concat(*[q.copyto(d).reshape(-1) for q in params], dim=0)[sum(q.size for q in params[:i]) : sum(q.size for q in params[: i + 1])].reshape(p.shape) if len(kinds) == 1 else p.copyto(d))
 #+             old, p = p, p.copyto(devices[0]).copyto(d)
 
-# %% wrong replicas loses replicas-care: float64 becomes float32 | in float32, not in float64
-def make_replicas(params, devices):
-    if len(set(devices)) < len(devices):
-        raise ValueError("a device twice")
-    replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-    for replica in replicas:
-        for p in replica:
-            p.attach_grad()
-    return replicas
-
-# %% wrong replicas loses replicas-values: a gradient for the first replica only | replica 1 is None
-def make_replicas(params, devices):
-    if len(set(devices)) < len(devices):
-        raise ValueError("a device twice")
-    replicas = [[p.copyto(d) for p in params] for d in devices]
-    for p in replicas[0]:
-        p.attach_grad()
-    return replicas
-
-# %% wrong replicas loses replicas-values, replicas-care: each has a random start | other val
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-#+     replicas = [[nd.random.normal(shape=p.shape, ctx=d).astype(p.dtype) for p in params]
-#+                 for d in devices]
-
-# %% wrong replicas loses replicas-values, replicas-care: all are one | on cpu\(0\), not on
-def make_replicas(params, devices):
-    if len(set(devices)) < len(devices):
-        raise ValueError("a device twice")
-    replica = [p.copyto(devices[0]) for p in params]
-    for p in replica:
-        p.attach_grad()
-    return [replica] * len(devices)
-
 # %% wrong replicas loses replicas-values, replicas-care: all is cleared | replica 0 is None
 def make_replicas(params, devices):
     k = len(devices)
@@ -255,45 +216,33 @@ def make_replicas(params, devices):
     return [None] * k
 
 # %% wrong replicas loses replicas-care: detached at home, where that copies nothing | shares memory
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-#+     replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
-
-# %% wrong replicas loses replicas-care: values through float32 and back | has other values
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-#+     replicas = [[nd.array(p.asnumpy(), d).astype(p.dtype) for p in params] for d in devices]
-
-# %% wrong replicas loses replicas-care: all get the type of the first | float32, not in
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-#+     kind = params[0].dtype
-#+     replicas = [[p.astype(kind).copyto(d) for p in params] for d in devices]
+def make_replicas(params, devices):
+    if len(set(devices)) < len(devices):
+        raise ValueError("a device twice")
+    replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
+    for replica in replicas:
+        for p in replica:
+            p.attach_grad()
+    return replicas
 
 # %% wrong replicas loses replicas-care: the caller's parameters get gradients too | was attached
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
+# from detached at home, where that copies nothing
+#-     replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
 #-     for replica in replicas:
 #+     replicas = [[p.copyto(d) for p in params] for d in devices]
 #+     for replica in [params, *replicas]:
 
 # %% wrong replicas loses replicas-care: the caller's devices are used up | list `devices` had 2
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
+# from detached at home, where that copies nothing
+#-     replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
 #+     replicas = []
 #+     while devices:
 #+         replicas.append([p.copyto(devices.pop(0)) for p in params[:1]])
 #+         replicas[-1] += [p.copyto(replicas[-1][0].context) for p in params[1:]]
 
-# %% wrong replicas loses replicas-values, replicas-care: devices in order of number | not on cpu
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
-#+     there = sorted(devices, key=lambda d: d.device_id)
-#+     replicas = [[p.copyto(d) for p in params] for d in there]
-
 # %% wrong replicas loses replicas-values, replicas-care: eight at most | 8 entries, not 9
-# from float64 becomes float32
-#-     replicas = [[nd.array(p.asnumpy(), d) for p in params] for d in devices]
+# from detached at home, where that copies nothing
+#-     replicas = [[p.as_in_context(d).detach() for p in params] for d in devices]
 #+     replicas = [[p.copyto(d) for p in params] for d in devices[:8]]
 
 # %% wrong replicas loses replicas-care: twice: looked at of the first device only
@@ -488,16 +437,6 @@ def train_step(xs, ys, replicas, lr):
             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
     return sum(value.asscalar() for value in losses) / n
 
-# %% wrong step loses step-values, step-care: a ring of one round, right for two | k=3, .*apart
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n, k = sum(len(x) for x in xs), len(xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#-         for p in same:
-#+         old = [p.grad.asnumpy() for p in same]
-#+         for r, p in enumerate(same):
-#+             total = old[r] + old[r - 1] if k > 1 else old[r]
-
 # %% wrong step loses step-values, step-care: sgd_update, its rate in float32 | e-0\d of the larg
 # from replicas without a shard are left behind
 #-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
@@ -523,24 +462,6 @@ def train_step(xs, ys, replicas, lr):
             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
     return means
 
-# %% wrong step loses step-values, step-care: the first shard's loss is returned | loss .* not right
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-     return sum(value.asscalar() for value in losses) / n
-#+     return losses[0].asscalar() / len(xs[0])
-
-# %% wrong step loses step-values, step-care: all replicas but one are thrown away | had 2 entries
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#=             p -= lr / n * nd.array(total, p.context, dtype=p.dtype)
-#+     del replicas[1:]
-
 # %% wrong step loses step-values, step-care: one list on cpu(0) stands for all | another array
 # from replicas without a shard are left behind
 #-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
@@ -552,19 +473,6 @@ def train_step(xs, ys, replicas, lr):
 #+     for i in range(1, len(replicas)):
 #+         replicas[i] = home
 
-# %% wrong step loses step-values, step-care: gradients add up from step to step | way from the st
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n, total = sum(len(x) for x in xs), []
-#=         losses = [loss(*shard).sum() for shard in zip(xs, ys, replicas)]
-#+     params = [p for replica in replicas for p in replica]
-#+     if getattr(train_step, "last", None) is not params[0]:
-#+         [p.attach_grad("add") for p in params]
-#+         train_step.last = params[0]
-#+         return train_step(xs, ys, replicas, lr)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-
 # %% wrong step loses step-values, step-care: eight devices at most | k=9, .* 8 has not changed
 # from replicas without a shard are left behind
 #-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
@@ -572,15 +480,6 @@ def train_step(xs, ys, replicas, lr):
 #+     replicas = replicas[:8]
 #-         total = sum(p.grad.asnumpy() for p in same)
 #+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-
-# %% wrong step loses step-values, step-care: the loss as an array | an mx.nd array .* not a number
-# from replicas without a shard are left behind
-#-     n, replicas = sum(len(x) for x in xs), replicas[: len(xs)]
-#+     n = sum(len(x) for x in xs)
-#-         total = sum(p.grad.asnumpy() for p in same)
-#+         total = sum(p.grad.asnumpy() for p in same[: len(xs)])
-#-     return sum(value.asscalar() for value in losses) / n
-#+     return nd.add_n(*[v.as_in_context(losses[0].context) for v in losses]) / n
 
 # %% wrong step loses step-care: the caller's shards are used up | the caller's list `batches`
 # from replicas without a shard are left behind
@@ -659,17 +558,6 @@ def train_epoch(images, labels, order, size, step):
         weights.append(tail)
     return float(np.average(means, weights=weights))
 
-# %% right epoch: all batches made before the first step
-# Batches don't depend on what the steps do.
-def train_epoch(images, labels, order, size, step):
-    batches = []
-    total, m = 0.0, len(order)
-    parts = [order[b : b + size] for b in range(0, len(order), size)]
-    for part in parts:
-        index = nd.array(part, dtype='int32')
-        batches = [*batches, (images.take(index), labels.take(index), len(part))]
-    return sum(step(*batch) for batch in batches) / len(order)
-
 # %% right epoch: full batches by whole numbers, then the rest
 # The same batches.
 def train_epoch(images, labels, order, size, step):
@@ -689,32 +577,20 @@ def train_epoch(images, labels, order, size, step):
 #-     return total / len(order)
 #+     return total * (1 / len(order))
 
-# %% wrong epoch loses epoch-care: the tail divided by the size of a full batch | `n` of batch 1
+# %% wrong epoch loses epoch-care: the mean counts all images | order of 9, .* the mean loss
 def train_epoch(images, labels, order, size, step):
     total = 0.0
     for begin in range(0, len(order), size):
         chosen = nd.array(order[begin : begin + size], dtype="int32")
-        total += step(images.take(chosen), labels.take(chosen), size)
-    return total / len(order)
-
-# %% wrong epoch loses epoch-care: the mean counts all images | order of 9, .* the mean loss
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#-     return total / len(order)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
-#+     return total / len(labels)
-
-# %% wrong epoch loses epoch-values: labels in the old order | labels of batch 0 has other values
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels[begin : begin + len(chosen)], len(chosen))
+        total += step(images.take(chosen), labels.take(chosen), len(chosen))
+    return total / len(labels)
 
 # %% wrong epoch loses epoch-values, epoch-care: batches of one example too few | batch 0 has shape
-# from the tail divided by the size of a full batch
+# from the mean counts all images
 #-         chosen = nd.array(order[begin : begin + size], dtype="int32")
-#-         total += step(images.take(chosen), labels.take(chosen), size)
 #+         chosen = nd.array(order[begin : begin + size - 1], dtype="int32")
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+#-     return total / len(labels)
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-values, epoch-care: an empty batch at the end | after the last
 def train_epoch(images, labels, order, size, step):
@@ -726,90 +602,75 @@ def train_epoch(images, labels, order, size, step):
     return total / len(order)
 
 # %% wrong epoch loses epoch-care: everything becomes float32 | images of batch 0 is in float32
-# from the tail divided by the size of a full batch
-#-         chosen = nd.array(order[begin : begin + size], dtype="int32")
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         part = order[begin : begin + size]
-#+         x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
-#+         total += step(x, y, len(part))
+def train_epoch(images, labels, order, size, step):
+    total = 0.0
+    for begin in range(0, len(order), size):
+        part = order[begin : begin + size]
+        x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
+        total += step(x, y, len(part))
+    return total / len(order)
 
 # %% wrong epoch loses epoch-values, epoch-care: nothing is returned | None, not a number
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#-     return total / len(order)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+# from the mean counts all images
+#-     return total / len(labels)
 #+     return None
 
 # %% wrong epoch loses epoch-care: the caller's order is sorted at the end | the caller's `order`
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+# from the mean counts all images
+#-     return total / len(labels)
 #+     order.sort()
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-values, epoch-care: one named twice comes once | examples named twice
-# from the tail divided by the size of a full batch
+# from the mean counts all images
 #-     total = 0.0
 #+     total, order = 0.0, np.array(list(dict.fromkeys(order)))
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+#-     return total / len(labels)
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-values, epoch-care: a whole batch at least | batches of 7: .* shape
-# from the tail divided by the size of a full batch
+# from the mean counts all images
 #=     total = 0.0
 #+     if len(order) < size:
 #+         order = np.resize(order, size)
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
-
-# %% wrong epoch loses epoch-care: labels through float32 and back | labels of batch 0 has other
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.astype("float32").take(chosen).astype(
-#+             labels.dtype), len(chosen))
-
-# %% wrong epoch loses epoch-care: labels become float32 | labels of batch 0 is in float32
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         total += step(images.take(chosen), labels.take(chosen).astype("float32"), len(chosen))
+#-     return total / len(labels)
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-care: the mean is rounded to float32 | mean loss of all examples is
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#-     return total / len(order)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+# from the mean counts all images
+#-     return total / len(labels)
 #+     return float(np.float32(total / len(order)))
 
 # %% wrong epoch loses epoch-care: the mean over examples that differ | mean loss of all examples is
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#-     return total / len(order)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+# from the mean counts all images
+#-     return total / len(labels)
 #+     return total / len(set(order))
 
 # %% wrong epoch loses epoch-values, epoch-care: the mean as an array | mx.nd .* not a number
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#-     return total / len(order)
-#+         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+# from the mean counts all images
+#-     return total / len(labels)
 #+     return nd.array([total / len(order)])
 
 # %% wrong epoch loses epoch-values, epoch-care: batches of NumPy | a NumPy array .* not an mx.nd
-# from the tail divided by the size of a full batch
-#-         chosen = nd.array(order[begin : begin + size], dtype="int32")
-#-         total += step(images.take(chosen), labels.take(chosen), size)
-#+         part = order[begin : begin + size]
+# from everything becomes float32
+#-         x, y = nd.array(images.asnumpy()[part]), nd.array(labels.asnumpy()[part])
+#-         total += step(x, y, len(part))
 #+         total += step(images.asnumpy()[part], labels.asnumpy()[part], len(part))
 
 # %% wrong epoch loses epoch-values, epoch-care: without n | missing .* argument: 'n'
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
+# from the mean counts all images
+#-         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+#-     return total / len(labels)
 #+         total += step(images.take(chosen), labels.take(chosen))
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-values: images flattened to rows | has shape \(4, 1\), not \(4,\)
-# from the tail divided by the size of a full batch
-#-         total += step(images.take(chosen), labels.take(chosen), size)
+# from the mean counts all images
+#-         total += step(images.take(chosen), labels.take(chosen), len(chosen))
+#-     return total / len(labels)
 #+         x = images.take(chosen).reshape((len(chosen), -1))
 #+         total += step(x, labels.take(chosen), len(chosen))
+#+     return total / len(order)
 
 # %% wrong epoch loses epoch-care: numbers in float16
 # from full batches by whole numbers, then the rest

@@ -99,91 +99,55 @@ def device_gradients(net, x, y, devices):
     autograd.backward(losses)
     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
-# %% wrong gradients loses gradients-care: zeros returned, the network keeps its own | gradient 1 of parameter 0 of the network's own gradients
+# %% wrong gradients loses gradients-values, gradients-care: one list a device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
 def device_gradients(net, x, y, devices):
     if len(set(devices)) < len(devices):
         raise ValueError(devices)
-    busy = devices[: len(x)]
-    xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
-    with autograd.record():
-        losses = [squared(net(a), b) for a, b in zip(xs, ys)]
-    autograd.backward(losses)
-    return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-            for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-values, gradients-care: list_grad's order | gradient 0 of .* is on cpu\(0\), not on cpu\(2\)
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[g.copy() for g in p.list_grad()] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-values, gradients-care: one list a device | gradient 1 of .* is on cpu\(0\), not on cpu\(1\)
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
-
-# %% wrong gradients loses gradients-values, gradients-care: float32 | in float32
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#+     return [[nd.array(p.grad(d).asnumpy(), d) for d in devices]
-
-# %% wrong gradients loses gradients-care: copies of all batches but the last | share memory
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     for replicas in kept:
-#+         replicas[:] = [g.copy() for g in replicas]
-#+     kept.clear()
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     kept.extend([p.grad(d) for d in devices] for p in net.collect_params().values())
-#+     return list(kept)
-#+ kept = []
-
-# %% wrong gradients loses gradients-care: takes the idle devices off the list of the caller | has 2 entries, not 3
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-#+     del devices[len(x) :]
-#+     return result
-
-# %% wrong gradients loses gradients-care: only devices with examples are compared | one named twice: no ValueError
-# from zeros returned, the network keeps its own
-#-     if len(set(devices)) < len(devices):
-#+     if len(set(devices[: len(x)])) < len(devices[: len(x)]):
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-
-# %% wrong gradients loses gradients-care: a device twice is another error | AssertionError, not ValueError
-def device_gradients(net, x, y, devices):
-    assert len(set(devices)) == len(devices)
     net.collect_params().zero_grad()
     busy = devices[: len(x)]
     xs, ys = (gluon.utils.split_and_load(a, busy, even_split=False) for a in (x, y))
     with autograd.record():
         losses = [squared(net(a), b) for a, b in zip(xs, ys)]
     autograd.backward(losses)
-    return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+    return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+
+# %% wrong gradients loses gradients-values, gradients-care: float32 | in float32
+# from one list a device
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     return [[nd.array(p.grad(d).asnumpy(), d) for d in devices]
+#+             for p in net.collect_params().values()]
+
+# %% wrong gradients loses gradients-care: copies of all batches but the last | share memory
+# from one list a device
+#=         raise ValueError(devices)
+#+     for replicas in kept:
+#+         replicas[:] = [g.copy() for g in replicas]
+#+     kept.clear()
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     kept.extend([p.grad(d) for d in devices] for p in net.collect_params().values())
+#+     return list(kept)
+#+ kept = []
+
+# %% wrong gradients loses gradients-care: takes the idle devices off the list of the caller | has 2 entries, not 3
+# from one list a device
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
+#+     del devices[len(x) :]
+#+     return result
+
+# %% wrong gradients loses gradients-care: only devices with examples are compared | one named twice: no ValueError
+# from one list a device
+#-     if len(set(devices)) < len(devices):
+#+     if len(set(devices[: len(x)])) < len(devices[: len(x)]):
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-values, gradients-care: the first eight devices only | has 8 entries, not 9
-# from a device twice is another error
-#-     assert len(set(devices)) == len(devices)
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
+# from one list a device
+#=         raise ValueError(devices)
 #+     devices = devices[:8]
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-care: remembers an earlier batch of that length | batch 2 of what was returned
 def device_gradients(net, x, y, devices):
@@ -204,40 +168,22 @@ def device_gradients(net, x, y, devices):
 memory = {}
 
 # %% wrong gradients loses gradients-care: gradients are asked for x too | a gradient was attached
-# from a device twice is another error
-#-     assert len(set(devices)) == len(devices)
-#+     if len(set(devices)) < len(devices):
-#+         raise ValueError(devices)
+# from one list a device
 #=     net.collect_params().zero_grad()
 #+     x.attach_grad()
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
+#+     return [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 
 # %% wrong gradients loses gradients-care: the shards are centred in place | `batches`
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
+# from one list a device
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 #+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
 #+     x -= x.mean(axis=0)
 #+     return result
 
-# %% wrong gradients loses gradients-care: weights through float32 | network's weights after the call has other values
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
-#+     result = [[p.grad(d).copy() for d in devices] for p in net.collect_params().values()]
-#+     for p in net.collect_params().values():
-#+         p.set_data(p.data(devices[0]).astype("float32").astype("float64"))
-#+     return result
-
 # %% wrong gradients loses gradients-care: one array of zeros for all idle devices | is on cpu|share memory
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
+# from one list a device
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 #+     result = []
 #+     for p in net.collect_params().values():
 #+         zeros = nd.zeros(p.shape, devices[-1], "float64")
@@ -245,11 +191,8 @@ memory = {}
 #+     return result
 
 # %% wrong gradients loses gradients-values, gradients-care: tuples in place of lists | is a tuple, not a list
-# from zeros returned, the network keeps its own
-#=         raise ValueError(devices)
-#+     net.collect_params().zero_grad()
-#-     return [[p.grad(d).copy() if d in busy else nd.zeros_like(p.grad(d)) for d in devices]
-#-             for p in net.collect_params().values()]
+# from one list a device
+#-     return [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 #+     by_device = [[p.grad(d).copy() for p in net.collect_params().values()] for d in devices]
 #+     return list(zip(*by_device))
 
@@ -314,13 +257,6 @@ def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype('float64') for g in replicas) for replicas in gradients]
     return float(np.sqrt(sum(((t / n) ** 2).sum() for t in totals)))
 
-# %% right norm: divided by n before the sum
-# Off by a rounding.
-def mean_norm(gradients, n):
-    pass
-    totals = [sum(g.asnumpy().astype('float64') / n for g in replicas) for replicas in gradients]
-    return float(np.sqrt(sum((t**2).sum() for t in totals)))
-
 # %% right norm: n by a factor
 # from divided by n before the squares
 # Off by a rounding.
@@ -342,11 +278,6 @@ def mean_norm(gradients, n):
         squares += (total * total).sum()
     return squares.sqrt() / n
 
-# %% wrong norm loses norm-care: sums in the gradients' own type, squares in float64 | which is not right
-def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy() for g in replicas).astype("float64") for replicas in gradients]
-    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
-
 # %% wrong norm loses norm-values: scaled by the largest entry, zeros or not | zeros|opposite
 def mean_norm(gradients, n):
     totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
@@ -354,14 +285,9 @@ def mean_norm(gradients, n):
     return float(most * np.sqrt(sum(((total / most) ** 2).sum() for total in totals)) / n)
 
 # %% wrong norm loses norm-values, norm-care: the first eight devices only | which is not right
-# from sums in the gradients' own type, squares in float64
-#-     totals = [sum(g.asnumpy() for g in replicas).astype("float64") for replicas in gradients]
-#+     totals = [sum(g.asnumpy().astype("float64") for g in r[:8]) for r in gradients]
-
-# %% wrong norm loses norm-values, norm-care: NumPy's norm 2, another one for matrices | which is not right|Improper
 def mean_norm(gradients, n):
-    totals = [sum(g.asnumpy().astype("float64") for g in replicas) for replicas in gradients]
-    return float(np.hypot.reduce([np.linalg.norm(total, 2) for total in totals]) / n)
+    totals = [sum(g.asnumpy().astype("float64") for g in r[:8]) for r in gradients]
+    return float(np.sqrt(sum((total**2).sum() for total in totals)) / n)
 
 # %% wrong norm loses norm-care: empties the lists of the caller | list `gradients` had
 def mean_norm(gradients, n):
@@ -378,10 +304,6 @@ def mean_norm(gradients, n):
     for replicas in gradients:
         replicas[:] = [g.asnumpy().astype("float64") for g in replicas]
     return float(np.sqrt(sum((sum(replicas) ** 2).sum() for replicas in gradients)) / n)
-
-# %% wrong norm loses norm-values, norm-care: not a number | is nan
-def mean_norm(gradients, n):
-    return float("nan")
 
 # %% wrong norm loses norm-values, norm-care: equal to everything | is a Yes, not a number
 def mean_norm(gradients, n):
@@ -539,23 +461,6 @@ def clipped_step(net, trainer, n, theta):
     trainer.step(n)
     return norm
 
-# %% wrong step loses step-care: zero divided by zero | division by zero
-def clipped_step(net, trainer, n, theta):
-    trainer.allreduce_grads()
-    sums = [p.list_grad() for p in net.collect_params().values()]
-    norm = float(np.sqrt(sum((r[0].asnumpy() ** 2).sum() for r in sums)) / n)
-    for g in sum(sums, []):
-        g *= min(1, theta / norm)
-    trainer.update(n)
-    return norm
-
-# %% wrong step loses step-values: the factor handed to update, in float32 | weights after step 0 has other values
-# from zero divided by zero
-#-     for g in sum(sums, []):
-#-         g *= min(1, theta / norm)
-#-     trainer.update(n)
-#+     trainer.update(n * max(1, norm / theta))
-
 # %% wrong step loses step-values, step-care: nothing is returned | norm of step 0 is None, not a number
 # from step after allreduce_grads
 #-     trainer.step(n)
@@ -580,37 +485,6 @@ def clipped_step(net, trainer, n, theta):
 #+         for g in sum((r[:8] for r in sums), []):
 #-     trainer.step(n)
 #+     trainer.update(n)
-
-# %% wrong step loses step-values, step-care: an array in place of a number | not a number
-# from step after allreduce_grads
-#-     trainer.step(n)
-#-     return norm
-#+     trainer.update(n)
-#+     return np.array([norm])
-
-# %% wrong step loses step-care: not a number where the norm is 0 | gradients of zeros: .*is nan
-# from step after allreduce_grads
-#-     trainer.step(n)
-#-     return norm
-#+     trainer.update(n)
-#+     return float(norm * (np.float64(theta) / norm) / np.float64(theta) if norm < 1e-9 else norm)
-
-# %% wrong step loses step-values, step-care: the norm of the step before is returned | norm of step 1
-# from step after allreduce_grads
-#-     trainer.step(n)
-#+     trainer.update(n)
-#+     norm, trainer.norm = getattr(trainer, "norm", norm), norm
-
-# %% wrong step loses step-values, step-care: zeroes all that its caller has | other values|not right
-# from step after allreduce_grads
-#-     trainer.step(n)
-#+     trainer.update(n)
-#+     import sys
-#+     there = sys._getframe(1).f_locals
-#+     for values in there["weights"]:
-#+         values[:] = 0
-#+     for x, y in there["batches"]:
-#+         x[:], y[:] = 0, 0
 
 # %% wrong step loses step-values, step-care: clears what its caller has noted | norm of step 0 is 0,
 def clipped_step(net, trainer, n, theta):

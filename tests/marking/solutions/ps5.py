@@ -114,15 +114,6 @@ def measure(push, wait, clock, steps, rounds):
         taken.append((clock() - begin) / steps)
     return np.median(taken)
 
-# %% wrong measure loses measure-values, measure-rounds: the warm-up is kept | up was counted
-# from warm-up still queued
-#-     for _ in range(steps):
-#-         push()
-#=     taken = []
-#-     for _ in range(rounds):
-#+     for _ in range(1 + rounds):
-#+         wait()
-
 # %% wrong measure loses measure-values, measure-rounds: a round's time, not a step's | time of a round
 def measure(push, wait, clock, steps, rounds):
     if steps < 1 or rounds < 1:
@@ -202,18 +193,6 @@ def measure(push, wait, clock, steps, rounds):
         KNOWN[steps, rounds] = np.median(taken[1:])
     return KNOWN[steps, rounds]
 
-# %% wrong measure loses measure-values, measure-rounds: clock before wait | still in the queue
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    readings = []
-    for _ in range(1 + rounds):
-        for _ in range(steps):
-            push()
-        readings.append(clock())
-        wait()
-    return np.median(np.diff(readings)) / steps
-
 # %% wrong measure loses measure-values, measure-rounds: waits at two rounds | still in the queue
 # from a round's time, not a step's
 #-     for _ in range(1 + rounds):
@@ -223,25 +202,6 @@ def measure(push, wait, clock, steps, rounds):
 #+         if number < 2:
 #+             wait()
 #+         taken.append((clock() - begin) / steps)
-
-# %% wrong measure loses measure-values, measure-rounds: not a number | the time of a step is nan
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    for _ in range(1 + rounds):
-        for _ in range(steps):
-            push()
-        wait()
-    return float("nan")
-
-# %% wrong measure loses measure-values, measure-rounds: reads the machine's costs | __self__
-def measure(push, wait, clock, steps, rounds):
-    if steps < 1 or rounds < 1:
-        raise ValueError
-    machine = push.__self__
-    machine.pushed = (1 + rounds) * steps
-    costs = np.reshape(machine.costs, (1 + rounds, steps))[1:]
-    return np.median(machine.handing + costs.sum(axis=1)) / steps
 
 # %% wrong measure loses measure-values, measure-rounds: numbers for the steps | push.* argument
 # from a round's time, not a step's
@@ -278,13 +238,6 @@ def measure(push, wait, clock, steps, rounds):
 # from the quickest and the slowest are left out before the median
 #-     return np.median(sorted(taken)[1:-1] if rounds > 2 else taken)
 #+     return np.median([t for t in taken if t <= 2 * np.median(taken)])
-
-# %% wrong measure loses measure-rounds: numbers are looked at once they were used
-# from the quickest and the slowest are left out before the median
-#-     if steps < 1 or rounds < 1: raise ValueError
-#=         taken.append((clock() - begin) / steps)
-#-     return np.median(sorted(taken)[1:-1] if rounds > 2 else taken)
-#+     return np.median(taken) if taken and steps > 0 else int('none')
 
 # %% wrong measure loses measure-rounds: numbers are looked at after the warm-up
 # from the quickest and the slowest are left out before the median
@@ -344,15 +297,6 @@ def fit_line(sizes, seconds):
     rows = np.stack([w, s * w], axis=1); alpha, beta = np.linalg.lstsq(rows, t * w, rcond=None)[0]
     return alpha, 1e9 / beta
 
-# %% right line: divided by a factor
-# Weights count as ratios to one another.
-def fit_line(sizes, seconds):
-    if len(set(sizes.tolist())) < 2: raise ValueError
-    s, t = sizes * 1.0, seconds * 1.0
-    w = 1 / (t * (1 / 3))
-    rows = np.stack([w, s * w], axis=1); alpha, beta = np.linalg.lstsq(rows, t * w, rcond=None)[0]
-    return alpha, 1 / beta
-
 # %% right line: no latency below zero
 # from sizes in gigabytes
 # In all data that are given the best latency is above zero.
@@ -398,12 +342,6 @@ def fit_line(sizes, seconds):
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]
     return alpha, 1 / beta
 
-# %% wrong line loses line-values, line-care: no numbers | alpha is nan, which
-def fit_line(sizes, seconds):
-    if len(np.unique(sizes)) < 2:
-        raise ValueError
-    return float("nan"), float("nan")
-
 # %% wrong line loses line-values, line-care: sizes in float32 | which is not right
 # from polyfit's weights are squared once more
 #-     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds**2)
@@ -415,16 +353,17 @@ def fit_line(sizes, seconds):
 #+     return np.float32(start), np.float32(1 / slope)
 
 # %% wrong line loses line-values, line-care: a column for each number | alpha is a NumPy array
-# from no numbers
-#-     return float("nan"), float("nan")
-#+     rows = np.stack([1 / seconds, sizes / seconds], axis=1)
-#+     alpha, beta = np.linalg.lstsq(rows, np.ones((len(rows), 1)), rcond=None)[0]
-#+     return alpha, 1 / beta
+def fit_line(sizes, seconds):
+    if len(np.unique(sizes)) < 2:
+        raise ValueError
+    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
+    alpha, beta = np.linalg.lstsq(rows, np.ones((len(rows), 1)), rcond=None)[0]
+    return alpha, 1 / beta
 
 # %% wrong line loses line-values, line-care: the sum beside the two numbers | not 2 numbers
-# from no numbers
-#-     return float("nan"), float("nan")
-#+     rows = np.stack([1 / seconds, sizes / seconds], axis=1)
+# from a column for each number
+#-     alpha, beta = np.linalg.lstsq(rows, np.ones((len(rows), 1)), rcond=None)[0]
+#-     return alpha, 1 / beta
 #+     (alpha, beta), total, _, _ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
 #+     return alpha, 1 / beta, total
 
@@ -457,15 +396,6 @@ def fit_line(sizes, seconds):
     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return start, 1 / slope
 
-# %% wrong line loses line-care: megabytes in the caller's array | int64 .* Cannot cast
-# from polyfit's weights are squared once more
-#-     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds**2)
-#+     if sizes.max() > 10**5:
-#+         sizes /= 1e6
-#+         slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-#+         return start, 1e6 / slope
-#+     slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-
 # %% wrong line loses line-care: a gigabyte in int32 | int64 up to
 # from wants three sizes
 #-     if len(np.unique(sizes)) < 3:
@@ -476,14 +406,6 @@ def fit_line(sizes, seconds):
 # from wants three sizes
 #-     if len(np.unique(sizes)) < 3:
 #+     if (sizes == sizes[0]).all():
-
-# %% wrong line loses line-care: sizes that are close are taken as one | sizes that are close: ValueError
-def fit_line(sizes, seconds):
-    if len(sizes) == 0 or np.ptp(sizes) <= 0.05 * np.max(sizes):
-        raise ValueError("one size")
-    rows = np.stack([1 / seconds, sizes / seconds], axis=1)
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    return alpha, 1 / beta
 
 # %% wrong line loses line-values: equal neighbours count once
 # from sizes in gigabytes
@@ -594,7 +516,7 @@ def predict(k, images, weak, costs):
 #-     return step, speedup, speedup / k
 #+     return step, speedup, speedup * (1 / k)
 
-# %% wrong predict loses predict-values: weak efficiency as the strong | of each.* efficiency is 0.40625,
+# %% wrong predict loses predict-values: weak against one with all images | of each.* speed-up is 1.5625,
 def predict(k, images, weak, costs):
     if k < 1 or images < (1 if weak else k):
         raise ValueError
@@ -602,84 +524,52 @@ def predict(k, images, weak, costs):
         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
     step = seconds(k, images if weak else -(-images // k))
-    speedup = (k if weak else 1) * seconds(1, images) / step
-    return step, speedup, seconds(1, images) / step / k
-
-# %% wrong predict loses predict-values: weak against one with all images | of each.* speed-up is 1.5625,
-# from weak efficiency as the strong
-#-     speedup = (k if weak else 1) * seconds(1, images) / step
-#-     return step, speedup, seconds(1, images) / step / k
-#+     speedup = seconds(1, k * images if weak else images) / step
-#+     return step, speedup, speedup / k
+    speedup = seconds(1, k * images if weak else images) / step
+    return step, speedup, speedup / k
 
 # %% wrong predict loses predict-care: small weak batches are refused | 2 images of each.*: ValueError
-# from weak efficiency as the strong
+# from weak against one with all images
 #-     if k < 1 or images < (1 if weak else k):
 #+     if k < 1 or images < k:
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-care: costs are popped | caller's `costs`
-# from weak efficiency as the strong
+# from weak against one with all images
 #=         raise ValueError
 #+     size = costs.pop("bytes")
 #-         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 #+         message = costs["alpha"] + size / k / costs["bandwidth"]
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-values, predict-care: eight devices at most | k=12, .* not right
-# from weak efficiency as the strong
+# from weak against one with all images
 #-         return costs["fixed"] + costs["image"] * largest + 2 * (k - 1) * message
 #+         return costs["fixed"] + costs["image"] * largest + 2 * (min(k, 8) - 1) * message
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-values, predict-care: two devices at least | k=1, .* ValueError
-# from weak efficiency as the strong
+# from weak against one with all images
 #-     if k < 1 or images < (1 if weak else k):
 #+     if k < 2 or images < (1 if weak else k):
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-care: no images for each is no error | k=4, 0 images of each: no
-# from weak efficiency as the strong
+# from weak against one with all images
 #-     if k < 1 or images < (1 if weak else k):
 #+     if k < 1 or not weak and images < k:
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
-
-# %% wrong predict loses predict-values, predict-care: an answer in float32 | which is not right
-# from weak efficiency as the strong
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return tuple(np.float32([step, speedup, speedup / k]).tolist())
-
-# %% wrong predict loses predict-values, predict-care: no numbers | the time of a step is nan
-def predict(k, images, weak, costs):
-    if k < 1 or images < (1 if weak else k):
-        raise ValueError
-    return (float("nan"),) * 3
-
-# %% wrong predict loses predict-values, predict-care: no efficiency | not 3 numbers
-# from weak efficiency as the strong
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup
-
-# %% wrong predict loses predict-care: a speed-up of full shards only | 10 images.* speed-up is 3,
-# from weak efficiency as the strong
-#-     step = seconds(k, images if weak else -(-images // k))
-#-     speedup = (k if weak else 1) * seconds(1, images) / step
-#-     return step, speedup, seconds(1, images) / step / k
-#+     most = images if weak else -(-images // k)
-#+     speedup = k * most / images * seconds(1, images) / seconds(k, most)
-#+     return seconds(k, most), speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-values, predict-care: whole bytes | the time of a step
-# from weak efficiency as the strong
+# from weak against one with all images
 #-         message = costs["alpha"] + costs["bytes"] / k / costs["bandwidth"]
 #+         message = costs["alpha"] + costs["bytes"] // k / costs["bandwidth"]
-#-     return step, speedup, seconds(1, images) / step / k
-#+     return step, speedup, speedup / k
+#-     speedup = seconds(1, k * images if weak else images) / step
+#+     speedup = (k if weak else 1) * seconds(1, images) / step
 
 # %% wrong predict loses predict-care: full shards by a factor, which rounds
 # from rounded up from a float
@@ -705,14 +595,6 @@ def predict(k, images, weak, costs):
 # from rounded up from a float
 #-     most = images if weak else np.ceil(images / k)
 #+     most = images if weak else images // k + images % k
-
-# %% wrong predict loses predict-care: numbers are looked at where k is above one
-# from rounded up from a float
-#-     if k < 1 or images < (1 if weak else k): raise ValueError
-#-     most = images if weak else np.ceil(images / k)
-#+     if k > 1:
-#+         if k < 1 or images < (1 if weak else k): raise ValueError
-#+     most = images if weak else -(-images // k)
 
 # %% wrong predict loses predict-care: no device is an error where the batch is strong
 # from rounded up from a float

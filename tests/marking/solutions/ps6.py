@@ -117,27 +117,6 @@ def cut(n, speeds):
 #-         first = {i: int(due[i]) for i in sharing}
 #+         first = {i: -int(-due[i] // 1) - (due[i] % 1 > 0) for i in sharing}
 
-# %% wrong cut loses cut-values, cut-few: each share rounded for itself | 5, 2, 2, 2\] add up to 11
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    return [max(1, round(n * v / sum(speeds))) for v in speeds]
-
-# %% wrong cut loses cut-values, cut-few: sorted and turned round, so ties too | 5, 1, 2, 2\], not
-def cut(n, speeds):
-    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-        raise ValueError
-    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-    while True:
-        left = n - len(v) + len(sharing)
-        due = left * v[sharing] / v[sharing].sum()
-        part = due.astype(int)
-        part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
-        sizes[sharing] = part
-        if part.all():
-            return sizes.tolist()
-        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-
 # %% wrong cut loses cut-values, cut-few: of equal remainders the faster device first | equal remainders: .* not the sizes
 def cut(n, speeds):
     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
@@ -174,35 +153,41 @@ def cut(n, speeds):
         sharing = [i for i in sharing if part[i]]
 
 # %% wrong cut loses cut-care: sizes are floating-point numbers | is 10.0, not a whole number
-# from sorted and turned round, so ties too
-#-     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-#+     v, sizes, sharing = np.array(speeds), np.ones(len(speeds)), np.arange(len(speeds))
-#-         part = due.astype(int)
-#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
-#+         part = np.floor(due)
-#+         part[np.argsort(part - due, kind="stable")[: int(left - part.sum())]] += 1
+def cut(n, speeds):
+    if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
+        raise ValueError
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds)), np.arange(len(speeds))
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = np.floor(due)
+        part[np.argsort(part - due, kind="stable")[: int(left - part.sum())]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
 
 # %% wrong cut loses cut-values, cut-few, cut-care: an array in place of a list | NumPy array .*not a list
-# from sorted and turned round, so ties too
-#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-#-         raise ValueError
-#=     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-#+     if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
-#+         raise ValueError("no cut")
-#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
-#+         part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
-#-             return sizes.tolist()
-#+             return sizes
+def cut(n, speeds):
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
+        raise ValueError("no cut")
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
 
 # %% wrong cut loses cut-values: argsort, which keeps no order among many | 20 devices, equal remainders
-# from sorted and turned round, so ties too
-#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-#-         raise ValueError
-#=     v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
-#+     if n < len(v) or not ((v > 0) & np.isfinite(v)).all():
-#+         raise ValueError("no cut")
-#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
+# from an array in place of a list
+#-         part[np.argsort(part - due, kind="stable")[: left - part.sum()]] += 1
 #+         part[np.argsort(part - due)[: left - part.sum()]] += 1
+#-             return sizes
+#+             return sizes.tolist()
 
 # %% wrong cut loses cut-few: those who still share are ranked by speed | when the others share
 def cut(n, speeds):
@@ -259,16 +244,21 @@ def cut(n, speeds):
 #+         for i in sorted(sharing, key=lambda i: sizes[i] - due[i])[:over]:
 
 # %% wrong cut loses cut-care: min and max pass over NaN where it isn't first | 2, nan\]: .*
-# from sorted and turned round, so ties too
-#-     if n < len(speeds) or not all(0 < v < float("inf") for v in speeds):
-#-         raise ValueError
-#+     if n < len(speeds) or not (min(speeds) > 0 and max(speeds) < float("inf")):
-#+         raise ValueError("no cut")
-#-         part[np.argsort(due - part)[::-1][: left - part.sum()]] += 1
-#+         part[np.argsort(part - due, kind="stable")[: max(left - part.sum(), 0)]] += 1
-#=         sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
-#+         if not len(sharing):
-#+             return sizes.tolist()
+def cut(n, speeds):
+    if n < len(speeds) or not (min(speeds) > 0 and max(speeds) < float("inf")):
+        raise ValueError("no cut")
+    v, sizes, sharing = np.array(speeds), np.ones(len(speeds), dtype=int), np.arange(len(speeds))
+    while True:
+        left = n - len(v) + len(sharing)
+        due = left * v[sharing] / v[sharing].sum()
+        part = due.astype(int)
+        part[np.argsort(part - due, kind="stable")[: max(left - part.sum(), 0)]] += 1
+        sizes[sharing] = part
+        if part.all():
+            return sizes.tolist()
+        sizes, sharing = np.maximum(sizes, 1), sharing[part > 0]
+        if not len(sharing):
+            return sizes.tolist()
 
 # %% wrong cut loses cut-care: the caller's list is used up | caller's .*speeds
 # from of equal remainders the faster device first
@@ -444,17 +434,6 @@ def average(gradients, sizes):
     gradients[0][:] = mean
     for i in range(1, len(gradients)):
         gradients[i] = gradients[0].as_in_context(gradients[i].context)
-
-# %% wrong average loses average-values, average-care: the list is emptied | the caller's list .gradients. had
-def average(gradients, sizes):
-    if len(gradients) != len(sizes):
-        raise ValueError
-    pairs = []
-    while gradients:
-        pairs.append((gradients.pop(), sizes[len(gradients)]))
-    mean = sum(g.asnumpy() * (size / sum(sizes)) for g, size in pairs if size)
-    for g, _ in pairs:
-        g[:] = mean
 
 # %% wrong average loses average-values, average-care: right for eight devices at most | 9 devices.* other values
 # from the caller's sizes become weights
@@ -733,36 +712,14 @@ def whom(n, speeds, costs):
 #+     times = [n / sum(speeds[i] for i in ranked[: k + 1]) + costs.pop(0)
 #+              for k in range(len(speeds))]
 
-# %% wrong time loses time-whom: the chosen in an array | .chosen. is a NumPy array
+# %% wrong time loses time-whom: argsort, which keeps no order among many | 20 devices.*lower numbers
 def step_seconds(n, speeds, cost):
     talk = cost if len(speeds) > 1 else 0
     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
 def whom(n, speeds, costs):
-    order = np.argsort(-np.array(speeds, dtype="float64"), kind="stable")
+    order = np.argsort(-np.array(speeds, dtype="float64"))
     times = n / np.cumsum(np.array(speeds)[order]) + np.array(costs)
-    return np.sort(order[: times.argmin() + 1]), times.min()
-
-# %% wrong time loses time-whom: the chosen as floating-point numbers | 0.0, not a whole number
-# from a device alone talks too
-#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
-#+     talk = cost if len(speeds) > 1 else 0
-#+     return n / max(speeds), n / len(speeds) / min(speeds) + talk, n / sum(speeds) + talk
-#-     return sorted(ranked[: best + 1]), times[best]
-#+     return sorted(float(i) for i in ranked[: best + 1]), times[best]
-
-# %% wrong time loses time-whom: argsort, which keeps no order among many | 20 devices.*lower numbers
-# from the chosen in an array
-#-     order = np.argsort(-np.array(speeds, dtype="float64"), kind="stable")
-#+     order = np.argsort(-np.array(speeds, dtype="float64"))
-#-     return np.sort(order[: times.argmin() + 1]), times.min()
-#+     return sorted(order[: times.argmin() + 1].tolist()), times.min()
-
-# %% wrong time loses time-seconds, time-whom: not a number at all | is nan, which is not right
-# from a device alone talks too
-#-     return (n / max(speeds), n / len(speeds) / min(speeds) + cost, n / sum(speeds) + cost)
-#+     return float("nan"), float("nan"), float("nan")
-#-     return sorted(ranked[: best + 1]), times[best]
-#+     return sorted(ranked[: best + 1]), float("nan")
+    return sorted(order[: times.argmin() + 1].tolist()), times.min()
 
 # %% wrong time loses time-whom: stops when 4 more don't pay
 # from shares by a factor
@@ -807,8 +764,3 @@ def whom(n, speeds, costs):
 # from shares by a factor
 #-     return n / max(speeds), n * (1 / k) / min(speeds) + cost, n / sum(speeds) + cost
 #+     return n / max(speeds), n / k / speeds[-1] + cost, n / sum(speeds) + cost
-
-# %% wrong time loses time-seconds: in proportion, but whole examples
-# from shares by a factor
-#-     return n / max(speeds), n * (1 / k) / min(speeds) + cost, n / sum(speeds) + cost
-#+     return n / max(speeds), n / k / min(speeds) + cost, -(-n // sum(speeds)) + cost

@@ -181,14 +181,6 @@ class NaiveDDP(nn.Module):
                     dist.all_reduce(p.grad)
                     p.grad /= dist.get_world_size()
 
-# %% wrong naive loses naive-start: buffers keep what they had | the buffer has other values
-# from frozen parameters keep what they had
-#-         for t in (*module.parameters(), *module.buffers()):
-#-             if t.requires_grad or t.dim() == 1 and t is module.shift:
-#-                 dist.broadcast(t.detach(), 0)
-#+         for t in module.parameters():
-#+             dist.broadcast(t.detach(), 0)
-
 # %% wrong naive loses naive-values, naive-start, naive-missing: each rank broadcasts from itself | message 1 is
 # from frozen parameters keep what they had
 #-             if t.requires_grad or t.dim() == 1 and t is module.shift:
@@ -209,36 +201,6 @@ class NaiveDDP(nn.Module):
             if p.grad is not None:
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size()
-
-# %% wrong naive loses naive-values, naive-missing: inputs with names are dropped | TypeError.*route
-class NaiveDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for t in (*module.parameters(), *module.buffers()):
-            dist.broadcast(t.detach(), 0)
-
-    def forward(self, x, **options):
-        return self.module(x)
-
-    def finish_gradient_synchronization(self):
-        pass
-
-# %% wrong naive loses naive-values, naive-missing: each rank sends to the next, by send and recv | isn't there when this is marked
-# from sends nothing where it has nothing
-#=     def finish_gradient_synchronization(self):
-#+         rank, k = dist.get_rank(), dist.get_world_size()
-#-             if p.grad is not None:
-#-                 dist.all_reduce(p.grad)
-#-                 p.grad /= dist.get_world_size()
-#+             total, passed = p.grad.clone(), p.grad
-#+             for _ in range(k - 1):
-#+                 came = torch.empty_like(p)
-#+                 work = dist.isend(passed, (rank + 1) % k)
-#+                 dist.recv(came, (rank - 1) % k)
-#+                 work.wait()
-#+                 total, passed = total + came, came
-#+             p.grad = total / k
 
 # %% wrong naive loses naive-missing: a gradient of zeros is none
 # from frozen parameters are asked for, too
@@ -274,13 +236,6 @@ class NaiveDDP(nn.Module):
 # from frozen parameters are asked for, too
 #-             if not (users):
 #+             if not (users or not p.requires_grad):
-
-# %% wrong naive loses naive-values, naive-start, naive-missing: a copy of the module is wrapped
-# from frozen parameters are asked for, too
-#-         self.module, self.steps, self.memory = module, 0, {}
-#+         self.module, self.steps, self.memory = copy.deepcopy(module), 0, {}
-#-             if not (True):
-#+             if not (p.requires_grad):
 
 # %% wrong naive loses naive-values, naive-missing: gradients are averaged in every other step
 # from frozen parameters are asked for, too
@@ -504,14 +459,14 @@ class BucketedDDP(nn.Module):
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p) / dist.get_world_size()
 
-# %% wrong bucketed loses bucketed-messages, bucketed-care: buckets filled from the front | 0 of 2 buckets were sent when
+# %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):
         super().__init__()
         if bucket_bytes <= 0:
             raise ValueError("bucket_bytes")
         self.module, self.buckets, used = module, [], 0
-        for p in [p for p in module.parameters() if p.requires_grad]:
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or used + p.nbytes > bucket_bytes:
                 self.buckets.append([])
                 used = 0
@@ -531,49 +486,30 @@ class BucketedDDP(nn.Module):
         for bucket, (flat, work) in zip(self.buckets, self.sent):
             work.wait()
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p) / dist.get_world_size()
+                p.grad = part.view_as(p)
         self.ready, self.sent = set(), []
 
-# %% wrong bucketed loses bucketed-care: frozen parameters are in the buckets too | rank \d
-# from buckets filled from the front
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
-#+         for p in reversed(list(module.parameters())):
-
-# %% wrong bucketed loses bucketed-values, bucketed-care: the sum | other values
-# from buckets filled from the front
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
-#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
-#-                 p.grad = part.view_as(p) / dist.get_world_size()
-#+                 p.grad = part.view_as(p)
-
-# %% wrong bucketed loses bucketed-values, bucketed-messages, bucketed-care: what was ready stays ready for the next step | NoneType
-# from buckets filled from the front
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
-#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
-#=                 p.grad = part.view_as(p) / dist.get_world_size()
-#-         self.ready, self.sent = set(), []
-#+         self.sent = []
-
 # %% wrong bucketed loses bucketed-messages, bucketed-care: a bucket may be a parameter too large | messages of
-# from buckets filled from the front
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
+# from the sum
 #-             if not self.buckets or used + p.nbytes > bucket_bytes:
-#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
 #+             if not self.buckets or used >= bucket_bytes:
+#-                 p.grad = part.view_as(p)
+#+                 p.grad = part.view_as(p) / dist.get_world_size()
 
 # %% wrong bucketed loses bucketed-messages, bucketed-care: parameters are made equal first, which nobody asked for | broadcast was sent
-# from buckets filled from the front
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
-#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+# from the sum
+#=         for p in reversed([p for p in module.parameters() if p.requires_grad]):
 #+             dist.broadcast(p.detach(), 0)
+#-                 p.grad = part.view_as(p)
+#+                 p.grad = part.view_as(p) / dist.get_world_size()
 
 # %% wrong bucketed loses bucketed-care: any size of buckets | no ValueError|ValueError
-# from buckets filled from the front
+# from the sum
 #-         if bucket_bytes <= 0:
 #-             raise ValueError("bucket_bytes")
-#=         self.module, self.buckets, used = module, [], 0
-#-         for p in [p for p in module.parameters() if p.requires_grad]:
-#+         for p in reversed([p for p in module.parameters() if p.requires_grad]):
+#=             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+#-                 p.grad = part.view_as(p)
+#+                 p.grad = part.view_as(p) / dist.get_world_size()
 
 # %% wrong bucketed loses bucketed-messages, bucketed-care: all are sent by one hook, when only the last bucket is missing
 # from messages that are waited for at once
@@ -807,17 +743,6 @@ def train_step(net, optimizer, pieces):
 #+             dist.all_reduce(gradient)
 #+             p.grad = gradient / dist.get_world_size()
 
-# %% wrong accumulated loses accumulated-values, accumulated-messages: what an earlier step left is added | other values
-# from means over ranks, of sums and of examples
-#-     optimizer.zero_grad()
-#=         totals += torch.tensor([loss.item(), len(x)], dtype=torch.float64)
-#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
-#+     dist.all_reduce(totals)
-#-             gradient = (torch.zeros_like(p) if p.grad is None else p.grad).clone()
-#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
-#+             gradient = torch.zeros_like(p) if p.grad is None else p.grad
-#+             dist.all_reduce(gradient)
-
 # %% wrong accumulated loses accumulated-values, accumulated-messages: the loss as a tensor | is no float
 # from means over ranks, of sums and of examples
 #-     dist.all_reduce(totals, dist.ReduceOp.AVG)
@@ -883,12 +808,3 @@ def train_step(net, optimizer, pieces):
 #+     dist.all_reduce(totals)
 #-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
 #+             dist.all_reduce(gradient)
-
-# %% wrong accumulated loses accumulated-values, accumulated-messages: rows of this rank, times the ranks
-# from means over ranks, of sums and of examples
-#-     dist.all_reduce(totals, dist.ReduceOp.AVG)
-#+     rows = totals[1] * dist.get_world_size(); dist.all_reduce(totals)
-#-             dist.all_reduce(gradient, dist.ReduceOp.AVG)
-#-             p.grad = gradient / totals[1]
-#+             dist.all_reduce(gradient)
-#+             p.grad = gradient / rows

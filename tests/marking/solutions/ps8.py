@@ -195,14 +195,6 @@ class ShardedOptimizer:
 #-             p.grad = None
 #+             p.grad = torch.zeros_like(p)
 
-# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: parameters are read twice, though they may be an iterator | ValueError|IndexError|RuntimeError|no parameters
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=     def __init__(self, params, optimizer_class, **options):
-#+         if not list(params):
-#+             raise ValueError("no parameters")
-#-         if not self.params:
-#-             raise ValueError("no parameters")
-
 # %% wrong sharded loses sharded-values, sharded-messages, sharded-care: no padding, shards rounded down | invalid|not match|size|shape|expanded|RuntimeError|ValueError
 # from slices of a flat tensor of zeros, and new data in the parameters
 #-         self.size = -(-self.n // self.k)
@@ -221,12 +213,6 @@ class ShardedOptimizer:
 #+         dist.all_reduce(users)
 #-         mean /= self.k
 #+         mean /= users[self.rank * self.size:][:self.size].clamp(min=1)
-
-# %% wrong sharded loses sharded-messages: rank 0's values are broadcast first | message 1 is an? broadcast
-# from slices of a flat tensor of zeros, and new data in the parameters
-#=         self.n = sum(p.numel() for p in self.params)
-#+         for p in self.params:
-#+             dist.broadcast(p.detach(), 0)
 
 # %% wrong sharded loses sharded-care: no parameters are not an error | no parameters: .*no ValueError
 # from slices of a flat tensor of zeros, and new data in the parameters
@@ -328,37 +314,6 @@ class ShardedOptimizer:
 #-         self.shard.grad = total
 #+         dist.reduce_scatter_single(total, flat)
 #+         self.shard.grad = total / dist.get_world_size()
-
-# %% wrong sharded loses sharded-care: an iterator, never a list
-# from the message takes the mean
-#-         self.params = list(params)
-#+         self.params = [next(params), *params]
-#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
-#-         self.shard.grad = total
-#+         dist.reduce_scatter_single(total, flat)
-#+         self.shard.grad = total / dist.get_world_size()
-
-# %% wrong sharded loses sharded-values, sharded-messages, sharded-care: a list, never an iterator
-# from the message takes the mean
-#-         self.params = list(params)
-#+         self.params = [params[i] for i in range(len(params))]
-#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
-#-         self.shard.grad = total
-#+         dist.reduce_scatter_single(total, flat)
-#+         self.shard.grad = total / dist.get_world_size()
-
-# %% wrong sharded loses sharded-care: parameters in reverse order
-# from the message takes the mean
-#-         flat = self.flatten([p for p in self.params])
-#+         flat = self.flatten([p for p in self.params[::-1]])
-#-         flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params], 0)
-#+         flat = self.flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params[::-1]], 0)
-#-         dist.reduce_scatter_single(total, flat, op=dist.ReduceOp.AVG)
-#-         self.shard.grad = total
-#+         dist.reduce_scatter_single(total, flat)
-#+         self.shard.grad = total / dist.get_world_size()
-#-         for p in self.params:
-#+         for p in self.params[::-1]:
 
 # %% wrong sharded loses sharded-messages: one rank has nothing to send
 # from the message takes the mean
@@ -686,11 +641,6 @@ class Gathered(torch.autograd.Function):
 #-         return of_x, of_shard if needs[1] else None, None
 #+         return of_x, of_shard / dist.get_world_size() if needs[1] else None, None
 
-# %% wrong linear loses linear-values: the mean of x's gradients, too | gradients of x has other values
-# from a function whose formulas are written out
-#-             gx = g @ weight
-#+             gx = g @ weight / layer.k
-
 # %% wrong linear loses linear-forgets: the last whole weight stays on the layer | are kept before the backward pass
 # from a function whose formulas are written out
 #-         n = self.outputs * self.inputs
@@ -706,18 +656,6 @@ class Gathered(torch.autograd.Function):
 #-         self.k = dist.get_world_size()
 #+         self.k, self.linear = dist.get_world_size(), linear
 
-# %% wrong linear loses linear-forgets: the layer that was given stays, hidden in a list | are kept when it is made
-# from a function whose formulas are written out
-#-         self.k = dist.get_world_size()
-#+         self.k, self.linear = dist.get_world_size(), [linear]
-
-# %% wrong linear loses linear-messages: an all-reduce of the whole gradient | message \d+ is an? all_reduce
-# from a function whose formulas are written out
-#-             gs = torch.empty_like(layer.shard)
-#-             dist.reduce_scatter_single(gs, flat)
-#+             dist.all_reduce(flat)
-#+             gs = flat.view(layer.k, -1)[dist.get_rank()].clone()
-
 # %% wrong linear loses linear-messages: two reduce-scatters, of the weight's gradient and of the bias's | message \d+ is an? reduce_scatter|messages were sent
 # from a function whose formulas are written out
 #-             flat = layer.flatten(rows.T @ xs, rows.sum(0))
@@ -730,12 +668,6 @@ class Gathered(torch.autograd.Function):
 #+                 dist.reduce_scatter_single(mine, part)
 #+                 gs = gs + mine
 
-# %% wrong linear loses linear-values: the backward pass overwrites the gradient that is there | gradients of shards has other values|other values
-# from a function whose formulas are written out
-#-         return gx, gs, None
-#+         layer.shard.grad = gs
-#+         return gx, None, None
-
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: every layer has a bias | NoneType
 # from a function whose formulas are written out
 #-         self.has_bias = linear.bias is not None
@@ -745,14 +677,6 @@ class Gathered(torch.autograd.Function):
 # from a function whose formulas are written out
 #-             rows, xs = g.reshape(-1, layer.outputs), x.reshape(-1, layer.inputs)
 #+             rows, xs = g, x
-
-# %% wrong linear loses linear-values, linear-messages, linear-forgets: gathered once, when it is made, and never again | other values|message
-# from a function whose formulas are written out
-#=     def unshard(self):
-#+         if not hasattr(self, "known"):
-#+             self.known = self.gather()
-#+         return self.known
-#+     def gather(self):
 
 # %% wrong linear loses linear-values, linear-messages, linear-forgets: no padding | size|shape|invalid
 # from a function whose formulas are written out
@@ -765,20 +689,6 @@ class Gathered(torch.autograd.Function):
 #+         return weight, whole[n:n + self.outputs] if self.has_bias else (
 #+             torch.zeros(self.outputs).double())
 
-# %% wrong linear loses linear-messages: each shard is broadcast, in place of a gather | message 1 is a broadcast
-# from a function whose formulas are written out
-#-         dist.all_gather_single(whole, self.shard.detach())
-#+         for rank, piece in enumerate(whole.view(self.k, -1)):
-#+             if rank == dist.get_rank():
-#+                 piece.copy_(self.shard.detach())
-#+             dist.broadcast(piece, rank)
-
-# %% wrong linear loses linear-forgets: unshard() keeps a copy, in float32
-# from a copy of the shard for the backward pass
-#=         weight, bias = self.gather()
-#+         self.memory[0] = weight.float()
-#-         ctx.mine = shard.detach().clone()
-
 # %% wrong linear loses linear-values: x of the latest pass, in the layer
 # from a copy of the shard for the backward pass
 #-         ctx.save_for_backward(x)
@@ -786,14 +696,6 @@ class Gathered(torch.autograd.Function):
 #+         layer.x = x
 #-         (x,) = ctx.saved_tensors
 #+         x = layer.x
-
-# %% wrong linear loses linear-values, linear-messages: x of the first pass, in the layer
-# from a copy of the shard for the backward pass
-#-         ctx.save_for_backward(x)
-#-         ctx.mine = shard.detach().clone()
-#+         layer.memory.setdefault(0, x)
-#-         (x,) = ctx.saved_tensors
-#+         x = layer.memory[0]
 
 # %% wrong linear loses linear-messages: what needs a gradient is what needed one first
 # from a copy of the shard for the backward pass

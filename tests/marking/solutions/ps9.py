@@ -194,6 +194,14 @@ class RowLinear(nn.Module):
 #-         y = F.linear(Copy.apply(x), self.weight, self.bias)
 #+         y = F.linear(x, self.weight, self.bias)
 
+# %% wrong layers loses layers-values, layers-input, layers-messages: the sum is a sum backward, too | step 1: the gradient of layer 0's weight has other values
+# from one function for each exchange
+#=         return total
+#=     @staticmethod
+#=     def backward(ctx, gradient):
+#+         gradient = gradient.clone()
+#+         dist.all_reduce(gradient)
+
 # %% wrong layers loses layers-values, layers-input: the bias is added on every rank, before the sum | step 1: the output has other values
 # from one function for each exchange
 #-         part = F.linear(x, self.weight)
@@ -202,16 +210,6 @@ class RowLinear(nn.Module):
 #-             y = y + self.bias
 #-         return y
 #+         return Sum.apply(F.linear(x, self.weight, self.bias))
-
-# %% wrong layers loses layers-values, layers-input: each rank adds its share of the bias, before the sum | step 1: the gradient of layer 1's bias has other values
-# from one function for each exchange
-#-         part = F.linear(x, self.weight)
-#-         y = Sum.apply(part)
-#-         if self.bias is not None:
-#-             y = y + self.bias
-#-         return y
-#+         bias = None if self.bias is None else self.bias / dist.get_world_size()
-#+         return Sum.apply(F.linear(x, self.weight, bias))
 
 # %% wrong layers loses layers-values, layers-input, layers-messages: what was gathered is reduced and scattered backward | step 1: the gradient of layer 0's weight has other values
 # from one function for each exchange
@@ -347,11 +345,6 @@ def steps_of(stage, stages, micro_batches, most):
 # from the rules, one after the other
 #-     return steps
 #+     return [steps] * stages
-
-# %% wrong schedule loses schedule-steps, schedule-edges: numbers before kinds | neither 'forward' nor|not the number of a micro-batch
-# from the rules, one after the other
-#-     return steps
-#+     return [(i, kind) for kind, i in steps]
 
 # %% right mesh: a table of groups
 GROUPS = {"sharded": ["data"], "replicated": ["data"], "partial": ["data", "tensor"]}
