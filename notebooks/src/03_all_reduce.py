@@ -274,8 +274,9 @@ judge(tree_allreduce)
 # Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
-# Seen from one device, the same rule is: **"I am rank $r$. In round $n$ I send chunk $(r - n) \bmod k$ to
-# the next rank."** Device 2, for example, sends the chunks 1, 0 and 3, as in the table.
+# Seen from one device, the same rule is: **"I am rank $r$. In round $n$ I send chunk
+# $(r - n) \bmod k$ to the next rank."** Device 2, for example, sends the chunks 1, 0 and 3, as in
+# the table.
 #
 # Between machines each rank would run a program of its own, with this rule in it. In our notebook
 # one Python loop moves all messages. `window`, a helper, finds a chunk in an array, and cuts by
@@ -317,7 +318,7 @@ three_devices = ((filled(3, 5),), three_chunks)
 
 # %% tags=["your-turn"]
 def first_half(arrays):
-    """Rounds 1 to k - 1: in round n device (c + n) mod k sends chunk c, and the next one adds it."""
+    """In round n, from 1 on, device (c + n) mod k sends chunk c to the next, which adds it."""
     ...
 
 
