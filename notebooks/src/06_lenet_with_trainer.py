@@ -160,16 +160,17 @@ print(f"the mean on each device: {weight_after(six, n=6, mean=True):.2f}")
 # are equal: chapter 14.)
 #
 # And the last 8 images of an epoch? By the rule they would make a full-length step whose direction
-# rests on only 8 images. Such a step can do harm. With a small ResNet-18 (chapter 08) the accuracy
-# after one epoch was 74 % with a last batch of 16 images, and 87 % without it, although after three
-# epochs it was 97 % either way (`notebooks/src/bench/README.md`). So **let the loader leave a smaller last batch out**, by `last_batch="discard"` (in PyTorch
-# `drop_last=True`), or divide by the usual size, here 64.
+# rests on only 8 images. Such a step can do harm. With a small ResNet-18 (chapter 08) the median
+# accuracy after one epoch was 74 % with a last batch of 16 images, and 87 % without it, although
+# after three epochs it was 97 % either way (`notebooks/src/bench/README.md`). So **let the loader
+# leave a smaller last batch out**, by `last_batch="discard"` (in PyTorch `drop_last=True`), or
+# divide by the usual size, here 64.
 #
 # ## The loop
 #
 # `metric.Accuracy` counts correct predictions. It takes two lists with an entry for each device,
-# labels first. It accumulates, so each epoch creates a new one, or calls `reset()`. It comes last in
-# the step, because it calls `asnumpy`, so that Python waits for the devices (chapter 01).
+# labels first. It accumulates, so each epoch creates a new one, or calls `reset()`. It comes last
+# in the step, because it calls `asnumpy`, so that Python waits for the devices (chapter 01).
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -397,8 +398,8 @@ def step_with_dropout(devices):
     return layer
 
 # %% [markdown]
-# Now the reference, which gets the images times a mask. **Predict:** which mask gives the weights of
-# our loop on one device, and which those of our loop on two?
+# Now the reference, which gets the images times a mask. **Predict:** which mask gives the weights
+# of our loop on one device, and which those of our loop on two?
 
 # %% tags=["predict", "trains"]
 on_one = step_with_dropout(pair[:1])
@@ -422,8 +423,8 @@ for name, mask in [("one_mask", one_mask), ("joined", joined)]:
 # ## The script
 #
 # The file [train_lenet.py](train_lenet.py) is yours to copy. (It takes data, devices and network
-# from `helpers`; put your own there.) It contains our two functions verbatim, and a `main` that makes
-# loaders, network and Trainer and calls both. In a terminal you start it by
+# from `helpers`; put your own there.) It contains our two functions verbatim, and a `main` that
+# makes loaders, network and Trainer and calls both. In a terminal you start it by
 # `python train_lenet.py`, in a notebook by `%run`:
 
 # %% tags=["measured", "trains"]
@@ -448,8 +449,8 @@ for function in [train_one_epoch, evaluate]:
 # - Agreement between devices doesn't prove that a loop is right. Compare it with a reference that
 #   doesn't use what you test, and give the reference the same masks where there is Dropout.
 #
-# What a larger batch does: deeper: Batch, rate and warm-up. Next, chapter 07: what `step` does. (The
-# short path goes on with chapter 08.)
+# What a larger batch does: deeper: Batch, rate and warm-up. Next, chapter 07: what `step` does.
+# (The short path goes on with chapter 08.)
 #
 # **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); N. Srivastava
 # et al., *Dropout* (2014).
