@@ -108,8 +108,8 @@ print_replicas(weight)
 # ![Left: cpu(0) pushes (6, 0), cpu(1) pushes (0, 8), and the store holds their sum, (6, 8). Right:
 # both devices pull (6, 8) from the store.](src/drawings/push_pull.svg)
 #
-# `init` gives a key its first array, here (7, 7), and `"device"` is the kind of store that `Trainer`
-# takes by default:
+# `init` gives a key its first array, here (7, 7), and `"device"` is the kind of store that
+# `Trainer` takes by default:
 
 # %%
 store = mx.kvstore.create("device")
@@ -121,8 +121,8 @@ store.pull("gradient", out=pulled)
 print("pulled:", pulled[0].asnumpy(), pulled[1].asnumpy())
 
 # %% [markdown]
-# The 7 isn't in the sum: a push *replaces* what was there by the sum of the pushed arrays, and a pull
-# copies it to all devices. Together they are an all-reduce.
+# The 7 isn't in the sum: a push *replaces* what was there by the sum of the pushed arrays, and a
+# pull copies it to all devices. Together they are an all-reduce.
 #
 # A store can do more than add. If it is given an *optimizer*, then what it holds is a weight,
 # and what the devices push are gradients. **Predict:** the weight is (10, 10), the rate 1. What do
@@ -266,9 +266,9 @@ for device in pair:
 # push a gradient for each parameter, and returns how many kB the store took on each of them. (It
 # asks MXNet's profiler, which can't tell the devices apart on a machine with one core.)
 #
-# On two devices a parameter needs two buffers of its own size, one for the sum and one for the other
-# device's gradient. **Predict:** how many MB does the store take on each device? And a store of the
-# kind `local`, which adds up in the host's memory?
+# On two devices a parameter needs two buffers of its own size, one for the sum and one for the
+# other device's gradient. **Predict:** how many MB does the store take on each device? And a store
+# of the kind `local`, which adds up in the host's memory?
 
 # %% tags=["predict", "measured"]
 embedding = 20_000 * 64
