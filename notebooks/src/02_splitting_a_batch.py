@@ -10,7 +10,7 @@
 # > **What you'll learn:** how to cut a batch of any size; what happens if labels and images get out
 # > of step, or a device gets no data; why means need weights.
 # >
-# > **What you need:** chapter 01. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you need:** chapter 01. No GPU. Reading takes {reading time}, running about ten seconds.
 
 # %%
 import helpers

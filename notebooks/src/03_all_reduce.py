@@ -11,8 +11,8 @@
 # > **What you'll learn:** how to test an all-reduce; how a ring all-reduce works, and what
 # > *reduce-scatter* and *all-gather* are; how many rounds and bytes a star, a tree and a ring take.
 # >
-# > **What you need:** chapters 01 and 02. No GPU. Reading takes {reading time}, running less than
-# > one minute.
+# > **What you need:** chapters 01 and 02. No GPU. Reading takes {reading time}, running about
+# > ten seconds.
 
 # %%
 import helpers

@@ -11,8 +11,8 @@
 # > **What you'll learn:** what a `Parameter` holds on each device; what `Trainer.step` adds,
 # > divides and updates; how closely Gluon's training matches the loop by hand.
 # >
-# > **What you need:** chapters 01 to 04. No GPU. Reading takes {reading time}, running half a
-# > minute.
+# > **What you need:** chapters 01 to 04. No GPU. Reading takes {reading time}, running about
+# > fifteen seconds.
 
 # %%
 import helpers

@@ -11,8 +11,8 @@
 # > **What you'll learn:** the two ways in which `Trainer` updates, and which of them gives you the
 # > sum; which device makes it; what a resumed run must be told.
 # >
-# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running a few
-# > seconds.
+# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running about
+# > ten seconds.
 
 # %%
 import tempfile

@@ -287,9 +287,9 @@ print_times(in_turns(contestants, ROUNDS, warm_up=1))
 # an epoch has half as many steps, and a higher rate is meant to make up for that (the **linear
 # scaling rule**: Goyal et al., 2017).
 #
-# So two things differ between d2l's runs besides the devices, the batch and the rate. We first
-# change the number of devices alone, in a quarter of the width and with a quarter of the batch. For
-# that we need a loop that does the same on any number of devices.
+# So d2l's runs differ in three things: the devices, the batch and the rate. We first change the
+# number of devices alone, in a quarter of the width and with a quarter of the batch. For that we
+# need a loop that does the same on any number of devices.
 #
 # ### Your turn: the same batch on k devices
 #
@@ -583,8 +583,8 @@ print("scores:", their_scores.shape)
 print("equal to 1e-5:", largest_difference(their_scores, full(eight_images)) < 1e-5)
 
 # %% [markdown]
-# It is the same. But d2l's blocks are plain `Block`s, not `HybridBlock`s. Its network can be hybridised all
-# the same, and nothing complains. **Predict:** how many operators are recorded then?
+# It is the same network. But d2l's blocks are plain `Block`s, not `HybridBlock`s. It can be
+# hybridised all the same, and nothing complains. **Predict:** how many operators are recorded then?
 
 # %% tags=["predict"]
 theirs.hybridize(static_alloc=True)
