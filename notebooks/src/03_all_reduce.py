@@ -233,13 +233,15 @@ def tree_allreduce(arrays):
     gap = 1
     while gap < k:  # of four devices 1 sends to 0, and 3 to 2; then 2 to 0
         for receiver in range(0, k - gap, 2 * gap):
+            sender = receiver + gap
             target = arrays[receiver]
-            target += arrays[receiver + gap].copyto(target.context)
+            target += arrays[sender].copyto(target.context)
         gap = 2 * gap
     while gap > 1:  # and back: 0 to 2; then 0 to 1, and 2 to 3
         gap = gap // 2
         for sender in range(0, k - gap, 2 * gap):
-            arrays[sender].copyto(arrays[sender + gap])
+            receiver = sender + gap
+            arrays[sender].copyto(arrays[receiver])
 
 
 judge(tree_allreduce)

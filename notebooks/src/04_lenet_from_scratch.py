@@ -301,9 +301,9 @@ show(fig, alt="A timeline of one step with a row for Python and one for each dev
               "first waits for the other.")
 
 # %% [markdown]
-# They compute side by side. Then the one that is ready first waits for the other, because the sum
-# needs both gradients. (On a machine with one core the bars would overlap, too. That two cores
-# worked is shown by the seconds above, not by the bars.)
+# They compute side by side. Near the end the one that is ready first waits for the other, because
+# the sum needs both gradients. (On a machine with one core the bars would overlap, too. That two
+# cores worked is shown by the seconds above, not by the bars.)
 #
 # ### Faster than what?
 #
