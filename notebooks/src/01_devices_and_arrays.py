@@ -23,9 +23,8 @@
 # and a copy of the weight, a **replica**.
 #
 # A **device** has memory and cores of its own, such as the GPUs `mx.gpu(0)` and `mx.gpu(1)`. We
-# take two *simulated* devices: they compute on one core each and share the machine's memory. (Later
-# chapters call `helpers.devices(2)`, which returns GPUs if there are two.) Import `helpers` before
-# `mxnet`, because it sets environment variables that MXNet reads on import.
+# take two *simulated* devices: they compute on one core each and share the machine's memory. Import
+# `helpers` before `mxnet`, because it sets environment variables that MXNet reads on import.
 
 # %%
 from helpers import your_turn
@@ -89,7 +88,7 @@ print("without a move:", (first + weights[1].grad).asscalar())
 # ### Your turn: a step
 #
 # Both replicas take the same step, $w \leftarrow w - 0.01 \cdot \text{sum}$. Write it before you
-# scroll on. The weights that your function gets have no gradient buffer yet.
+# scroll on. The weights that your function gets have no gradient buffers yet, so attach them.
 
 # %% tags=["fold", "your-turn"]
 # define: cases for your step: x, y and weights of both devices, and the weights that are due
@@ -150,11 +149,10 @@ for step in range(20):
 # %% [markdown]
 # ## Who works when?
 #
-# The second device saves time in point 2, if both compute at the same time. Do they? MXNet's
+# A second device saves time if both compute their gradients at the same time. Do they? MXNet's
 # profiler notes when each operation begins and ends. `helpers.trace.record` (not autograd's)
 # calls a function with its arguments, and returns what was noted: a list of `events`, each with a
-# device (its `lane`), a begin and an end. (The last two of a device, `SetValueOp` and
-# `ImperativeBulk`, are its backward pass.) **Predict:** do the times of `cpu(0)` and of `cpu(1)`
+# device (its `lane`), a start and an end. **Predict:** do the times of `cpu(0)` and of `cpu(1)`
 # overlap?
 
 # %% tags=["predict", "measured"]
@@ -166,30 +164,36 @@ for event in small.events:
 
 # %% [markdown]
 # Two events overlap from the later start to the earlier end. We add that up over all pairs of an
-# event of `cpu(0)` and one of `cpu(1)`.
+# event of `cpu(0)` and one of `cpu(1)`. `lanes` has the list of each device's events.
 
-# %% tags=["measured"]
+# %% tags=["measured", "predict"]
 def both_at_once(recording):
-    events_of = recording.lanes  # a list of events for each device
     shared = 0
-    for ours in events_of["cpu(0)"]:
-        for theirs in events_of["cpu(1)"]:
-            start = max(ours.start, theirs.start)
-            end = min(ours.end, theirs.end)
-            shared += max(0, end - start)
+    for ours in recording.lanes["cpu(0)"]:
+        for theirs in recording.lanes["cpu(1)"]:
+            later_start = max(ours.start, theirs.start)
+            earlier_end = min(ours.end, theirs.end)
+            if later_start < earlier_end:
+                shared += earlier_end - later_start
     return shared
 
 
 def report(recording):
-    # `handed_out`: when the function returned; `length`: when all its work was done.
-    print(f"Python returned after {recording.handed_out:.2f} ms")
-    print(f"both devices worked for {both_at_once(recording):.2f} of {recording.length:.2f} ms")
+    returned = recording.handed_out  # when the function returned
+    done = recording.length  # when all its work was done
+    print(f"Python returned after {returned:.2f} ms")
+    print(f"both devices worked for {both_at_once(recording):.2f} of {done:.2f} ms")
 
 
 report(small)
 
 # %% [markdown]
-# They took turns: `cpu(0)` had finished before `cpu(1)` got its first operation.
+# <details><summary>What came out</summary>
+#
+# On quiet cores they take turns: `cpu(0)` has finished before `cpu(1)` gets its first operation.
+# (`SetValueOp` and `ImperativeBulk` are a device's backward pass.)
+#
+# </details>
 #
 # A call such as `loss.backward()` only hands out work: it puts operations into the device's queue
 # (**dispatch**), and Python goes on to the next line. This is **asynchronous** execution:
@@ -198,9 +202,9 @@ report(small)
 # device 1 is idle. After four calls both devices run their forward passes, their backward passes
 # wait, and Python is already at the next line.](src/drawings/two_queues.svg)
 #
-# In the picture device 0 is still busy when device 1 gets its work. So we make the arrays large:
-# four million examples for each device, all with $x = 1$ and $y = 3$. **Predict:** for what
-# fraction of the time do both work now?
+# In the picture device 0 is still busy when device 1 gets its work. For that, its work must last
+# long enough. So we take four million examples for each device, all with $x = 1$ and $y = 3$.
+# **Predict:** for what fraction of the time do both work now?
 
 # %% tags=["predict", "measured"]
 x_large = [nd.ones(4_000_000, ctx=pair[0]), nd.ones(4_000_000, ctx=pair[1])]
@@ -249,7 +253,8 @@ assert both_at_once(printed) == 0, "Python didn't wait"
 #
 # </details>
 #
-# Here are the three recordings as **timelines**:
+# Here are the three recordings as **timelines**. A thin gap in a bar is where one operation ends
+# and the next begins.
 
 # %% tags=["fold", "measured"]
 # draw: the three recordings, a row each for Python and for the devices
@@ -298,9 +303,9 @@ for weight in weights:
     assert weight.asscalar() == 480_000, "a gradient was read before it was there"
 
 # %% [markdown]
-# It doesn't, because MXNet's **engine**, which runs the queues, **starts an operation only when its
-# inputs are ready**, whichever device computes them. So a device that needs the other's result
-# waits for it, while Python goes on.
+# Both gradients were there in time, because MXNet's **engine**, which runs the queues, **starts an
+# operation only when its inputs are ready**, whichever device computes them. So a device that needs
+# the other's result waits for it, while Python goes on.
 #
 # ## What does a copy cost?
 #
@@ -314,9 +319,10 @@ def copy_all(sources):
 
 
 for number in [1, 1_000]:
+    size = 1_000_000 // number
     sources = []
     for _ in range(number):
-        sources.append(nd.ones(1_000_000 // number, ctx=pair[0]))
+        sources.append(nd.ones(size, ctx=pair[0]))
     copies = record(copy_all, sources)
     print(f"{number:5,} copies: {copies.length:6.2f} ms, "
           f"Python returned after {copies.handed_out:.2f} ms")
@@ -362,8 +368,8 @@ except mx.MXNetError as error:
 # </details>
 #
 # **An error that shows only while an operation runs is raised where Python waits for the result,
-# and the line with the mistake is above.** What the arrays then hold, and how to find the line, is
-# in deeper: MXNet's surprises.
+# and the line with the mistake is above.** To find it, run the program again with
+# `MXNET_ENGINE_TYPE=NaiveEngine`, so that each line waits for its work (deeper: MXNet's surprises).
 #
 # ## Summary
 #

@@ -10,7 +10,7 @@
 # > **What you'll learn:** how to cut a batch of any size; what happens if labels and images get out
 # > of step, or a device gets no data; why means need weights.
 # >
-# > **What you need:** chapter 01. No GPU. Reading takes {reading time}, running a few seconds.
+# > **What you need:** chapter 01. No GPU. Reading takes {reading time}, running about ten seconds.
 
 # %%
 import helpers
@@ -25,7 +25,7 @@ from mxnet import autograd, gluon, nd
 #
 # In chapter 01 two devices trained one weight on four numbers. Now they get a batch of 64 images,
 # cut in the middle. (`load_data` finds MNIST, or says that there is none and takes scikit-learn's
-# digits.)
+# digits. `devices(2)` returns two GPUs if there are two, and else two simulated devices.)
 
 # %% tags=["measured"]
 data = helpers.load_data("mnist", limit=4000)
@@ -42,8 +42,8 @@ for x_shard, y_shard in zip(x_shards, y_shards):
 # %% [markdown]
 # The model is one matrix, which turns 784 pixels into 10 scores. The loss is the cross-entropy:
 # `log_softmax` turns scores into log-probabilities, and `pick` takes the one of the image's label.
-# We sum over the shard and divide later, by the number of images of the *whole* batch: the mean
-# over a shard would need care, as the last section shows.
+# We sum over the shard and divide later, by the number of images of the *whole* batch, because
+# means over shards would need care, as the end of this chapter shows.
 
 # %%
 def loss_of(x, y, weight):
@@ -147,8 +147,7 @@ your_turn(cut, cut_cases)
 
 # %% [markdown]
 # Our function also moves each block to its device. (A *rank* is a device's place in the list.)
-# Uneven shards must be asked for with `even=False`, because it is easy to average them wrongly, as
-# the last section shows.
+# Uneven shards must be asked for with `even=False`, because it is easy to average them wrongly.
 
 # %%
 def split_and_load(data, devices, even=True):
@@ -176,19 +175,17 @@ for shard in split_and_load(batch, three, even=False):
 
 # %% [markdown]
 # Gluon, MXNet's library of layers (chapter 05), has such a function, with the option `even_split`.
-# `helpers.split_and_load`, which later chapters use, also checks its arguments. All three make the
-# same shards on the same devices:
+# `helpers.split_and_load`, which later chapters use, also checks its arguments. Both make the same
+# shards as ours, on the same devices:
 
 # %%
-for n in range(3, 12):
-    batch = nd.arange(n)
-    ours = split_and_load(batch, three, even=False)
-    gluons = gluon.utils.split_and_load(batch, three, even_split=False)
-    helpers_own = helpers.split_and_load(batch, three, even=False)
-    for shards in [gluons, helpers_own]:
-        for shard, expected in zip(shards, ours):
-            assert shard.context == expected.context
-            assert np.array_equal(shard.asnumpy(), expected.asnumpy())
+ours = split_and_load(batch, three, even=False)
+gluons = gluon.utils.split_and_load(batch, three, even_split=False)
+helpers_own = helpers.split_and_load(batch, three, even=False)
+for rank in range(3):
+    for shard in [gluons[rank], helpers_own[rank]]:
+        assert shard.context == ours[rank].context
+        assert np.array_equal(shard.asnumpy(), ours[rank].asnumpy())
 
 # %% [markdown]
 # ## Labels stay with their images
@@ -229,7 +226,7 @@ for image_shard, label_shard in zip(image_shards, label_shards):
 
 # %% [markdown]
 # Only image 0 has its own label, and there is no error. Does training notice? We train with real
-# images on two devices, for 120 steps.
+# images on two devices, for 120 steps. `train` is given the functions that cut.
 
 # %%
 def train(cut_images, cut_labels):
@@ -280,11 +277,11 @@ assert 2.2 < np.mean(losses[-20:]) < 2.6
 #
 # ## A device without data
 #
-# The last batch of an epoch may have fewer examples than there are devices. Programs drop it, keep
-# it for the next epoch (in Gluon's loader `last_batch="discard"` or `"rollover"`), or pass a
-# shorter list of devices, so that the others get nothing. What happens on such a device? We take
-# the sum of $wx$ over a shard as its loss, because the gradient is then simply the sum of the
-# shard's inputs $x$. The first batch has the examples 1 to 6, two for each of three devices:
+# The last batch of an epoch may have fewer examples than there are devices. A program can leave it
+# out, or cut it for fewer devices, so that the others get nothing. What happens on a device that
+# gets nothing? We take the sum of $wx$ over a shard as its loss, because the gradient is then
+# simply the sum of the shard's inputs $x$. The first batch has the examples 1 to 6, two for each of
+# three devices:
 
 # %%
 replicas = [nd.ones(1, ctx=device) for device in three]
@@ -293,7 +290,7 @@ for weight in replicas:
 
 
 def gradients_of(shards, replicas):
-    for shard, weight in zip(shards, replicas):
+    for shard, weight in zip(shards, replicas):  # as many as there are shards
         with autograd.record():
             loss = (weight * shard).sum()
         loss.backward()
@@ -326,8 +323,8 @@ print(gradients_of(shards, replicas))
 # cpu(2) has no data and still the gradient of step 1, 11. The sum is 14; it should be
 # 3.](src/drawings/device_without_data.svg)
 #
-# Where `backward` runs in each step, no gradient has to be set to zero (chapter 01). Here one has
-# to be, or the idle device must be left out of the sum:
+# A device on which `backward` runs in each step needs no zeros, because its gradient is overwritten
+# (chapter 01). But the gradient of an idle device must be set to zero, or left out of the sum:
 
 # %%
 for weight in replicas:
@@ -341,10 +338,10 @@ print(grads, "sum:", sum(grads))
 # ## Is a mean of means the mean?
 #
 # So far each device summed over its shard, and the sum of all was divided once, by $n$. In PyTorch
-# it is usual to average: each device takes the *mean* over its shard, and DDP the mean of these
-# means (chapter 14). Suppose the gradients of the examples are 0, 1, 2 and so on; we take nine
-# examples, then ten. **Predict:** for which of the two batches is the mean of means the mean of the
-# batch?
+# it is usual to average: each device takes the *mean* over its shard, and `DistributedDataParallel`
+# (DDP, chapter 14) the mean of these means. Suppose the gradients of the examples are 0, 1, 2 and
+# so on; we take nine examples, then ten. **Predict:** for which of the two batches is the mean of
+# means the mean of the batch?
 
 # %% tags=["predict"]
 for n in [9, 10]:
@@ -380,9 +377,8 @@ print(f"weighted means:     {weighted:.2f}")
 print(f"mean of the batch:  {ten.mean().asscalar():.2f}")
 
 # %% [markdown]
-# **Means need weights, sums don't.** (DDP divides the sum by the number $k$ of devices itself, so
-# there each mean needs the weight $k\,\frac{n_i}{n}$. In language models $n$ counts the tokens that
-# enter the loss, without padding: Hugging Face, *Fixing Gradient Accumulation*, 2024.)
+# **Means need weights, sums don't.** (DDP itself divides the sum by the number $k$ of devices. So
+# there the weight of a mean is $k\,\frac{n_i}{n}$.)
 #
 # ## Summary
 #

@@ -2,7 +2,8 @@
 # # 03 · All-reduce
 #
 # After a backward pass each device has the gradient of its own shard, and every device needs the
-# sum of all of them. An operation that leaves the sum on every device is called *all-reduce*.
+# sum of all of them. An operation that leaves the sum on every device is called *all-reduce*. **How
+# does it work, and which way is the fastest?**
 #
 # > **What you'll do:** find the bug in an all-reduce that a textbook had for eleven months, test
 # > all-reduces, and build a ring, whose first half is yours to write.
@@ -10,8 +11,8 @@
 # > **What you'll learn:** how to test an all-reduce; how a ring all-reduce works, and what
 # > *reduce-scatter* and *all-gather* are; how many rounds and bytes a star, a tree and a ring take.
 # >
-# > **What you need:** chapters 01 and 02. No GPU. Reading takes {reading time}, running less than
-# > one minute.
+# > **What you need:** chapters 01 and 02. No GPU. Reading takes {reading time}, running about
+# > ten seconds.
 
 # %%
 import helpers
@@ -29,8 +30,8 @@ eight = [mx.cpu(number) for number in range(8)]
 #
 # In January 2021 the PyTorch edition of *Dive into Deep Learning* gained this all-reduce, here with
 # MXNet's arrays. It adds up all arrays on the first device and puts the sum into a list. It stayed
-# until December (d2l-ai/d2l-en, pull requests #1596 and #1978). A *rank* is an array's place in the
-# list:
+# until December (d2l-ai/d2l-en, pull requests #1596 and #1978). Each device's array stands at its
+# rank in the list:
 
 # %%
 def published(arrays):
@@ -127,8 +128,8 @@ def wrong_ranks(candidate, arrays):
     for array in arrays:
         expected = expected + array.asnumpy()
 
-    # The candidate gets a list of its own, with the same arrays.
-    # Into our list `published` would put new ones, and we would compare those.
+    # `published` changes the list that it gets, so the candidate gets a copy of the list.
+    # The arrays in it are the same, and our list still has them afterwards.
     candidate(list(arrays))
 
     wrong = []
@@ -213,8 +214,8 @@ except AssertionError as error:
 #
 # In a star, device 0 does all the adding and half of the sending. How can the work be shared?
 #
-# Messages go in *rounds*. In a round a device sends at most one message and receives at most one,
-# and what it receives it can pass on only in a later round. So in a star device 0 receives from
+# Messages go in *rounds*. In a round a device sends at most one message and receives at most one.
+# It can pass on what it has received only in a later round. So in a star device 0 receives from
 # three others in three rounds, and sends to them in three more. In the picture an arrow is a
 # message, and a thin arrow a quarter of an array:
 #
@@ -232,13 +233,15 @@ def tree_allreduce(arrays):
     gap = 1
     while gap < k:  # of four devices 1 sends to 0, and 3 to 2; then 2 to 0
         for receiver in range(0, k - gap, 2 * gap):
+            sender = receiver + gap
             target = arrays[receiver]
-            target += arrays[receiver + gap].copyto(target.context)
+            target += arrays[sender].copyto(target.context)
         gap = 2 * gap
     while gap > 1:  # and back: 0 to 2; then 0 to 1, and 2 to 3
         gap = gap // 2
         for sender in range(0, k - gap, 2 * gap):
-            arrays[sender].copyto(arrays[sender + gap])
+            receiver = sender + gap
+            arrays[sender].copyto(arrays[receiver])
 
 
 judge(tree_allreduce)
@@ -273,8 +276,9 @@ judge(tree_allreduce)
 # Chunk $c$ starts at device $c + 1$, and each round takes it one device further. So **in round $n$
 # device $(c + n) \bmod k$ sends chunk $c$**; the mod says that device 0 comes after the last one.
 #
-# Seen from one device, that is: **"I am rank $r$. In round $n$ I send chunk $(r - n) \bmod k$ to
-# the next rank."** Device 2, for example, sends the chunks 1, 0 and 3, as in the table.
+# Seen from one device, the same rule is: **"I am rank $r$. In round $n$ I send chunk
+# $(r - n) \bmod k$ to the next rank."** Device 2, for example, sends the chunks 1, 0 and 3, as in
+# the table.
 #
 # Between machines each rank would run a program of its own, with this rule in it. In our notebook
 # one Python loop moves all messages. `window`, a helper, finds a chunk in an array, and cuts by
@@ -296,12 +300,8 @@ for chunk in range(4):
 # to the next, and the receiver adds it to its own, in place. (So it returns nothing. Copy the chunk
 # to the receiver's device first, as in the tree.) The picture is the first case.
 
-# %% tags=["your-turn"]
-def first_half(arrays):
-    """In round n device (c + n) mod k sends chunk c to the next, which adds it."""
-    ...
-
-
+# %% tags=["fold", "your-turn"]
+# define: cases for your half of a ring: arrays of four devices and of three, and what is due
 def filled(k, entries):
     return [nd.ones(entries, ctx=eight[rank]) * 10**rank for rank in range(k)]
 
@@ -317,6 +317,13 @@ three_chunks = [[111, 111, 101, 101, 1],
                 [110, 110, 100, 100, 111]]
 four_devices = ((filled(4, 4),), four_chunks)
 three_devices = ((filled(3, 5),), three_chunks)
+
+# %% tags=["your-turn"]
+def first_half(arrays):
+    """In round n, from 1 on, device (c + n) mod k sends chunk c to the next, which adds it."""
+    ...
+
+
 your_turn(first_half, [four_devices, three_devices], in_place=True)
 
 # %% [markdown]
@@ -428,9 +435,9 @@ for array in by_ring:
 # ## Rounds and bytes
 #
 # Which of the three is the fastest? First we count what each device sends. `messages_sent`, a
-# helper, logs each `copyto` to another device while an all-reduce runs. **Predict:** each of 8
-# devices has an array of size $S$. How many times $S$ does device 0 send in a star, how many does
-# device 5 send, and how many does each send in a ring?
+# helper, logs each `copyto` to another device while an all-reduce runs: who sends, who receives,
+# and how many entries. **Predict:** each of 8 devices has an array of size $S$. How many times $S$
+# does device 0 send in a star, how many does device 5 send, and how many does each send in a ring?
 
 # %% tags=["predict"]
 from helpers.schedules import messages_sent
@@ -438,9 +445,10 @@ from helpers.schedules import messages_sent
 
 def sent_by_each(all_reduce, k):
     """What each of k devices sends, in units of the whole array."""
-    size = 60 * k  # so that all chunks are equal
+    size = 60 * k  # entries of the array, so that all chunks are equal
+    messages = messages_sent(all_reduce, k, size)
     sent = [0] * k
-    for sender, receiver, entries in messages_sent(all_reduce, k, size):
+    for sender, receiver, entries in messages:
         sent[sender] += entries / size
     return sent
 
@@ -451,23 +459,20 @@ for all_reduce in [allreduce, tree_allreduce, ring_allreduce]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# All three send $14S$ together. But in a star device 0 sends $7S$ of them, and device 5 sends
-# $1S$; in a ring each sends the same, $1.75S$.
+# In each of the three algorithms all devices together send $14S$. But in a star device 0 sends $7S$
+# of them, and device 5 sends $1S$. In a ring each device sends the same, $1.75S$.
 #
 # </details>
 #
-# How long does that take? Rounds come one after the other. In a star device 0 takes part in each,
-# so there are $k - 1$ and $k - 1$; in a tree each pass of a `while` loop is one; in a ring there
-# are $k - 1$ and $k - 1$. For $k$ devices:
+# How long does that take? Rounds come one after the other. In a star device 0 takes part in every
+# message, so there are $k - 1$ rounds to it and $k - 1$ back. In a tree each pass of a `while` loop
+# is a round, and in a ring each half has $k - 1$ rounds. For $k$ devices:
 #
 # | | rounds | message size | rounds × size |
 # | --- | --- | --- | --- |
 # | star | $2(k-1)$ | $S$ | $2(k-1)\,S$ |
 # | tree | $2\lceil\log_2 k\rceil$ | $S$ | $2\lceil\log_2 k\rceil\,S$ |
 # | ring, equal chunks | $2(k-1)$ | $S/k$ | $2\frac{k-1}{k}\,S$ |
-#
-# (The ring's factor $2\frac{k-1}{k}$ is that between *algorithm* and *bus bandwidth* in nccl-tests,
-# `doc/PERFORMANCE.md`.)
 #
 # In the usual model (the **alpha–beta model**) a message takes a **latency**, however small it is,
 # and then its size divided by the link's **bandwidth**. The time to add is left out:
@@ -526,9 +531,7 @@ show(fig, "Time against the array's size for 8 devices: a line each for star, tr
 #
 # Is there a way with few rounds *and* few bytes? There is: see deeper: More all-reduces. NCCL
 # chooses among rings, trees and others by the array's size, the links and the number of machines
-# (`src/graph/tuning.cc`), and its trees send an array in pieces that follow one another, so that
-# they aren't slow for large ones (S. Jeaugey, *Massively Scale Your Deep Learning Training with
-# NCCL 2.4*, NVIDIA, 2019).
+# (`src/graph/tuning.cc`).
 
 # %% [markdown]
 # ## Summary

@@ -20,6 +20,7 @@ import helpers
 from helpers import allreduce, load_data, split_and_load, your_turn
 from helpers.by_hand import init_params
 from helpers.compare import largest_difference
+from helpers.trace import record
 
 import mxnet as mx
 import numpy as np
@@ -27,6 +28,7 @@ from mxnet import autograd, nd
 
 # Simulated devices, where we look at results and not at speed.
 four = [mx.cpu(0), mx.cpu(1), mx.cpu(2), mx.cpu(3)]
+pair = four[:2]
 
 # %% [markdown]
 # ## Data and network
@@ -49,9 +51,9 @@ def batches(dataset, size, seed=0):
     images, labels = dataset
     order = np.random.default_rng(seed).permutation(len(labels))
     for begin in range(0, len(labels), size):
-        # The last batch may be smaller.
-        chosen = nd.array(order[begin : begin + size], dtype="int32")
-        yield images.take(chosen), labels.take(chosen)
+        rows = order[begin : begin + size]  # the last batch may have fewer
+        rows = nd.array(rows, dtype="int32")
+        yield images.take(rows), labels.take(rows)  # the images and labels of these rows
 
 # %% [markdown]
 # LeNet has four layers here, each with a weight and a bias. `init_params`, a helper, returns these
@@ -74,8 +76,8 @@ for param in replica:
 print("numbers in all:", sum(param.size for param in replica))
 
 # %% [markdown]
-# `lenet` mentions no device, because an operator runs where its inputs are (chapter 01). (It is the
-# LeNet-like network of *Dive into Deep Learning*, "Training on Multiple GPUs".)
+# `lenet` mentions no device, because an operation runs where its inputs are (chapter 01). (It is
+# the LeNet-like network of *Dive into Deep Learning*, "Training on Multiple GPUs".)
 
 # %%
 def pool(h):  # the mean of each 2 x 2 square
@@ -85,14 +87,10 @@ def pool(h):  # the mean of each 2 x 2 square
 def lenet(x, replica):
     w1, b1, w2, b2, w3, b3, w4, b4 = replica
     # x is [n, 1, 28, 28].
-    h = nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)
-    # [n, 20, 26, 26]
-    h = pool(nd.relu(h))
-    # [n, 20, 13, 13]
-    h = nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50)
-    # [n, 50, 9, 9]
-    h = pool(nd.relu(h))
-    # [n, 50, 4, 4]: the ninth row and column are left out.
+    h = nd.Convolution(x, w1, b1, kernel=(3, 3), num_filter=20)  # [n, 20, 26, 26]
+    h = pool(nd.relu(h))  # [n, 20, 13, 13]
+    h = nd.Convolution(h, w2, b2, kernel=(5, 5), num_filter=50)  # [n, 50, 9, 9]
+    h = pool(nd.relu(h))  # [n, 50, 4, 4]: the ninth row and column are left out
     h = h.flatten()  # [n, 800]
     h = nd.relu(nd.dot(h, w3) + b3)  # [n, 128]
     return nd.dot(h, w4) + b4  # a score for each class: [n, 10]
@@ -126,7 +124,8 @@ def loss_sum(x, y, replica):
 # and with 4 images, both end at $1 - \frac{0.5}{4}\,(2 + 6) = 0$. The update is in place, so that
 # a parameter keeps its gradient buffer.
 
-# %% tags=["your-turn"]
+# %% tags=["fold", "your-turn"]
+# define: two cases for your function: replicas, gradients, lr and n, and the replicas that are due
 def on_devices(table):
     """A row for each device, a number for each parameter."""
     lists = []
@@ -290,10 +289,8 @@ for round_ in range(ROUNDS):
 # %% tags=["fold", "measured"]
 # draw: who works when in one step of 256 images on two devices
 from helpers.plotting import show, timeline
-from helpers.trace import record
 
 x, y = next(batches(train_set, 256))
-pair = four[:2]
 replicas = [get_params(init_params(), device) for device in pair]
 train_batch(x, y, replicas, pair, lr=0.01)  # warms up
 recording = record(train_batch, x, y, replicas, pair, 0.01)
@@ -304,9 +301,9 @@ show(fig, alt="A timeline of one step with a row for Python and one for each dev
               "first waits for the other.")
 
 # %% [markdown]
-# They compute side by side. Then the one that is ready first waits for the other, because the sum
-# needs both gradients. (With one core the bars would overlap, too. Only the stopwatch shows that
-# two cores worked.)
+# They compute side by side. Near the end the one that is ready first waits for the other, because
+# the sum needs both gradients. (On a machine with one core the bars would overlap, too. That two
+# cores worked is shown by the seconds above, not by the bars.)
 #
 # ### Faster than what?
 #
@@ -318,7 +315,8 @@ show(fig, alt="A timeline of one step with a row for Python and one for each dev
 # MXNet reads that setting on import. So each configuration runs in a process of its own, by the
 # program [lenet_contestant.py](lenet_contestant.py), which makes our step on random images. `race`,
 # a helper, starts all three and lets each in turn run `STEPS` steps, for several rounds. (Rounds in
-# which other programs used more than 2 % of the machine are taken again.)
+# which other programs used more than 2 % of the machine are taken again, up to `ROUNDS` more in
+# all. If only a few rounds are left, don't trust the brackets.) It returns each one's seconds.
 
 # %% tags=["measured", "few:ROUNDS = 9=>ROUNDS = 1"]
 from helpers.timing import race, spread
@@ -345,8 +343,7 @@ for name in times:
 # <details><summary>What came out</summary>
 #
 # On quiet cores one device with both of them gains most of what two devices gain. The brackets say
-# whether there is a winner in this run. (With ResNet-18 one device with both cores was as fast, or
-# faster, in two runs: `notebooks/src/bench/README.md`.)
+# whether there is a winner in this run.
 #
 # </details>
 #
@@ -410,8 +407,8 @@ for k in [1, 2, 3, 4]:
 #
 # Why float64? In float32 one step agrees to about $10^{-5}$. But rounding can put a number on the
 # other side of zero, where ReLU has a *kink*: its derivative jumps from 1 to 0. After sixty steps
-# two of five seeds had weights that were more than a tenth apart (deeper: Why float32 jumps). So in
-# float32 claim equality for one step only, and test longer runs in float64.
+# two of five seeds had weights more than a tenth of the largest entry apart (deeper: Why float32
+# jumps). So in float32 claim equality for one step only, and test longer runs in float64.
 #
 # `helpers.by_hand` keeps the chapter's functions, for later chapters and for
 # [lenet_contestant.py](lenet_contestant.py). With the same input they give the same weights:
@@ -477,8 +474,7 @@ for all_reduce in [allreduce, no_broadcast, first_only, counts_twice, mean_of_sh
 # </details>
 #
 # Would accuracy show them? With each mistake we trained an epoch of MNIST from five seeds. These
-# are the stored accuracies of both replicas, a number for each seed. (`128-0.2`, batch and rate, is
-# the right all-reduce.)
+# are the stored accuracies of both replicas, a number for each seed.
 
 # %%
 import json
@@ -487,16 +483,26 @@ from pathlib import Path
 stored = json.loads(Path("src/results/lenet.json").read_text())
 print("trained on", stored["date"], "on", stored["machine"])
 
-for name in ["128-0.2", "no_broadcast", "first_only", "counts_twice", "mean_of_shards"]:
-    runs = stored["runs"][f"lenet-{name}"]
+names = {
+    "allreduce": "lenet-128-0.2",  # batch 128 and rate 0.2
+    "no_broadcast": "lenet-no_broadcast",
+    "first_only": "lenet-first_only",
+    "counts_twice": "lenet-counts_twice",
+    "mean_of_shards": "lenet-mean_of_shards",
+}
+for name, stored_name in names.items():
+    print(name)
     for rank in [0, 1]:
-        accuracies = [run[0]["accuracies"][rank] for run in runs]  # after the first epoch
-        print(f"{name:14} replica {rank}: {accuracies}")
+        accuracies = []
+        for run in stored["runs"][stored_name]:
+            first_epoch = run[0]
+            accuracies.append(first_epoch["accuracies"][rank])
+        print(f"    replica {rank}: {accuracies}")
 
 # %% [markdown]
-# Accuracy is no test. From each seed *counts twice* is within 1.2 points of the right all-reduce,
-# and from four of five above it, while the seeds alone differ by more than two points. (*No
-# broadcast* shows here, but in the second replica only. And where the loss is a mean over the
+# Accuracy is no test. With the right all-reduce the five seeds differ by more than two points. From
+# the same seed *counts twice* is at most 1.2 points away from it, and in four of five above it.
+# (*No broadcast* shows here, but in the second replica only. And where the loss is a mean over the
 # shard, as in PyTorch, the mean of the gradients is right: chapter 02.)
 #
 # **Compare weights with one device's.** Each of the four mistakes shows there.
@@ -510,14 +516,16 @@ for name in ["128-0.2", "no_broadcast", "first_only", "counts_twice", "mean_of_s
 #   comparison with one device does.
 # - A speed-up needs a baseline. Ours is one device with one core; one device with both cores gains
 #   most of what two devices gain. A CPU device can be made larger, a GPU can't.
+#
+# Next, chapter 05: the same step in Gluon. (To large models: go on with chapter 13.)
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. **All work on one device.** Simulated devices can use each other's arrays (chapter 01). Define
 #    a `split_and_load` that leaves *all* shards on the first device; `train_batch` will call it.
-#    Which of the chapter's experiments notices: twenty steps against one device, or the timeline?
-#    (Run `from helpers import split_and_load` afterwards.)
+#    Which of the chapter's experiments notices: twenty steps against one device, or the timeline,
+#    for which `record` ran a step on `pair`? (Run `from helpers import split_and_load` afterwards.)
 # 2. **Momentum.** Each device keeps a *velocity* $v$ for each of its parameters:
 #    $v \leftarrow 0.9\,v + \text{sum} / n$, and then $w \leftarrow w - \text{rate} \cdot v$. What
 #    must devices send for it? Train twenty steps on two devices and on one, and compare.

@@ -11,8 +11,8 @@
 # > **What you'll learn:** what a `Parameter` holds on each device; what `Trainer.step` adds,
 # > divides and updates; how closely Gluon's training matches the loop by hand.
 # >
-# > **What you need:** chapters 01 to 04. No GPU. Reading takes {reading time}, running half a
-# > minute.
+# > **What you need:** chapters 01 to 04. No GPU. Reading takes {reading time}, running about
+# > fifteen seconds.
 
 # %%
 import helpers
@@ -111,8 +111,8 @@ for step in range(STEPS):
 # ## What `initialize` makes
 #
 # `initialize` is told the devices, but not the shapes, since no layer knows its number of inputs.
-# So what is there before the first image? We ask the first layer's weight, on a `pair` of devices
-# that is simulated on every machine:
+# So what is there before the first image? We ask the first layer's weight, on two simulated
+# devices:
 
 # %%
 pair = [mx.cpu(0), mx.cpu(1)]
@@ -233,8 +233,8 @@ print("after the one call:", net.weight.grad()[0, 0].asscalar())
 #
 # So **each call of `backward` overwrites the gradients that it reaches, and no others**. The loop
 # and the single call are equivalent as long as each loss uses its own replica. We use the call from
-# here on, and its gradients, printed below, are again 2 on `cpu(0)` and 20 on `cpu(1)`. (If a
-# device appears twice in the list, two losses share its replica: see deeper: MXNet's surprises.)
+# here on. (If a device appears twice in the list of devices, two losses share its replica: see
+# deeper: MXNet's surprises.)
 #
 # ## What `step` does
 #
@@ -262,9 +262,9 @@ print_replicas(net.weight)
 #
 # ### Who updates?
 #
-# The gradients are as they were, so the sum is elsewhere. By default, on several devices, it is in
-# a *store*, which keeps one more copy of the weight (`KVStore`, chapter 07). The store adds the
-# gradients, updates its weight, and copies it to each device:
+# `step` has left both gradients as they were, 2 and 20, so the sum is elsewhere. By default, on
+# several devices, it is in a *store*, which keeps one more copy of the weight (`KVStore`, chapter
+# 07). The store adds the gradients, updates its weight, and copies it to each device:
 #
 # ![cpu(0) has the image 2, cpu(1) the image 20. One Parameter spans both devices: its values are
 # 100 and 100, list_data(); its gradients 2 and 20, list_grad(). Both gradients go to the store,
@@ -294,9 +294,6 @@ print_replicas(net.weight)
 # whose shards are uneven.
 
 # %%
-three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
-start = by_hand.init_params()
-
 # 19 batches of 32 images, and one of 16
 batches = []
 for begin in range(0, 624, 32):
@@ -305,22 +302,34 @@ for begin in range(0, 624, 32):
     y = nd.array(data.train_labels[begin:end])
     batches.append((x, y))
 
+# %%
+three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+start = by_hand.init_params()
+
 
 def train_by_hand(rate):
+    # `get_params` and `train_batch` are chapter 04's.
     replica = by_hand.get_params(start, three[0], "float64")
     for x, y in batches:
         by_hand.train_batch(x, y, [replica], three[:1], lr=rate)
     return replica
 
 # %% [markdown]
-# In Gluon a dense layer's weight is [outputs, inputs], so we transpose it. `set_data` writes a
-# value into all replicas. We return all three.
+# In Gluon a dense layer's weight is [outputs, inputs], so we transpose it:
 
 # %%
 def in_gluons_shapes(params):
-    return [param.T if param.ndim == 2 else param for param in params]
+    shaped = []
+    for param in params:
+        if param.ndim == 2:  # a dense layer's weight
+            param = param.T
+        shaped.append(param)
+    return shaped
 
+# %% [markdown]
+# `set_data` writes a value into all replicas. We return all three.
 
+# %%
 def train_in_gluon(rate):
     net = lenet()
     net.cast("float64")
@@ -336,7 +345,10 @@ def train_in_gluon(rate):
     for x, y in batches:
         train_step(net, trainer, x, y, three)
     # For each device a list of its weights
-    return [[param.data(device) for param in params] for device in three]
+    replicas = []
+    for device in three:
+        replicas.append([param.data(device) for param in params])
+    return replicas
 
 # %% [markdown]
 # `largest_difference` returns each array's largest error relative to its largest entry, and keeps
@@ -415,12 +427,15 @@ print_replicas(net.weight)
 # sum is 42 instead of 22.](src/drawings/old_gradient.svg)
 #
 # Such a leftover gradient is called **stale**. **Every device needs a new gradient in every step.**
-# With the default `Trainer` a zero is enough, once the device has had a gradient. If a device is
-# idle in the *first* step, `step` raises an error, but *after* the update: whoever repeats the
-# batch takes the step twice. With `update_on_kvstore=False` the error comes each time, before the
-# update, with `zero_grad` too. **Don't silence it by `ignore_stale_grad=True`**, as its text
-# proposes and MXNet's tutorial does: one model becomes two. Exercise 3 runs all of this, and a
-# remedy.
+# `zero_grad` helps only in this case. There are two more, which exercise 3 runs, and a loss of zero
+# on the idle device is the remedy for all three:
+#
+# - If a device is idle in the *first* step, `step` raises an error, but only *after* the update. So
+#   whoever repeats the batch takes the step twice.
+# - With `update_on_kvstore=False` the error comes before the update, in each step in which a device
+#   is idle. **Don't silence it by `ignore_stale_grad=True`**, as the error message proposes and
+#   MXNet's tutorial does: then only the other device updates its replica, and one model becomes
+#   two.
 #
 # ### Your turn: what does an idle device end with?
 #

@@ -114,6 +114,7 @@ your_turn(take_step, step_cases)
 
 # %%
 def weight_after(images, n, mean=False):
+    """The weight after one step on two devices."""
     net, trainer = start(pair)
     shards = gluon.utils.split_and_load(nd.array(images), pair, even_split=False)
     losses = []
@@ -159,18 +160,17 @@ print(f"the mean on each device: {weight_after(six, n=6, mean=True):.2f}")
 # are equal: chapter 14.)
 #
 # And the last 8 images of an epoch? By the rule they would make a full-length step whose direction
-# rests on only 8 images. With a small ResNet-18, and 16 images left after 156 batches of 64, such
-# steps did harm early: after one epoch 74 % of the test images were right, the median of nine runs,
-# and 87 % without that batch; after three epochs 97 % each (`notebooks/src/bench/README.md`). So
-# **let the loader leave a smaller last batch out**, by `last_batch="discard"` (in PyTorch
-# `drop_last=True`), or divide by the usual size, here 64.
+# rests on only 8 images. Such a step can do harm. With a small ResNet-18 (chapter 08) the median
+# accuracy after one epoch was 74 % with a last batch of 16 images, and 87 % without it, although
+# after three epochs it was 97 % either way (`notebooks/src/bench/README.md`). So **let the loader
+# leave a smaller last batch out**, by `last_batch="discard"` (in PyTorch `drop_last=True`), or
+# divide by the usual size, here 64.
 #
 # ## The loop
 #
 # `metric.Accuracy` counts correct predictions. It takes two lists with an entry for each device,
-# labels first. It accumulates, so each epoch creates a new one, or calls `reset()`. It comes last,
-# because it calls `asnumpy` (`Accuracy.update` in MXNet's `metric.py`), at which Python waits for
-# the devices (chapter 01), here in every step.
+# labels first. It accumulates, so each epoch creates a new one, or calls `reset()`. It comes last
+# in the step, because it calls `asnumpy`, so that Python waits for the devices (chapter 01).
 
 # %% tags=["trains"]
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -272,7 +272,7 @@ reference_accuracy = correct / 288
 
 # %% [markdown]
 # And our loop, on one to four devices, whose shards are uneven on three. They are simulated, so
-# that the results are the same on every machine. `fit` has its own loop, so we test it as well.
+# that the results are the same on every machine.
 
 # %% tags=["trains"]
 def same_weights(net, expected):
@@ -295,11 +295,15 @@ for k in [1, 2, 3, 4]:
     assert same_weights(ours, reference) and accuracy == reference_accuracy
     print(f"k = {k}: weights and accuracy of the reference")
 
+# %% [markdown]
+# `fit` has a loop of its own, so we test it as well.
+
+# %% tags=["trains"]
 ours = new_lenet(four[:3])
 history = fit(ours, sgd(ours), five_batches, four[:3], progress=False)
 accuracy = history.train_accuracy[0]
 assert same_weights(ours, reference) and accuracy == reference_accuracy
-print("fit:   weights and accuracy of the reference")
+print("fit: weights and accuracy of the reference")
 
 # %% [markdown]
 # Would we have noticed a mistake? Here is a Trainer that divides by 64 in each step, also in the
@@ -308,8 +312,10 @@ print("fit:   weights and accuracy of the reference")
 
 # %% tags=["predict", "trains"]
 class Always64(gluon.Trainer):
+    """Gluon's Trainer, but for one line."""
+
     def step(self, n):
-        super().step(64)  # whatever the loop says
+        super().step(64)  # instead of n
 
 
 def train_by_64(devices):
@@ -364,12 +370,14 @@ print("image 32, one device: ", one_mask[32, 0, 0, :8].asnumpy())
 print("image 32, two devices:", joined[32, 0, 0, :8].asnumpy())
 
 # %% [markdown]
-# Image 32 gets another mask on two devices, because it begins another draw. (Simulated devices
-# share one generator, while each GPU has its own: `src/resource.cc` of MXNet, docstring of
-# `mx.random.seed`. So draw each mask on its device, in the loop's order.) So **with Dropout $k$
-# devices and one give different weights, and that is not a bug.** How can such a loop be tested?
-# Its reference multiplies by the masks that the loop draws. First our loop: it makes a step from
-# the same seed, with a small network, one layer behind a Dropout of pixels. We return the layer.
+# On two devices image 32 gets another mask, because it is the first image of the second draw. So
+# **with Dropout $k$ devices and one give different weights, and that is not a bug.** How can such a
+# loop be tested? By a reference that has no Dropout, but multiplies by the same masks. Each mask
+# must be drawn on its own device, because each GPU has its own generator (`src/resource.cc` of
+# MXNet), and in the loop's order, because simulated devices share one.
+#
+# First our loop. It makes one step from the same seed. Its network is one layer behind a Dropout of
+# pixels, and we return the layer.
 
 # %% tags=["trains"]
 def new_layer(devices):
@@ -390,8 +398,8 @@ def step_with_dropout(devices):
     return layer
 
 # %% [markdown]
-# The reference has no Dropout, but gets the images times a mask. **Predict:** which mask gives the
-# weights of our loop on one device, and which those of our loop on two?
+# Now the reference, which gets the images times a mask. **Predict:** which mask gives the weights
+# of our loop on one device, and which those of our loop on two?
 
 # %% tags=["predict", "trains"]
 on_one = step_with_dropout(pair[:1])
@@ -401,10 +409,8 @@ x, y = five_batches[0]
 for name, mask in [("one_mask", one_mask), ("joined", joined)]:
     expected = new_layer(pair[:1])
     reference_step(expected, x * mask, y)
-    if same_weights(on_one, expected):
-        print(name, "gives the weights of one device")
-    if same_weights(on_two, expected):
-        print(name, "gives the weights of two devices")
+    print(f"{name:8}  weights of one device:", same_weights(on_one, expected))
+    print(f"{name:8}  weights of two devices:", same_weights(on_two, expected))
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -417,11 +423,15 @@ for name, mask in [("one_mask", one_mask), ("joined", joined)]:
 # ## The script
 #
 # The file [train_lenet.py](train_lenet.py) is yours to copy. (It takes data, devices and network
-# from `helpers`; put your own there.) It contains our two functions verbatim, which we check, and a
-# `main` that makes loaders, network and Trainer and calls both. In a terminal you start it by
+# from `helpers`; put your own there.) It contains our two functions verbatim, and a `main` that
+# makes loaders, network and Trainer and calls both. In a terminal you start it by
 # `python train_lenet.py`, in a notebook by `%run`:
 
 # %% tags=["measured", "trains"]
+# %run train_lenet.py
+
+# %% tags=["fold"]
+# check: the script's train_one_epoch and evaluate are ours
 import inspect
 
 import train_lenet
@@ -429,7 +439,6 @@ import train_lenet
 for function in [train_one_epoch, evaluate]:
     kept = getattr(train_lenet, function.__name__)
     assert inspect.getsource(function) == inspect.getsource(kept)
-# %run train_lenet.py
 
 # %% [markdown]
 # ## Summary
@@ -441,6 +450,7 @@ for function in [train_one_epoch, evaluate]:
 #   doesn't use what you test, and give the reference the same masks where there is Dropout.
 #
 # What a larger batch does: deeper: Batch, rate and warm-up. Next, chapter 07: what `step` does.
+# (The short path goes on with chapter 08.)
 #
 # **Further reading.** MXNet 1.5.1's tutorial (`docs/tutorials/gluon/multi_gpu.md`); N. Srivastava
 # et al., *Dropout* (2014).

@@ -11,8 +11,8 @@
 # > **What you'll learn:** the two ways in which `Trainer` updates, and which of them gives you the
 # > sum; which device makes it; what a resumed run must be told.
 # >
-# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running a few
-# > seconds.
+# > **What you need:** chapters 03 to 06. No GPU. Reading takes {reading time}, running about
+# > ten seconds.
 
 # %%
 import tempfile
@@ -108,8 +108,8 @@ print_replicas(weight)
 # ![Left: cpu(0) pushes (6, 0), cpu(1) pushes (0, 8), and the store holds their sum, (6, 8). Right:
 # both devices pull (6, 8) from the store.](src/drawings/push_pull.svg)
 #
-# `init` gives a key its first array, and `"device"` is the kind of store that `Trainer` takes by
-# default. Is the initial 7 still in the sum?
+# `init` gives a key its first array, here (7, 7), and `"device"` is the kind of store that
+# `Trainer` takes by default:
 
 # %%
 store = mx.kvstore.create("device")
@@ -121,8 +121,8 @@ store.pull("gradient", out=pulled)
 print("pulled:", pulled[0].asnumpy(), pulled[1].asnumpy())
 
 # %% [markdown]
-# The 7 is gone: a push *replaces* what was there by the sum of the pushed arrays, and a pull copies
-# it to all devices. Together they are an all-reduce.
+# The 7 isn't in the sum: a push *replaces* what was there by the sum of the pushed arrays, and a
+# pull copies it to all devices. Together they are an all-reduce.
 #
 # A store can do more than add. If it is given an *optimizer*, then what it holds is a weight,
 # and what the devices push are gradients. **Predict:** the weight is (10, 10), the rate 1. What do
@@ -255,8 +255,8 @@ for device in pair:
 #
 # </details>
 #
-# Only `update` divides, so the limit is for the sums over all `n` images. PyTorch clips means:
-# what is `max_norm=1` there is `limit=n` here.
+# The sums are clipped before `update` divides them by `n`. PyTorch clips means, so to clip as
+# PyTorch does with `max_norm=1`, take `limit=n` here.
 #
 # ## Whose memory?
 #
@@ -266,8 +266,9 @@ for device in pair:
 # push a gradient for each parameter, and returns how many kB the store took on each of them. (It
 # asks MXNet's profiler, which can't tell the devices apart on a machine with one core.)
 #
-# **Predict:** how many MB does the store take on each device? And a store of the kind `local`,
-# which adds up in the host's memory?
+# On two devices a parameter needs two buffers of its own size, one for the sum and one for the
+# other device's gradient. **Predict:** how many MB does the store take on each device? And a store
+# of the kind `local`, which adds up in the host's memory?
 
 # %% tags=["predict", "measured"]
 embedding = 20_000 * 64
@@ -296,12 +297,11 @@ for kind in ["device", "local"]:
 # block.](src/drawings/whose_memory.svg)
 #
 # Owners are chosen at the first push: from the largest parameter to the smallest, each goes to the
-# device that has the fewest entries so far (`CommDevice::InitMergeBuffer`, same file; MXNet's
-# tutorial calls it round-robin). So one very large parameter makes the shares unequal. The tutorial
-# warns that one GPU may use 90 % of its memory and others 50 %, and that, since batches are split
-# evenly, the fullest limits the batch for all. What helps is `kvstore="local"`, which takes the
-# host's memory instead, but is often slower, says the tutorial; or several small embeddings instead
-# of a large one (exercise 3).
+# device that has the fewest entries so far (`CommDevice::InitMergeBuffer`, same file). So one very
+# large parameter makes the shares unequal. MXNet's tutorial warns that one GPU may then use 90 % of
+# its memory and the others 50 %, and the GPU that is full first limits the batch for all of them.
+# Two things help: `kvstore="local"`, which takes the host's memory instead, but is often slower,
+# says the tutorial; or several small embeddings instead of a large one (exercise 3).
 #
 # **On GPUs** there is a third kind, `kvstore="nccl"`, which uses NVIDIA's library. It makes its
 # sums on the first GPU (`KVStoreNCCL::InitMergeBuffer` in `src/kvstore/kvstore_nccl.h`, MXNet
@@ -349,20 +349,23 @@ for step in [1, 2, 3, 4]:
 # device, on another one, and on both. **Predict:** which of the three end at 6?
 
 # %% tags=["predict", "trains"]
-def resume(devices, carry_count):
-    """Load weight and states, make two steps, and return the weight on each device."""
+def resume(devices):
     weight, trainer = weight_and_trainer(devices)
     weight.set_data(saved_weight)
     trainer.load_states(states_file)
-    if carry_count:  # see below
-        trainer.optimizer.begin_num_update = trainer.optimizer.num_update
+    return weight, trainer
+
+
+def two_steps(weight, trainer):
+    """Make two steps, and return the weight on each device."""
     take_step(weight, trainer)
     take_step(weight, trainer)
     return [round(float(value.asscalar()), 3) for value in weight.list_data()]
 
 
 for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
-    print(f"resumed on {devices}:", resume(devices, carry_count=False))
+    weight, trainer = resume(devices)
+    print(f"resumed on {devices}:", two_steps(weight, trainer))
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -376,20 +379,22 @@ for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
 # **bias correction**), by a factor that depends on the number of steps. MXNet counts these by
 # *device number* (`_set_current_context` in `optimizer/optimizer.py`). The file has the count, but
 # only for number 0, which saved it. Number 1 begins at `begin_num_update`, which is 0, and scales
-# the old averages up again. So we start every device that has no count at the largest saved count:
+# the old averages up again. So we let every device that has no count begin at the largest saved
+# count, `num_update`:
 
 # %% tags=["trains"]
 for devices in [[mx.cpu(0)], [mx.cpu(1)], pair]:
-    found = resume(devices, carry_count=True)
+    weight, trainer = resume(devices)
+    trainer.optimizer.begin_num_update = trainer.optimizer.num_update  # NEW
+    found = two_steps(weight, trainer)
     print(f"resumed on {devices}:", found)
     assert found == [6] * len(devices)
 
 # %% [markdown]
 # All three end at 6. **`load_states` brings the count of steps only for the device numbers that
-# saved it. With Adam, set `begin_num_update` as well.** (A schedule for the rate goes by these
-# counts, too: `_update_count`, same file. SGD with momentum and a constant rate has no count in its
-# formula. Where a store updates, it counts once for all devices. `helpers.training.fit` sees to the
-# count by itself.)
+# saved it. With Adam, set `begin_num_update` as well**, and also if the rate has a schedule, which
+# goes by the same counts (`_update_count`, same file). SGD with a constant rate needs no count.
+# (`helpers.training.fit` sets it by itself.)
 #
 # ## Summary
 #

@@ -5,8 +5,8 @@
 # on two GPUs with batches of 512 at twice the rate. So the batch has changed together with the
 # number of devices. *Does a second device bring the same training sooner, or another training?*
 #
-# > **What you'll do:** build a ResNet-18 as one graph, compare it with d2l's, and train a narrow
-# > one on one device and on two: with the same batch, and with twice the batch.
+# > **What you'll do:** build a ResNet-18 as one graph, train a narrow one on one device and on two,
+# > with the same batch and with twice the batch, and compare the graph with d2l's.
 # >
 # > **What you'll learn:** what a residual block computes; how to see that a network is one graph;
 # > why images a second don't tell how a training run goes.
@@ -144,21 +144,21 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
     return net
 
 # %% [markdown]
-# Which shapes pass through it? And how many numbers are trained?
+# Which shapes pass through it at full width? And how many numbers are trained?
 
 # %%
 mx.random.seed(1)
-net = hybrid_resnet18(10)
-net.initialize(init.Xavier())
+full = hybrid_resnet18(10)
+full.initialize(init.Xavier())
 eight_images = nd.array(train_images[:8])
 
 output = eight_images
-for layer in net:
+for layer in full:
     output = layer(output)
     print(f"{type(layer).__name__:15} {output.shape}")
 
 trained = 0
-for parameter in net.collect_params().values():
+for parameter in full.collect_params().values():
     if parameter.grad_req != "null":  # BatchNorm keeps some numbers that aren't trained
         trained += parameter.data().size
 print(f"{trained:,} numbers are trained")
@@ -170,7 +170,7 @@ print(f"{trained:,} numbers are trained")
 mx.random.seed(1)
 kept = networks.hybrid_resnet18(10)
 kept.initialize(init.Xavier())
-print("equal:", largest_difference(kept(eight_images), net(eight_images)) == 0)
+print("equal:", largest_difference(kept(eight_images), full(eight_images)) == 0)
 
 # %% [markdown]
 # ## One graph
@@ -211,7 +211,7 @@ for call in range(3):
 # </details>
 #
 # How can we see that a whole network has become one graph? We look at what `autograd` has recorded
-# of a forward pass. It gives the record as text in JSON, a list of nodes:
+# of a forward pass. It gives the record as text in JSON, with a list of nodes:
 
 # %%
 def recorded_operators(net, x):
@@ -220,29 +220,32 @@ def recorded_operators(net, x):
     record = json.loads(autograd.get_symbol(scores).tojson())
     operators = []
     for node in record["nodes"]:
-        if node["op"] != "null":  # it isn't an input or a parameter
-            operators.append(node["op"])
+        operator = node["op"]
+        if operator != "null":  # inputs and parameters are "null"
+            operators.append(operator)
     return operators
 
 
-operators = recorded_operators(net, eight_images)
+operators = recorded_operators(full, eight_images)
 print(len(operators), "operators:", operators[:6], "...")
 
 # %% [markdown]
 # These are 20 convolutions, 17 norms, 17 ReLUs, 8 sums, a mean and a dense layer. And now?
 
 # %%
-net.hybridize(static_alloc=True, static_shape=True)
-print(recorded_operators(net, eight_images))
+full.hybridize(static_alloc=True, static_shape=True)
+print(recorded_operators(full, eight_images))
 
 # %% [markdown]
-# One operator, the graph, which MXNet calls `_CachedOp`. `static_alloc` keeps its memory from call
-# to call. `static_shape` prepares it for inputs whose shape stays the same; another shape is
-# allowed, but slower (docstring of `HybridBlock.hybridize`).
+# One operator, the graph, which MXNet calls `_CachedOp`. **Check the recorded graph of a network
+# that you hybridise: it should be one `_CachedOp`.** `static_alloc` keeps its memory from call to
+# call. `static_shape` prepares it for inputs whose shape stays the same; another shape is allowed,
+# but slower (docstring of `HybridBlock.hybridize`).
 #
 # What does one graph save? We let 64 images go through the narrow network, one by one:
 
-# %% tags=["measured", "few:ROUNDS = 9=>ROUNDS = 1"]
+# %% tags=["fold", "measured", "few:ROUNDS = 9=>ROUNDS = 1"]
+# measure: 64 single images, layer by layer, by one graph, and by a static graph
 ROUNDS = 9
 images = nd.array(train_images[:64], ctx=two[0])
 
@@ -269,64 +272,6 @@ print_times(in_turns(contestants, ROUNDS, warm_up=1))
 # For single images the graph saves a large part of the time. (These are medians, and in brackets
 # the middle half of nine rounds.)
 #
-# ## d2l's network
-#
-# Is ours d2l's network? With our parameters, d2l's must give our scores. It works with MXNet's
-# other kind of array, `mx.np`. In a function with the decorator `use_np` Gluon works with these,
-# and `as_np_ndarray` makes them from ours.
-
-# %%
-from d2l import mxnet as d2l
-
-
-@mx.util.use_np
-def d2l_network(our_parameters, images):
-    """d2l's ResNet-18 with our parameters, and its scores."""
-    theirs = d2l.resnet18(10)
-    theirs.initialize()
-    theirs(images)  # it makes its parameters, now that it knows the shapes
-    their_parameters = theirs.collect_params().values()
-    for ours, parameter in zip(our_parameters, their_parameters, strict=True):
-        parameter.set_data(ours.data().as_np_ndarray())  # an error, if shapes differ
-    return theirs, theirs(images)
-
-
-np_images = eight_images.as_np_ndarray()
-theirs, their_scores = d2l_network(net.collect_params().values(), np_images)
-print("scores:", their_scores.shape)
-print("equal to 1e-5:", largest_difference(their_scores, net(eight_images)) < 1e-5)
-
-# %% [markdown]
-# It is. But d2l's blocks are plain `Block`s, not `HybridBlock`s. Its network can be hybridised all
-# the same, and nothing complains. **Predict:** how many operators are recorded then?
-
-# %% tags=["predict"]
-theirs.hybridize(static_alloc=True)
-operators = mx.util.use_np(recorded_operators)(theirs, np_images)
-print(len(operators), "operators, of which", operators.count("_CachedOp"), "are graphs")
-
-# %% [markdown]
-# <details><summary>What came out</summary>
-#
-# Still 64. 40 of them are graphs, but each of a single layer. The other 24 are ReLUs and sums,
-# which stand in d2l's Python code.
-#
-# </details>
-#
-# For one graph, every block must be a `HybridBlock`. **Check the recorded graph: it should be one
-# `_CachedOp`.**
-#
-# d2l takes its devices by `try_gpu(i)` or `try_all_gpus()`. If there are no such GPUs, the first
-# gives the CPU, without an error, and the second an empty list:
-
-# %% tags=["measured"]
-print(d2l.try_gpu(98), d2l.try_gpu(99), d2l.try_all_gpus())
-
-# %% [markdown]
-# So two missing GPUs are one device that is named twice, and d2l's loop loses the first shard's
-# gradient (see deeper: MXNet's surprises). **Check that devices differ:**
-# `len(set(devices)) == len(devices)`.
-#
 # ## The same batch, or twice the batch?
 #
 # Now to the chapter's question. Here are d2l's settings, for ten epochs of Fashion-MNIST. We take
@@ -342,12 +287,9 @@ print(d2l.try_gpu(98), d2l.try_gpu(99), d2l.try_all_gpus())
 # an epoch has half as many steps, and a higher rate is meant to make up for that (the **linear
 # scaling rule**: Goyal et al., 2017).
 #
-# So two things differ between d2l's runs besides the devices. In its PyTorch version the start
-# does, too: `LazyConv2d`s become `Conv2d`s only in the first forward pass, so the first run
-# initialises 2 of 21 layers, the second all (`Residual` in `d2l/torch.py`, d2l 1.0.3; we ran it).
-#
-# We change one thing at a time, in a quarter of the width and with a quarter of the batch. For that
-# we need a loop that does the same on any number of devices.
+# So d2l's runs differ in three things: the devices, the batch and the rate. We first change the
+# number of devices alone, in a quarter of the width and with a quarter of the batch. For that we
+# need a loop that does the same on any number of devices.
 #
 # ### Your turn: the same batch on k devices
 #
@@ -357,7 +299,8 @@ print(d2l.try_gpu(98), d2l.try_gpu(99), d2l.try_all_gpus())
 # the mean 3, so its loss is 270, and the weight becomes 87. That must come out on any number of
 # devices.
 
-# %% tags=["your-turn"]
+# %% tags=["fold", "your-turn"]
+# define: start and weight_on_each_device, as in chapter 06, and the cases for your loop
 def start(devices):
     net = nn.Dense(1, in_units=1, use_bias=False)
     net.initialize(mx.init.Constant(100), ctx=devices)
@@ -370,8 +313,13 @@ def weight_on_each_device(net):
 
 
 some_batches = [nd.array([[2], [20], [8]]), nd.array([[1], [2], [3], [6], [3]])]
+cases = [
+    ((some_batches, three[:1]), ([1000, 270], [87])),
+    ((some_batches, pair), ([1000, 270], [87, 87])),
+    ((some_batches, three), ([1000, 270], [87, 87, 87])),
+]
 
-
+# %% tags=["your-turn"]
 def train_weight(batches, devices):
     """Begin with `net, trainer = start(devices)`, and make a step with each batch.
 
@@ -380,11 +328,6 @@ def train_weight(batches, devices):
     ...
 
 
-cases = [
-    ((some_batches, three[:1]), ([1000, 270], [87])),
-    ((some_batches, pair), ([1000, 270], [87, 87])),
-    ((some_batches, three), ([1000, 270], [87, 87, 87])),
-]
 your_turn(train_weight, cases)
 
 # %% [markdown]
@@ -420,10 +363,11 @@ def train(net, trainer, batches, devices):
 # %% [markdown]
 # With the same batch it should be the same training, but for BatchNorm, which sees a shard instead
 # of the batch. Without norms we can test that, in float64 and with 4 to 8 channels. The reference
-# is `fit` on one device. The last of three batches is smaller, so that a wrong `n` is noticed. In
-# place of a norm we put an empty `HybridSequential`, which returns what it gets.
+# is `fit` on one device. The last of three batches is smaller, so that a wrong `n` is noticed.
+# Instead of a norm we put an empty `HybridSequential`, which returns what it gets.
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# check: without norms, one, two and three devices have the losses and weights of fit
 def net_without_norm(devices):
     mx.random.seed(0)
     net = hybrid_resnet18(10, channels=(4, 4, 8, 8), norm=nn.HybridSequential)
@@ -504,11 +448,12 @@ for name, devices, size, rate in settings:
 #
 # </details>
 #
-# So we don't see here that BatchNorm averages over 32 images instead of 64: another start makes as
-# much of a difference. (Chapter 09 asks what BatchNorm does.) The loss against the clock, for the
-# first start, a point for each 512 images:
+# On two devices BatchNorm averages over 32 images instead of 64. That doesn't show here, because
+# another start changes the loss as much. (Chapter 09 asks what BatchNorm does.) Here is the loss
+# against the clock, for the first start, a point for each 512 images:
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# draw: loss against seconds, a line for each setting
 from helpers.plotting import curves, show
 
 lines = {}
@@ -527,18 +472,15 @@ show(fig, "Loss against seconds in three settings. Both runs with batch 64 end a
 
 # %% [markdown]
 # So **with the same batch the second device brought the same training sooner. With twice the batch
-# it brought another training**, which was behind after the same images, whatever its images a
-# second.
+# it brought another training**: after the same number of images its loss was higher.
 #
 # Why then does anybody take larger batches? Because half of a small batch may be too little work to
 # keep a device busy (chapter 11). And in a long training run the lost steps can be made up for:
 # ImageNet was trained with batches of 8,192 to the accuracy of batches of 256 (Goyal et al., 2017).
 #
-# *Sooner* than one device with one core, that is. One device with *both* cores was as fast as two
-# devices at full width, or faster: 1.88 and 1.89 times one core, in two runs that gave 1.78 and
-# 1.85 for two devices (`notebooks/src/bench/README.md`). A CPU device can be made larger by more
-# threads. A GPU can't be, so whoever wants more than one GPU's speed must divide the work. How much
-# faster two GPUs are, these figures don't say.
+# We compared with one device that has *one* core. One device with *both* cores was as fast as two
+# devices at full width, or faster (`notebooks/src/bench/README.md`). As in chapter 04, a CPU device
+# can be made larger, and a GPU can't be. How much faster two GPUs are, these figures don't say.
 #
 # ### In full width
 #
@@ -546,7 +488,8 @@ show(fig, "Loss against seconds in three settings. Both runs with batch 64 end a
 # stored. Each loss is the mean of 1,536 images, 39 of them an epoch (we leave out the last 96
 # images). We spread the minutes evenly over them.
 
-# %%
+# %% tags=["fold"]
+# define: `lines`, the minutes and losses of both stored runs
 stored = json.loads(Path("src/results/resnet18.json").read_text())
 print(f"stored runs: {stored['date']}, {stored['machine']}")
 labels = {
@@ -566,8 +509,8 @@ for name, label in labels.items():
     print(f"    epoch 2: {second['accuracy']:.1%}, after {minutes_of_both:.1f} minutes")
 
 # %% [markdown]
-# Two devices had 1.8 times the images a minute. **Predict:** which run's loss is below 0.1 first,
-# by images and by minutes?
+# Two devices had 1.8 times the images a minute. `lines` has each run's minutes and losses.
+# **Predict:** which run's loss is below 0.1 first, by images and by minutes?
 
 # %% tags=["predict"]
 for label, (minutes, means) in lines.items():
@@ -577,6 +520,18 @@ for label, (minutes, means) in lines.items():
     print(f"{label}: below 0.1 first after {(place + 1) * 1536:,} images, "
           f"{minutes[place]:.1f} minutes")
 
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# The one-device run, on both counts. The other needed three times as many images, which 1.8 times
+# as many images a minute don't make up for.
+#
+# </details>
+#
+# Here are both curves:
+
+# %% tags=["fold"]
+# draw: loss against minutes, a line for each of the stored runs
 fig, ax = curves("In full width twice the batch comes down later, and draws level", "minutes",
                  "loss", lines, logy=True)
 ticks = [2, 1, 0.5, 0.2, 0.1, 0.05, 0.02]
@@ -587,13 +542,6 @@ show(fig, "Loss against minutes, with a logarithmic axis. One device with batch 
      "one device after 28.")
 
 # %% [markdown]
-# <details><summary>What came out</summary>
-#
-# The one-device run, on both counts. The other needed three times as many images, which 1.8 times
-# as many images a minute don't make up for.
-#
-# </details>
-#
 # Batch 512 stalled at the start: for two minutes its loss stayed near 2.3, that of guessing. Later
 # the curves cross, and one run each names no winner. But after one epoch, in 14.2 minutes, one
 # device had more test images right than two devices after both epochs, in 15.7. Images a minute
@@ -607,6 +555,65 @@ show(fig, "Loss against minutes, with a logarithmic axis. One device with batch 
 # per second.** (What a training run takes of memory: deeper: Where the memory goes.)
 
 # %% [markdown]
+# ## d2l's network
+#
+# Is `full` d2l's network? With the same parameters, d2l's must give the same scores. It works with
+# MXNet's other kind of array, `mx.np`. The folded cell makes d2l's network from our parameters:
+
+# %% tags=["fold"]
+# define: d2l_network(our_parameters, images) returns d2l's ResNet-18 and its scores of the images
+from d2l import mxnet as d2l
+
+
+@mx.util.use_np  # in this function Gluon works with mx.np's arrays
+def d2l_network(our_parameters, images):
+    theirs = d2l.resnet18(10)
+    theirs.initialize()
+    theirs(images)  # it makes its parameters, now that it knows the shapes
+    their_parameters = theirs.collect_params().values()
+    for ours, parameter in zip(our_parameters, their_parameters, strict=True):
+        parameter.set_data(ours.data().as_np_ndarray())  # an error, if shapes differ
+    return theirs, theirs(images)
+
+
+# %%
+np_images = eight_images.as_np_ndarray()
+theirs, their_scores = d2l_network(full.collect_params().values(), np_images)
+print("scores:", their_scores.shape)
+print("equal to 1e-5:", largest_difference(their_scores, full(eight_images)) < 1e-5)
+
+# %% [markdown]
+# It is the same network. But d2l's blocks are plain `Block`s, not `HybridBlock`s. It can be
+# hybridised all the same, and nothing complains. **Predict:** how many operators are recorded then?
+
+# %% tags=["predict"]
+theirs.hybridize(static_alloc=True)
+recorded_operators_np = mx.util.use_np(recorded_operators)  # the same, with mx.np's arrays
+operators = recorded_operators_np(theirs, np_images)
+print(len(operators), "operators, of which", operators.count("_CachedOp"), "are graphs")
+
+# %% [markdown]
+# <details><summary>What came out</summary>
+#
+# Still 64. 40 of them are graphs, but each of a single layer. The other 24 are ReLUs and sums,
+# which stand in d2l's Python code.
+#
+# </details>
+#
+# So every block must be a `HybridBlock`.
+#
+# d2l takes its devices by `try_gpu(i)` or `try_all_gpus()`. If there are no such GPUs, the first
+# gives the CPU, without an error, and the second an empty list:
+
+# %% tags=["measured"]
+print(d2l.try_gpu(98), d2l.try_gpu(99), d2l.try_all_gpus())
+
+# %% [markdown]
+# So two missing GPUs are one device that is named twice, and d2l's loop loses the first shard's
+# gradient (see deeper: MXNet's surprises). **Check that devices differ:**
+# `len(set(devices)) == len(devices)`.
+
+# %% [markdown]
 # ## Summary
 #
 # - A residual block adds a change to its input.
@@ -615,7 +622,8 @@ show(fig, "Loss against minutes, with a logarithmic axis. One device with batch 
 #   rate it brings another one, with half as many steps.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU: check that devices differ.
 #
-# Next, chapter 09: why BatchNorm makes two devices differ from one.
+# Next, chapter 09: why BatchNorm makes two devices differ from one. (The short path goes on with
+# chapter 14, in PyTorch: `make setup TORCH=1`.)
 #
 # **Further reading.** K. He et al., *Deep residual learning* (2015), arXiv:1512.03385; P. Goyal et
 # al., *Accurate, large minibatch SGD* (2017), arXiv:1706.02677; *Dive into Deep Learning*, Concise
