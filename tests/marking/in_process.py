@@ -30,8 +30,8 @@ import solution  # noqa: E402
 from marking import assignment, judge, process  # noqa: E402
 from marking.channel import Channel, Unreadable  # noqa: E402
 
-WORK = 8       # seconds of work for one solution: far more than any right one takes
-SECONDS = 120  # by the clock: other programs may be at work too
+WORK = 60      # seconds of work for one solution: far more than any takes that ends
+SECONDS = 300  # by the clock: other programs may be at work too
 
 
 class Process:
@@ -97,18 +97,16 @@ def judge_cell(name, exercise, answer):
                                 assignment.load_tests(name), Process(one.ranks))
 
 
-def judge_all(jobs, workers=2):
-    """{key: marks} for {key: (assignment, exercise, answer)}; None where it did not end.
-
-    `workers` forks at a time.
-    """
+def judge_all(jobs, workers=2, work=WORK):
+    """{key: marks} for {key: (assignment, exercise, answer)}; None where it did not end after
+    `work` seconds. `workers` forks at a time."""
     waiting, running, done = list(jobs.items()), {}, {}
     with selectors.DefaultSelector() as ready:
         while waiting or running:
             while waiting and len(running) < workers:
                 key, job = waiting.pop(0)
                 assignment.read_assignment(job[0])   # before the fork: once for all
-                end, pid = _fork(job)
+                end, pid = _fork(job, work)
                 running[end] = key, pid, time.monotonic() + SECONDS, []
                 ready.register(end, selectors.EVENT_READ)
             for event, _ in ready.select(1):
@@ -123,7 +121,7 @@ def judge_all(jobs, workers=2):
     return done
 
 
-def _fork(job):
+def _fork(job, work):
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -136,7 +134,7 @@ def _fork(job):
     for standard in (0, 1, 2):
         os.dup2(quiet, standard)
     faulthandler.disable()   # a mutant may crash
-    resource.setrlimit(resource.RLIMIT_CPU, (WORK, WORK))
+    resource.setrlimit(resource.RLIMIT_CPU, (work, work))
     try:
         with os.fdopen(write, "w") as stream:
             json.dump(judge_cell(*job), stream)

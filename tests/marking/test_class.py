@@ -122,7 +122,7 @@ CLASS = [
     # What was printed is looked at twenty times a second.
     Student("prints-much", make_source(uneven=MINE["uneven"] + "\nprint('x' * 6 * 10**6)\n"
                                        "import time\ntime.sleep(1)", pairs=CALLS_UNEVEN),
-            lost=("uneven",), why="printed more than 5 MB"),
+            lost=("uneven", "pairs"), why="printed more than 5 MB"),
     # what the file is
     Student("utf8-mark", b"\xef\xbb\xbf" + dump(make_source())),
     Student("utf16-mark", dump(make_source()).decode().encode("utf-16")),

@@ -401,18 +401,11 @@ def marking(tmp_path, monkeypatch):
     return call
 
 
-class Dead:
-    """A judge that ends without a report."""
-
-    def __init__(self, one, *_):
-        self.one, self.key = one, ""
-
-    def read_report(self):
+def test_a_judge_that_fails_costs_nobody_points(marking, monkeypatch, capsys):
+    def ask_judge(*_):
         raise RuntimeError("MemoryError")
 
-
-def test_a_judge_that_fails_costs_nobody_points(marking, monkeypatch, capsys):
-    monkeypatch.setattr(grade, "Judging", Dead)
+    monkeypatch.setattr(grade, "ask_judge", ask_judge)
     status, rows, said = marking(capsys)
     assert status == 1 and "Not judged:\n  ada  ps1: MemoryError" in said
     row = rows["ada"]["even-values"]

@@ -49,7 +49,7 @@ def mutants():
 
 def test_most_mutants_are_caught_and_none_looks_like_a_fault_of_the_marking(mutants, capsys):
     chosen = list(mutants) if ALL else random.Random(17).sample(sorted(mutants), SAMPLE)
-    marks = in_process.judge_all({key: mutants[key] for key in chosen})
+    marks = in_process.judge_all({key: mutants[key] for key in chosen}, work=8)
     survived = [key for key, found in marks.items()
                 if found and all(mark.points == mark.of for mark in found)]
     made, left = (collections.Counter(key.partition(" |")[0] for key in keys)
