@@ -45,7 +45,7 @@ def repository(address=None):
     """Where the course is published, as course.toml says it; "" where it is not.
 
     address: another than that of course.toml. Raises ValueError where it isn't the address of a
-    repository at GitHub, which the links to Codespaces and the book need.
+    repository at GitHub, which the notebooks and the book need.
     """
     if address is None:
         address = COURSE["repository"]
@@ -63,9 +63,8 @@ def how_to_run(name, address):
     page = "../" * name.count("/") + "running.md"
     if not address:
         return f"*To run this notebook, type `make lab` in a clone of the course ([more]({page})).*"
-    place = address.removeprefix("https://github.com/")
     return (f"*To run this notebook: `git clone {address}`, then `make lab` in its folder "
-            f"([more]({page})); or [in a Codespace](https://codespaces.new/{place}).*")
+            f"([more]({page})).*")
 
 
 # --- what course.toml says of a notebook --------------------------------------------------------

@@ -97,16 +97,16 @@ def judge_cell(name, exercise, answer):
                                 assignment.load_tests(name), Process(one.ranks))
 
 
-def judge_all(jobs, workers=2, work=WORK):
+def judge_all(jobs, workers=2):
     """{key: marks} for {key: (assignment, exercise, answer)}; None where it did not end after
-    `work` seconds. `workers` forks at a time."""
+    WORK seconds. `workers` forks at a time."""
     waiting, running, done = list(jobs.items()), {}, {}
     with selectors.DefaultSelector() as ready:
         while waiting or running:
             while waiting and len(running) < workers:
                 key, job = waiting.pop(0)
                 assignment.read_assignment(job[0])   # before the fork: once for all
-                end, pid = _fork(job, work)
+                end, pid = _fork(job)
                 running[end] = key, pid, time.monotonic() + SECONDS, []
                 ready.register(end, selectors.EVENT_READ)
             for event, _ in ready.select(1):
@@ -121,7 +121,7 @@ def judge_all(jobs, workers=2, work=WORK):
     return done
 
 
-def _fork(job, work):
+def _fork(job):
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -133,8 +133,8 @@ def _fork(job, work):
     quiet = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(quiet, standard)
-    faulthandler.disable()   # a mutant may crash
-    resource.setrlimit(resource.RLIMIT_CPU, (work, work))
+    faulthandler.disable()   # a solution may crash
+    resource.setrlimit(resource.RLIMIT_CPU, (WORK, WORK))
     try:
         with os.fdopen(write, "w") as stream:
             json.dump(judge_cell(*job), stream)
