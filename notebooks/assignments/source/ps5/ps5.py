@@ -147,8 +147,8 @@ assert abs(found - 11) < 1e-9, f"{found} s: steps took 11, 51, 10, 9, 45.5 s, so
 #
 # A message of $b$ bytes takes $t = \alpha + b / B$ seconds: a latency of $\alpha$ seconds, then
 # bytes at a bandwidth of $B$ bytes per second. You have measured messages of several sizes. Fit
-# the two terms to them, as chapter 11 did. But these times scatter by a few per cent, whatever the
-# size, so take *relative* residuals: find the $\alpha$ and $B$ for which
+# the two terms to them, as chapter 11 did, but weighted: these times scatter by a few per cent,
+# whatever the size, so take *relative* residuals: find the $\alpha$ and $B$ for which
 #
 # $$\sum_i \left(\frac{\alpha + b_i / B - t_i}{t_i}\right)^2$$
 #
@@ -192,7 +192,8 @@ alpha, bandwidth = fit_line(sizes, seconds)
 assert np.allclose([alpha, bandwidth], [1, 1000]), f"{alpha}, {bandwidth}, not 1 s, 1000 bytes/s"
 assert list(sizes) == [4000, 1000, 2000], "the caller's sizes were changed"
 assert list(seconds) == [5, 2, 3], "the caller's times were changed"
-# The line through 2.4 s, where residuals of -1/5 and 3/5 cancel by their weights, and 3.4 s.
+# The line through 2.4 s and 3.4 s. At 2.4 s the residuals are 1/5 and -3/5; divided by the times, 2
+# and 6, once more, they cancel.
 alpha, bandwidth = fit_line(np.array([1000, 1000, 2000]), np.array([2.0, 6.0, 3.4]))
 assert np.allclose([alpha, bandwidth], [1.4, 1000]), (
     f"{alpha}, {bandwidth}: of relative residuals 2 and 6 have the mean 2.4, not 4")

@@ -10,7 +10,8 @@
 #
 # **You may use** anything in PyTorch. Of `torch.distributed`: `get_rank`, `get_world_size`,
 # `broadcast`, `all_reduce`, `all_gather`, `all_gather_single`, `reduce_scatter`,
-# `reduce_scatter_single` and `barrier`, with or without `async_op=True`. Call them as
+# `reduce_scatter_single` and `barrier`, with or without `async_op=True`. (Before PyTorch 2.13 the
+# two with *single* were `all_gather_into_tensor` and `reduce_scatter_tensor`.) Call them as
 # `dist.all_reduce(...)`. When it is marked there is nothing else: no `send`, no groups of some
 # ranks. (Exercise 3 has a function that sums over a group.)
 #
@@ -26,7 +27,8 @@
 #
 # **When something is wrong**: as long as a cell isn't written, its tests end with
 # `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends
-# after 30 seconds with `TimeoutError`. If their messages have different lengths, gloo may end the
+# after 30 seconds with `TimeoutError`. (A busy computer may take as long to start new processes:
+# run the cell again before you look for a mistake.) If their messages have different lengths, gloo may end the
 # process (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
@@ -93,26 +95,30 @@ def logged(function, *given):
     return log
 
 
+ranks(dist.get_rank, world=4, seconds=300)  # the processes start now, and stay
+
 # %% [markdown]
 # ## 1. A column and a row layer (4 points)
 #
 # Both are made from an `nn.Linear`, with a bias or without, that nobody uses afterwards. All ranks
-# compute on the same examples, and each finds the same loss. What is cut, the number of ranks
-# divides.
+# compute on the same examples, and each finds the same loss. The number of ranks divides whatever
+# is cut.
 #
 # `ColumnLinear(linear, gather)`:
 #
-# 1. `.weight` and `.bias` are parameters: this rank's part of the outputs. A bias that isn't there
-#    is `None`.
+# 1. `.weight` and `.bias` are parameters: the rows of the weight and the numbers of the bias that
+#    belong to this rank's part of the outputs. A bias that isn't there is `None`.
 # 2. It is called with the whole `x`, `[..., inputs]`, of one dimension or more. It returns this
 #    rank's part of the outputs, `[..., outputs / ranks]`. If `gather` is true, it returns all
 #    outputs, in their order, on all ranks.
 # 3. Forward it sends nothing, but with `gather` one all-gather, of its part. Backward, if `x` needs
-#    a gradient, it sends one all-reduce of that gradient, and else nothing.
+#    a gradient, it sends one all-reduce of that gradient, and else nothing: the gather sends
+#    nothing backward.
 #
 # `RowLinear(linear)`:
 #
-# 1. `.weight` is this rank's part of the *inputs*. `.bias` is whole on all ranks, or `None`.
+# 1. `.weight` has the columns that belong to this rank's part of the *inputs*. `.bias` is whole on
+#    all ranks, or `None`.
 # 2. It is called with this rank's part of `x`, `[..., inputs / ranks]`, and returns the whole
 #    outputs.
 # 3. Forward it sends one all-reduce of the outputs, backward nothing.
@@ -462,15 +468,16 @@ for rank, (_, norm) in enumerate(on_each(synchronize_arrays, on_mesh)):
 # ## 4. In your words (2 points)
 #
 # A model of 40 billion parameters is trained with Adam in mixed precision, 16 bytes for each
-# parameter. Data ranks shard nothing. There are four machines of eight GPUs of 80 GB, and links
-# between machines are ten times slower than those inside. All activations of one micro-batch take
-# 160 GB; count them as divided among stages and tensor ranks. All data ranks together take 16
-# micro-batches a step.
+# parameter: weight, gradient and Adam's state. Data ranks shard nothing. There are four machines of
+# eight GPUs of 80 GB, some of which must stay free, and links between machines are ten times slower
+# than those inside. All activations of one micro-batch take 160 GB; count all of them as divided
+# among stages and tensor ranks, as with sequence parallelism, and stages as equally large. A step
+# has 16 micro-batches, which the data ranks share equally.
 #
 # Choose data × pipeline × tensor and a schedule, and say which dimension is inside a machine.
 # Compare your mesh with two others: what the fullest GPU holds, in GB, and how large the bubble is.
 # Then: the training runs, no error is raised, and the loss falls. Name two sums over a wrong group
-# that could still be in it, and for each a test that finds it.
+# that the program could contain all the same, and for each a test that finds it.
 
 # %% [markdown] nbgrader={"grade_id": "which-mesh", "points": 2, "solution": true}
 # One point for the mesh with its numbers. Parameters, gradients and state take 640 GB. 4 × 1 × 8
