@@ -43,9 +43,9 @@ print(shares, [round(share) for share in shares], sum(round(share) for share in 
 #    is, to those who lost most by rounding. Of equal remainders the device with the lower number
 #    comes first.
 # 3. Devices that have nothing after rules 1 and 2 get one example each, all of them at the same
-#    time, and are done. The others give back what they got. They share all examples but those of
-#    the devices that are done, by rules 1 and 2 among themselves; and so on, until nobody has
-#    nothing.
+#    time, and are done. The others give back what they got, and begin again with the examples that
+#    are left, one fewer for each device that is done, by rules 1 and 2 among themselves; and so on,
+#    until nobody has nothing.
 #
 # Rules 1 and 2 are those of chapter 12's first exercise. Rule 3 is not: there a device that is due
 # very little may get nothing. Remainders that are equal on paper may

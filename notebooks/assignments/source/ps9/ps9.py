@@ -28,8 +28,8 @@
 # **When something is wrong**: as long as a cell isn't written, its tests end with
 # `NotImplementedError`. If one rank waits for a message that another doesn't send, a test ends
 # after 30 seconds with `TimeoutError`. (A busy computer may take as long to start new processes:
-# run the cell again before you look for a mistake.) If their messages have different lengths, gloo may end the
-# process (`TerminatedWorkerError`), or the tensors hold something else.
+# run the cell again before you look for a mistake.) If their messages have different lengths, gloo
+# may end the process (`TerminatedWorkerError`), or the tensors hold something else.
 
 # %% tags=["given"]
 import numpy as np
@@ -101,8 +101,8 @@ ranks(dist.get_rank, world=4, seconds=300)  # the processes start now, and stay
 # ## 1. A column and a row layer (4 points)
 #
 # Both are made from an `nn.Linear`, with a bias or without, that nobody uses afterwards. All ranks
-# compute on the same examples, and each finds the same loss. The number of ranks divides whatever
-# is cut.
+# compute on the same examples, and each finds the same loss, so the gradient of what is whole on
+# all ranks is complete on each. The number of ranks divides whatever is cut.
 #
 # `ColumnLinear(linear, gather)`:
 #
@@ -113,7 +113,7 @@ ranks(dist.get_rank, world=4, seconds=300)  # the processes start now, and stay
 #    outputs, in their order, on all ranks.
 # 3. Forward it sends nothing, but with `gather` one all-gather, of its part. Backward, if `x` needs
 #    a gradient, it sends one all-reduce of that gradient, and else nothing: the gather sends
-#    nothing backward.
+#    nothing backward. (Autograd doesn't call a function's `backward` if no input needs a gradient.)
 #
 # `RowLinear(linear)`:
 #
@@ -402,8 +402,8 @@ def sum_over(group, tensor, shape):
 # tensors, what this rank has found for each parameter from the mean loss of its own examples.
 # `kinds` says of each parameter which it is:
 #
-# - `"sharded"`: each tensor rank has a part of the parameter, as of a column layer's weight, and the
-#   gradient of that part.
+# - `"sharded"`: each tensor rank has a part of the parameter (of a column layer's weight, for
+#   example), and the gradient of its part.
 # - `"replicated"`: each rank has the whole parameter, and tensor ranks have found the same, finished
 #   gradient, as that of a row layer's bias.
 # - `"partial"`: each rank has the whole parameter, but each tensor rank has seen only some of the
@@ -446,8 +446,8 @@ def synchronize_arrays(gradients, kinds, shape):
 
 
 # %% [markdown]
-# One parameter of each kind, on 2 × 2. The sharded one has a number on each tensor rank, the others
-# one number.
+# One parameter of each kind, on 2 × 2 (try 3 × 1 and 1 × 3 yourself). The sharded one has a number
+# on each tensor rank, the others one number.
 
 # %%
 KINDS = ["sharded", "replicated", "partial"]
@@ -476,7 +476,7 @@ for rank, (_, norm) in enumerate(on_each(synchronize_arrays, on_mesh)):
 #
 # Choose data × pipeline × tensor and a schedule, and say which dimension is inside a machine.
 # Compare your mesh with two others: what the fullest GPU holds, in GB, and how large the bubble is.
-# Then: the training runs, no error is raised, and the loss falls. Name two sums over a wrong group
+# Then: the training runs, no error is raised, and the loss falls. Name two wrong or missing sums
 # that the program could contain all the same, and for each a test that finds it.
 
 # %% [markdown] nbgrader={"grade_id": "which-mesh", "points": 2, "solution": true}
