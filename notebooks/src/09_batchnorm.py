@@ -27,7 +27,7 @@ from pathlib import Path
 from helpers import load_data, split_and_load, your_turn
 from helpers.compare import largest_difference
 from helpers.networks import hybrid_resnet18
-from helpers.training import accuracy, fit
+from helpers.training import fit
 
 import mxnet as mx
 import numpy as np
@@ -149,6 +149,7 @@ weights_alone = all_weights(net_on_one, one[0])
 
 print(f"device 1 against device 0:   {largest_difference(weights_on_1, weights_on_0):.2g}")
 print(f"device 0 against one device: {largest_difference(weights_on_0, weights_alone):.2g}")
+assert largest_difference(weights_on_1, weights_on_0) == 0
 assert largest_difference(weights_on_0, weights_alone) > 1e-3
 
 # %% [markdown]
@@ -208,10 +209,9 @@ assert difference < 1e-12
 # We stored runs of chapter 08's narrow ResNet-18 on MNIST: batch 64, two epochs, five seeds. Only
 # the number of simulated devices changes, 1, 2, 16 or 32, and so the number of images that each
 # device has. The accuracy is that of the network which is saved, with averaged statistics (see
-# below). **Predict:** is the accuracy on test images lower with small shards? And is the training
-# loss higher?
+# below).
 
-# %% tags=["predict"]
+# %%
 stored = json.loads(Path("src/results/norm.json").read_text())["runs"]
 # By the number of images on each device: five runs, one for each seed.
 runs = {
@@ -220,50 +220,45 @@ runs = {
     4: stored["norm-batch-16x4"],
     2: stored["norm-batch-32x2"],
 }
+percent = {}  # of 10,000 test images that are right, for each seed
+train_loss = {}  # the mean of the second epoch, for each seed
+for images, five_runs in runs.items():
+    second_epochs = [run[1] for run in five_runs]
+    percent[images] = np.array([100 * epoch["accuracy"] for epoch in second_epochs])
+    train_loss[images] = np.array([epoch["loss"] for epoch in second_epochs])
 
+# %% [markdown]
+# **Predict:** is the accuracy on test images lower with small shards? And is the training loss
+# higher?
 
-def of_seeds(images, epoch, key):
-    values = []
-    for run in runs[images]:
-        values.append(run[epoch][key])
-    return np.array(values)
-
-
-percent = {}
-train_loss = {}
-for images in runs:
-    percent[images] = 100 * of_seeds(images, 1, "accuracy")  # 1: the second epoch
-    train_loss[images] = of_seeds(images, 1, "loss")
-
-print("% of 10,000 test images that are right: median, and range of five seeds")
+# %% tags=["predict"]
+print("% of test images that are right: median, and range of five seeds")
 for images, values in percent.items():
     print(f"{images:2} images a device: {np.median(values):.1f} "
           f"({values.min():.1f} to {values.max():.1f})")
-print("training loss, mean of the second epoch: median, and range")
+print("training loss: median, and range of five seeds")
 for images, values in train_loss.items():
     print(f"{images:2} images a device: {np.median(values):.3f} "
           f"({values.min():.3f} to {values.max():.3f})")
 
-# %% [markdown]
-# <details><summary>What came out</summary>
-#
-# With 4 or 2 images the training loss was higher in every run. The accuracies on test images
-# overlap, so **in these runs we saw no harm to the final accuracy.**
-#
-# </details>
-#
-# The assertions say so of all twenty runs:
-
-# %%
+# %% tags=["fold"]
+# check: what came out
 small_shards = np.concatenate([train_loss[4], train_loss[2]])
 large_shards = np.concatenate([train_loss[64], train_loss[32]])
 assert small_shards.min() > large_shards.max()
 
-largest_minimum = max(values.min() for values in percent.values())
-smallest_maximum = min(values.max() for values in percent.values())
-assert largest_minimum < smallest_maximum  # so the accuracies between them are in all four ranges
+highest_minimum = max(values.min() for values in percent.values())
+lowest_maximum = min(values.max() for values in percent.values())
+assert highest_minimum < lowest_maximum  # what lies between them is in all four ranges
 
 # %% [markdown]
+# <details><summary>What came out</summary>
+#
+# With 4 or 2 images the training loss was higher in every run. But the accuracies on test images
+# overlap, so **in these runs we saw no harm to the final accuracy.**
+#
+# </details>
+#
 # Five seeds may miss a small difference in accuracy. And we didn't test why the training loss is
 # higher.
 #
@@ -317,9 +312,8 @@ one_step(one)
 # In an evaluation a network uses its device's running statistics. We train the thin ResNet-18 for
 # fifty steps, with 8 images on each of two devices, so that both replicas have equal weights.
 # (Fifty steps are too few to train it well. Here only the difference between the replicas counts.)
-# Then each replica classifies the *same* test images. **Predict:** do both have the same accuracy?
 
-# %% tags=["predict", "measured", "trains"]
+# %% tags=["measured", "trains"]
 net = thin_resnet(pair)
 net.hybridize()
 fifty_batches = []
@@ -327,6 +321,11 @@ for step in range(50):
     fifty_batches.append(batch_of(16, begin=16 * step))
 train(net, pair, fifty_batches)
 
+# %% [markdown]
+# Now each replica classifies the *same* 1,000 test images. **Predict:** do both have the same
+# accuracy?
+
+# %% tags=["predict", "measured"]
 test_labels = data.test_labels[:1000]
 test_images = data.test_images[:1000] - data.train_images.mean()
 test_x = nd.array(test_images, dtype="float64")
@@ -337,10 +336,9 @@ def right_answers(net, device):
     return scores.argmax(axis=1) == test_labels
 
 
-right_on_0 = right_answers(net, pair[0])
-right_on_1 = right_answers(net, pair[1])
-print(f"replica 0, all images: {100 * right_on_0.mean():.1f} %")
-print(f"replica 1, all images: {100 * right_on_1.mean():.1f} %")
+for rank, device in enumerate(pair):
+    right = right_answers(net, device)
+    print(f"replica {rank}: {100 * right.mean():.1f} %")
 
 # %% tags=["fold"]
 # check: both replicas have the same weights
@@ -350,31 +348,18 @@ assert largest_difference(all_weights(net, pair[1]), all_weights(net, pair[0])) 
 # <details><summary>What came out</summary>
 #
 # They don't, although their weights are equal. So an image's answer may depend on the device that
-# it is sent to.
+# classifies it.
 #
 # </details>
 #
-# The helper `accuracy` sends one half of each batch to each device, as training does. So it reports
-# a *pooled* accuracy, of both replicas together, each classifying its own half:
-
-# %% tags=["measured"]
-test_batch = (test_x, nd.array(test_labels))
-pooled = accuracy(net, [test_batch], pair)
-print(f"pooled, each its half: {100 * pooled:.1f} %")
-
-half = len(test_labels) // 2
-right_by_half = np.concatenate([right_on_0[:half], right_on_1[half:]])
-assert abs(right_by_half.mean() - pooled) < 1e-12
-
-# %% [markdown]
-# A pooled accuracy doesn't show how good or bad a single replica is. A remedy is to give every
-# device the average of the running statistics. We write it into their arrays:
+# A remedy is to give every device the average of the running statistics. We write it into their
+# arrays:
 
 # %%
 def average_statistics(net):
     for parameter in net.collect_params().values():
-        # Not trained: a running mean or variance.
-        if parameter.grad_req == "null":
+        is_statistic = parameter.grad_req == "null"  # a running mean or variance: not trained
+        if is_statistic:
             replicas = parameter.list_data()  # one array a device
             copies = [array.as_in_context(mx.cpu(0)) for array in replicas]
             average = sum(copies) / len(copies)
@@ -382,8 +367,9 @@ def average_statistics(net):
                 array[:] = average  # copied to the array's device
 
 # %% [markdown]
-# Which statistics does `save_parameters` write? To compare, we save the network *before* we
-# average, and load it into another one:
+# And which statistics does `save_parameters` write, if replicas differ? To see that, we save the
+# network *before* we average, and load the file into another one, `saved`. Below we compare its
+# outputs with those of the averaged replicas:
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -401,25 +387,10 @@ for device in pair:
     assert largest_difference(scores, saved(test_x)) < 1e-12
 
 # %% [markdown]
-# Now both replicas agree. The assertion says that `save_parameters` had written the same average.
-# So **call `average_statistics` before you evaluate: then you measure the network that you save.**
-# (The average variance still lacks the part between the shards.)
-#
-# How much did it matter in our stored runs? There we kept two accuracies after each epoch: pooled,
-# with each device's own statistics, and with averaged ones.
-
-# %%
-changes = []
-for images in runs:
-    for epoch in [0, 1]:
-        own_statistics = of_seeds(images, epoch, "pooled_accuracy")
-        averaged = of_seeds(images, epoch, "accuracy")
-        changes.append(100 * np.abs(averaged - own_statistics).max())
-print(f"averaging moved the pooled accuracy by {max(changes):.2f} points at most")
-
-# %% [markdown]
-# So the pooled accuracy moved by less than the range of the five seeds. That says nothing about
-# individual replicas, which we didn't store.
+# Now both replicas agree. And they agree with `saved`, so `save_parameters` had written the same
+# average by itself. So **call `average_statistics` before you evaluate: then you measure the
+# network that you save.** (The average variance still lacks the part between
+# the shards.)
 #
 # ## Statistics of the whole batch, from scratch
 #
@@ -507,7 +478,7 @@ def norm_together(x_shards, gammas, betas, eps=1e-5):
     outputs = []
     for rank, x in enumerate(x_shards):  # on each device
         normalised = (x - means[rank]) / (variances[rank] + eps).sqrt()
-        # One number for each channel.
+        # A number for each channel: [channels] -> [1, channels, 1, 1], to fit the images.
         scale = gammas[rank].reshape((1, -1, 1, 1))
         shift = betas[rank].reshape((1, -1, 1, 1))
         outputs.append(scale * normalised + shift)
@@ -667,15 +638,15 @@ print(f"in {2 * norms} all-reduces, if a norm's two sums travel together")
 #   and mean the same.
 # - **The running variance is over n − 1.** PyTorch normalises a batch by the variance over $n$, but
 #   puts the one over $n - 1$ into the running variance. On a CPU Gluon uses $n$ for both, hence
-#   the 1.4 above. On GPUs cuDNN takes $n - 1$, too (`cudnn_batch_norm-inl.h` at MXNet 1.9.1).
-# - **Buffers come from rank 0.** Running statistics are *buffers* of a module. By default DDP sends
-#   rank 0's to all ranks before each forward pass (`_sync_buffers` in
-#   `torch/nn/parallel/distributed.py`). In the forward pass each rank then adds its
-#   own shard's. So they differ again after each step, and are never an average.
+#   the 1.4 above.
+# - **Running statistics come from one device.** PyTorch's counterpart of several devices is DDP
+#   (chapter 14), in which each device has a process, a *rank*. Before each forward pass DDP sends
+#   rank 0's running statistics to all ranks (by default; `_sync_buffers` in
+#   `torch/nn/parallel/distributed.py`), and then each rank adds its own shard's. So they differ
+#   again after each step, and are never an average.
 # - **SyncBatchNorm.** `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every
-#   BatchNorm, before DDP gets the model. With its argument `process_group` ranks synchronise within
-#   a group, so they wait for fewer others. In a process group it needs GPUs or other
-#   accelerators, and raises for tensors on a CPU (`SyncBatchNorm.forward` in
+#   BatchNorm, before DDP gets the model. With several ranks it needs GPUs or other accelerators,
+#   and raises an error for tensors on a CPU (`SyncBatchNorm.forward` in
 #   `torch/nn/modules/batchnorm.py`).
 #
 # ## Summary

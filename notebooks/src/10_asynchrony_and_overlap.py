@@ -47,7 +47,7 @@ def new_lenet():
     mx.random.seed(0)
     net = lenet()
     net.initialize(mx.init.Xavier(), ctx=pair)
-    # So that each operator is an event of its own in a recording.
+    # Each operator is an event of its own; none are joined (see the box on buckets).
     net.hybridize(forward_bulk_size=0, backward_bulk_size=0)
     net(x_shards[0])  # the first call makes the weights
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
@@ -181,25 +181,33 @@ print("equal to the bit:", all_equal(without, waited))
 #
 # </details>
 #
-# What does waiting change, then? To see it in a timeline, we note when Python dispatches each step.
-# What a program notes in a `profiler.Domain` becomes a row of its own:
+# What does waiting change, then? To see it in a timeline, we also note when Python dispatches each
+# step. A `profiler.Domain` is a row of the timeline, and a `profiler.Task` is an event in it:
 
 # %% tags=["trains"]
-python = profiler.Domain("Python")
+python_row = profiler.Domain("Python")
 
 
-def dispatch(steps, wait):
-    for _ in range(steps):
-        noted = profiler.Task(python, "step")
-        noted.start()
-        train_once(net, trainer)
-        noted.stop()
-        if wait:
-            nd.waitall()
+def dispatch_a_step():
+    event = profiler.Task(python_row, "step")
+    event.start()
+    train_once(net, trainer)
+    event.stop()
 
 
-waiting = record(dispatch, 3, True)  # wait after each
-free = record(dispatch, 3, False)
+def three_without_waiting():
+    for _ in range(3):
+        dispatch_a_step()
+
+
+def three_with_waitall():
+    for _ in range(3):
+        dispatch_a_step()
+        nd.waitall()
+
+
+waiting = record(three_with_waitall)
+free = record(three_without_waiting)
 
 # %% tags=["fold", "measured"]
 # draw: three steps with waitall after each, and without
@@ -211,12 +219,13 @@ show(fig, alt="Two panels. Above, Python dispatches a step, waits until the devi
               "and dispatches the next. Below, it dispatches all three at the beginning.")
 
 # %% [markdown]
-# With `waitall` both devices are idle before the second step, until Python dispatches its first
-# operators. Without it, these are in the queue already. (The other gaps have other causes. In some
-# of them, one device waits for the other's gradients.) How long are the devices idle before the
-# second step, with `waitall`?
+# With `waitall` Python dispatches the second step only when the first one is done. Until its first
+# operators arrive, both devices are idle. Without `waitall` these are in the queue already. How
+# long do both devices wait? (The gaps in which only *one* device is idle have other causes. In some
+# of them it waits for the other's gradients.)
 
-# %% tags=["measured"]
+# %% tags=["fold", "measured"]
+# measure: for how long both devices are idle before the second step, with waitall
 second_step = waiting.lanes["Python"][1]
 on_devices = [event for event in waiting.events if event.lane != "Python"]
 work_ends = max(event.end for event in on_devices if event.start < second_step.start)
@@ -224,22 +233,21 @@ work_begins = min(event.start for event in on_devices if event.start > second_st
 print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 
 # %% [markdown]
-# That is little beside a step of these devices.
+# That is so little beside a step of these devices that the picture hardly shows it.
 #
 # ## When can communication begin?
 #
 # Must the all-reduce wait for the end of the backward pass? The *last* layer's gradient is ready
-# first, so it could be sent while the pass goes on with the layers before it. In MXNet
-# the engine can do that by itself, because a copy of a gradient needs only this gradient, if each
-# gradient comes from an operator of its own (the box on buckets says when that isn't so).
+# first, so it could be sent while the pass goes on with the layers before it. In MXNet the engine
+# can do that by itself: in our network each gradient comes from an operator of its own, and a copy
+# of a gradient needs nothing but this gradient.
 #
 # ![At the end: the link carries three gradients after the backward pass, and all of that time is
 # exposed. At once: it starts with layer 3's as soon as that is ready, so only layer 1's is exposed,
 # and all ends earlier.](src/drawings/overlap.svg)
 #
 # Communication that runs beside computing is **overlapped**. What is left, while no device
-# computes, is **exposed communication**. That makes the step longer. Overlapped communication may,
-# too, because a device can wait while the other one computes.
+# computes, is **exposed communication**. That makes the step longer.
 #
 # Which gradients should be sent together, then?
 #
@@ -282,9 +290,10 @@ print(f"for all of them, from both devices: {ms_for_bytes:.1f} ms")
 # 3. the link is free.
 #
 # If sending is an *operator* with two inputs, `gradient` and `after`, MXNet's engine sees to points
-# 1 and 2: it starts an operator when its inputs are ready, and Python doesn't wait. A lock sees to
-# point 3. MXNet runs an operator that is written in Python, a `CustomOp`, in a thread beside the
-# devices' (`custom-inl.h`, 1.9.1), so a sleeping message doesn't stop a device from computing:
+# 1 and 2: it starts an operator when its inputs are ready, and Python doesn't wait. For point 3 we
+# take a *lock*, which one thread at a time can hold. MXNet runs an operator that is written in
+# Python, a `CustomOp`, in a thread beside the devices' (`custom-inl.h`, 1.9.1), so a sleeping
+# message doesn't stop a device from computing:
 
 # %%
 link_is_free = threading.Lock()
@@ -294,10 +303,11 @@ link = profiler.Domain("link")  # messages become a row of the timeline
 class Send(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
         gradient, after = in_data  # both are ready
+        seconds = 4 * gradient.size / BYTES_A_MS / 1000
         with link_is_free:  # waits for the lock, and gives it back at the end
             message = profiler.Task(link, "message")
             message.start()
-            sleep(4 * gradient.size / BYTES_A_MS / 1000)
+            sleep(seconds)
             message.stop()
         # It arrives as it was. req[0] says how to write: here, over what is there.
         self.assign(out_data[0], req[0], gradient)
@@ -352,13 +362,15 @@ def step_at_once(net, trainer):
 # Is that faster? We need a **control** that doesn't overlap, and differs in as little else as
 # possible: the same messages, **at the end** of the backward passes. So `after` must be an array
 # that is ready only when both devices have computed all gradients. The first layer's gradients come
-# last, so the sum of both devices' is such an array:
+# last, so the sum of both devices' is such an array. (A `waitall` instead would make Python wait,
+# too, and then the steps would differ in two things.)
 
 # %%
 def step_at_the_end(net, trainer):
     forward_backward(net)
     grad_0, grad_1 = net[0].bias.list_grad()  # the first layer's, on both devices
     total = grad_0 + grad_1.copyto(pair[0])
+    # What each device's messages wait for.
     all_ready = {pair[0]: total, pair[1]: total.copyto(pair[1])}
     for parameter in net.collect_params().values():
         for gradient in parameter.list_grad():
@@ -366,93 +378,51 @@ def step_at_the_end(net, trainer):
     trainer.step(128)
 
 # %% [markdown]
-# (A `waitall` before the messages would be simpler. Then Python couldn't run ahead, and two things
-# would differ at once.)
-#
-# Three checks. First, the link must not change what is learnt:
+# The link must not change what is learnt. Are the weights those of the steps without a link?
 
 # %% tags=["trains"]
 for step in [step_at_once, step_at_the_end]:
     print(step.__name__, "equal to the bit:", all_equal(weights_after_eight(step), without))
 
 # %% [markdown]
-# Second, Python must not wait in either of them. To see that, we send a step's *images* over the
-# link, too, but keep the link's lock meanwhile. So no image arrives and nothing can be computed. If
-# one of two steps waited for anything, it would wait until a timer frees the link, after 30
-# seconds:
-
-# %% tags=["trains"]
-for step in [step_at_once, step_at_the_end]:
-    link_is_free.acquire()  # nothing arrives
-    timer = threading.Timer(30, link_is_free.release)
-    timer.start()
-    for x_shard in x_shards:
-        send(x_shard, after=x_shard)  # from now on the images aren't ready
-    step(net, trainer)
-    step(net, trainer)  # needs what the first one learns
-    assert timer.is_alive(), f"{step.__name__}: Python waited"
-    print(step.__name__, "is dispatched before its images arrive")
-
-    timer.cancel()
-    link_is_free.release()  # all is sent and computed now
-    nd.waitall()
-
-# %% [markdown]
-# Third, messages must leave and arrive when they should. The link carries one at a time:
+# We record one step of each kind. From the control we also take when the first backward pass begins
+# and when the last one ends, to compare that with what can be saved:
 
 # %% tags=["trains"]
 at_once = record(step_at_once, net, trainer)
 at_the_end = record(step_at_the_end, net, trainer)
-tick = 0.002  # ms; the profiler counts whole microseconds
 
+backward = [event for event in at_the_end.events if event.name.startswith("_backward")]
+passes_begin = min(event.start for event in backward)
+passes_end = max(event.end for event in backward)
+
+# %% tags=["fold"]
+# check: Python doesn't wait, and messages leave and arrive when they should
+tick = 0.002  # ms; the profiler counts whole microseconds
 for recording in [at_once, at_the_end]:
+    last_of_all = max(event.end for event in recording.events if event.name.startswith("_backward"))
+    assert recording.handed_out < last_of_all, "Python waited"
+
     messages = recording.lanes["link"]
-    print(len(messages), "messages")
+    assert len(messages) == 16
     for message, following in zip(messages, messages[1:]):
         assert following.start > message.end - tick, "two messages at the same time"
 
-# %% [markdown]
-# In the control the first one leaves when both backward passes have ended:
-
-# %%
-def backward_pass(recording):
-    """When the first device begins its backward pass, and when the last one ends, in ms."""
-    events = [event for event in recording.events if event.name.startswith("_backward")]
-    begins = min(event.start for event in events)
-    ends = max(event.end for event in events)
-    return begins, ends
-
-
-passes_begin, passes_end = backward_pass(at_the_end)
-assert at_the_end.lanes["link"][0].start > passes_end - tick, "a message left early"
-
-# %% [markdown]
-# In both, at least two messages have arrived before Trainer's first update, at least four before
-# its second, and so on:
-
-# %%
-for recording in [at_once, at_the_end]:
+    # Before the first update two messages have arrived, before the second four, and so on.
     updates = [event for event in recording.events if event.kind == "update"]
-    print(len(updates), "updates")
+    assert len(updates) == 8
     for number, update in enumerate(updates, start=1):
-        arrived = 0
-        for message in recording.lanes["link"]:
-            if message.end < update.start + tick:
-                arrived += 1
-        assert arrived >= 2 * number, "an update came before its messages"
+        arrived = [message for message in messages if message.end < update.start + tick]
+        assert len(arrived) >= 2 * number, "an update came before its messages"
+assert at_the_end.lanes["link"][0].start > passes_end - tick, "a message left early"
 
 # %% [markdown]
 # Now eight steps of each kind take turns, for several rounds. We wait after each step, in both
 # ways, because otherwise the control's last messages could overlap with the next step's forward
 # pass. Each line shows the median of the rounds, and in brackets their middle half, the *spread*.
 # The course has one rule for "faster": **if two spreads overlap, there is no winner.**
-#
-# **Predict:** which step is faster? And how much can it win, at most?
 
-# %% tags=["predict", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
-ROUNDS = 9
-
-
+# %%
 def eight_at_the_end():
     for _ in range(8):
         step_at_the_end(net, trainer)
@@ -464,14 +434,21 @@ def eight_at_once():
         step_at_once(net, trainer)
         nd.waitall()
 
+# %% [markdown]
+# (With `quiet=0.05`, a round in which other programs used more than 5 % of the machine is taken
+# again.) **Predict:** which step is faster? And how much can it win, at most?
 
+# %% tags=["predict", "measured", "trains", "few:ROUNDS = 9=>ROUNDS = 2"]
+ROUNDS = 9
 contestants = {"at the end": eight_at_the_end, "at once": eight_at_once}
-times = in_turns(contestants, ROUNDS, quiet=0.05)  # quiet: see below
-times = {name: seconds / 8 for name, seconds in times.items()}  # of one step
-print_times(times)
+of_eight = in_turns(contestants, ROUNDS, quiet=0.05)
+of_one = {}
+for name, seconds in of_eight.items():
+    of_one[name] = seconds / 8
+print_times(of_one)
 
-control = spread(times["at the end"])
-overlapping = spread(times["at once"])
+control = spread(of_one["at the end"])
+overlapping = spread(of_one["at once"])
 if overlapping.high < control.low:
     print(f"at once is faster, by {1000 * (control.median - overlapping.median):.1f} ms")
 else:
@@ -483,12 +460,11 @@ print(f"for comparison: the backward passes take {passes_end - passes_begin:.1f}
 #
 # *At once* is faster. In a single step it can't win more than the backward passes take, since
 # before them no gradient is ready and after them there is nothing to compute. And it can't win more
-# than the messages take, of course (how long that really is, the next section prints).
+# than the messages take, of course. How long they really take is printed below the picture.
 #
 # </details>
 #
-# (A round in which other programs used more than 5 % of the machine is taken again.) Here is one
-# step of each kind:
+# Here are the two steps that we recorded:
 
 # %% tags=["fold", "measured"]
 # draw: a step at the end, and a step at once
@@ -507,15 +483,17 @@ show(fig, alt="Two panels with rows for Python, two devices and the link. Above,
 messages = at_the_end.lanes["link"]
 first_leaves = messages[0].start
 last_arrives = messages[-1].end
+sending = sum(message.duration for message in messages)
 print(f"{first_leaves:5.1f} ms until the first message leaves")
-print(f"{last_arrives - first_leaves:5.1f} ms for {len(messages)} messages, "
+print(f"{sending:5.1f} ms for {len(messages)} messages, "
       f"whose bytes alone would take {ms_for_bytes:.1f} ms")
+print(f"{last_arrives - first_leaves - sending:5.1f} ms between messages")
 print(f"{at_the_end.length - last_arrives:5.1f} ms for the last updates")
 
 # %% [markdown]
-# It takes longer. We haven't tested why. Our link is a toy whose threads sleep and wake up for each
-# message, so this isn't the latency of a real one (chapter 03). *At once* sends as many messages,
-# so it pays this cost, too.
+# It takes longer, and some time passes between messages. We haven't tested why. Our link is a toy
+# whose threads sleep and wake up for each message, so this isn't a real link's latency
+# (chapter 03). *At once* sends as many messages, so it pays this cost, too.
 #
 # ## Your turn: how much is exposed?
 #
@@ -559,14 +537,15 @@ def exposed_ms(recording):
 for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
     print(f"{name:10} {exposed_ms(recording):5.1f} ms exposed, in a step of "
           f"{recording.length:.1f} ms")
+assert abs(exposed_ms(at_the_end) - sending) < 0.1  # ms: all messages are exposed
 
 # %% [markdown]
-# Both steps send the same messages, but *at once* hides nearly all of them beside computing. The
-# time won needn't be all the time hidden, since one device may wait while the other one computes.
-# So **ask not how long communication takes, but how much of it is exposed.** That depends on both
-# lengths. If the link were ten times as fast, there would be little to hide (exercise 3). If it
-# were ten times as slow, the messages would take much longer than the backward pass, and most of
-# them would stay exposed.
+# Both steps send the same messages. *At the end* all the time of the messages is exposed, while *at
+# once* hides nearly all of it beside computing. (The time won may be shorter than the time hidden:
+# while one device computes, the other one may have to wait for a message.) So **ask not how long
+# communication takes, but how much of it is exposed.** That depends on both lengths. If the link
+# were ten times as fast, there would be little to hide (exercise 3). If it were ten times as slow,
+# the messages would take much longer than the backward pass, and most of them would stay exposed.
 #
 # Overlap can also go on beyond a step. The next forward pass needs the first layer's weights first,
 # so **priority scheduling** sends these gradients before others that wait (P3: Jayarajan et al.,
@@ -586,8 +565,7 @@ for name, recording in [("at the end", at_the_end), ("at once", at_once)]:
 #   step.
 # - A gradient can be sent when it is ready: the last layer's first. A bucket leaves with its last
 #   gradient.
-# - Exposed communication makes a step longer. Overlapped communication may, too, if a device waits
-#   while the other one computes.
+# - Exposed communication, while no device computes, makes a step longer.
 # - In a single step overlap can save at most the backward passes, from the first one's begin to the
 #   last one's end, or the communication, whichever is shorter.
 # - A control should differ from the experiment only in what is being tested. Here that is when the
@@ -681,13 +659,14 @@ for name, options in [("the default", {}), ("3", {"backward_bulk_size": 3}),
     if name == "the default":
         end_on_0 = bulk_events(recording, "cpu(0)")[-1].end
         end_on_1 = bulk_events(recording, "cpu(1)")[-1].end
-        assert recording.lanes["link"][0].start > min(end_on_0, end_on_1) - tick
+        # 0.002 ms, since the profiler counts whole microseconds.
+        assert recording.lanes["link"][0].start > min(end_on_0, end_on_1) - 0.002
 
 # %% [markdown]
 # ### Answer 3
 #
-# *At the end* all of it is exposed, as before, but the bytes take a tenth of the time, so the cost
-# of each message counts most. *At once* little is left.
+# The bytes take a tenth of the time. *At the end* more than that is exposed, because the cost of
+# each message stays. *At once* little is left.
 
 # %% tags=["solution", "measured", "trains"]
 BYTES_A_MS = 500_000

@@ -70,54 +70,57 @@ for k in [1, 2, 4, 8]:
 # below 80 %. But a strong step never takes less than 8 ms, so that it is never more than four times
 # as fast as on one device (**Amdahl's law**).
 #
-# Without communication both efficiencies would be 100 %. So both are the same fraction, computing /
-# (computing + communication), for what *one* device has to do. How large is it for real networks?
+# Both efficiencies are the same fraction of the step of *one* device: the time in which it
+# computes, divided by all its time, computing / (computing + communication). In strong scaling
+# eight devices compute for 4 of 11 ms, in weak scaling for 32 of 39. How large is it for real
+# networks?
 #
 # ## On paper: bytes against operations
 #
 # Computing takes *operations* divided by operations a second. Communication takes *bytes* divided
-# by bytes a second, the **bandwidth**. Here are our assumptions:
+# by bytes a second, the **bandwidth**. Besides our two networks we look at a *transformer*, the
+# kind of network behind language models. Its batch consists of *tokens*, which are pieces of words.
+# Here are our assumptions:
 #
-# - **The device** is an NVIDIA H100 (SXM). Its peak is 989 · 10¹² operations a second in bfloat16,
-#   a format of 2 bytes a number.
-# - **Training reaches 40 %** of the peak (its *model FLOPs utilization*, MFU). That is about what
-#   *Llama 3*, a transformer, reached on up to 16,384 H100s: 38 to 43 % (arXiv:2407.21783, table 4).
-#   Their steps include exposed communication (below). So we somewhat overestimate computing, and
-#   with it efficiency. Small networks reach far less: the rows of LeNet and ResNet-18 only show how
-#   bytes and operations go together.
-# - **Links** are those of NVIDIA's DGX H100, a machine with eight devices. Inside, *NVLink* sends
-#   450 · 10⁹ bytes a second from each device. To other machines each device sends 400 Gbit/s, which
-#   is 50 · 10⁹ bytes a second.
-# - **The all-reduce is hierarchical.** First there is a reduce-scatter inside each machine, so that
-#   each device has the sum of an eighth. Only this eighth goes round a ring through all machines.
-#   Then an all-gather inside gives each device the whole sum (deeper: More all-reduces). In all of
-#   them gradients have 2 bytes a number. Latencies are left out (exercise 1), and communication
-#   begins when computing is done.
-# - **A device's share** of the batch is 256 images, or 8,192 tokens, which are pieces of words.
+# - **The device** is an NVIDIA H100. Its peak is 989 · 10¹² operations a second in bfloat16, a
+#   format of 2 bytes a number.
+# - **Training reaches 40 %** of the peak. That is about what *Llama 3*, a transformer, reached on
+#   up to 16,384 H100s (38 to 43 %: arXiv:2407.21783, table 4). Small networks reach far less. So
+#   for LeNet and ResNet-18 only the comparison of bytes and operations counts.
+# - **Links**: a machine has eight devices (NVIDIA's DGX H100). Each device sends 450 · 10⁹ bytes a
+#   second to the others in its machine, and 50 · 10⁹ to other machines.
+# - **The all-reduce** first adds up inside each machine, so that each device has the sum of an
+#   eighth (a reduce-scatter, chapter 03). Only this eighth goes round a ring through all machines.
+#   Then an all-gather inside gives each device the whole sum (deeper: More all-reduces). Latencies
+#   are left out (exercise 1), and communication begins when computing is done.
+# - **A device's share** of the batch is 256 images, or 8,192 tokens.
 # - **Operations**: a forward pass takes 4.5 million an image for LeNet, and 912 million for
 #   ResNet-18 on 28 × 28 pixels. The backward pass takes twice as many (deeper: Costs on paper
 #   counts them). A transformer takes 2 for each weight and token forward and 4 backward, six
-#   together. We leave out its attention, about a tenth more with sequences of 4,096 tokens.
+#   together. We leave out its attention, about a sixth more with sequences of 4,096 tokens.
 
 # %%
 reached = 0.4 * 989e12  # operations a second
 
 
 def all_reduce_seconds(nbytes):
-    """For many devices: (k - 1) / k is taken as 1, inside a machine 14 % too much."""
-    inside = 2 * nbytes / 450e9
-    between_machines = 2 * (nbytes / 8) / 50e9  # each device sends an eighth
+    """A reduce-scatter sends about all bytes once, and so does an all-gather."""
+    inside = 2 * nbytes / 450e9  # to be exact, 7/8 of it with eight devices
+    eighth = nbytes / 8
+    between_machines = 2 * eighth / 50e9
     return inside + between_machines
 
 
+images = 256  # of each device
+tokens = 8192
 parameters = {"LeNet": 129_068, "ResNet-18": 11_175_818, "transformer": 7e9}
 operations = {  # of a step, on each device
-    "LeNet": 256 * 3 * 4.5e6,  # images, forward + backward = 3 forwards, operations of one
-    "ResNet-18": 256 * 3 * 912e6,
-    "transformer": 8192 * 6 * 7e9,  # tokens, operations for each weight, weights
+    "LeNet": 3 * 4.5e6 * images,  # forward and backward are 3 times forward
+    "ResNet-18": 3 * 912e6 * images,
+    "transformer": 6 * 7e9 * tokens,
 }
 for name in parameters:
-    nbytes = 2 * parameters[name]
+    nbytes = 2 * parameters[name]  # 2 bytes a gradient
     print(f"{name:11} has {nbytes / 1e6:8,.1f} MB of gradients")
 
 # %% [markdown]
@@ -137,8 +140,8 @@ for name in parameters:
 # <details><summary>What came out</summary>
 #
 # ResNet-18 has the best efficiency, 89 %, and LeNet the worst, 78 %. The transformer is between
-# them, with 87 %: it sends far more, but it also computes far more. That is without latencies. With
-# 10 µs a round on 64 devices LeNet keeps 3 %, and the transformer is the best (exercise 1).
+# them, with 87 %: it sends far more, but it also computes far more. That is without latencies,
+# which leave LeNet 3 % on 64 devices, so that the transformer is the best (exercise 1).
 #
 # </details>
 #
@@ -177,18 +180,19 @@ print(f"{communication / computing_one_token:,.0f} tokens a device")
 # %% tags=["predict"]
 for k in [64, 512, 4096, 32_768]:
     computing, communication = transformer(4e6 / k)
-    exposed = max(0, communication - 2 / 3 * computing)
-    no_overlap = computing / (computing + communication)
-    overlapped = computing / (computing + exposed)
-    print(f"{k:5} devices: step {computing + communication:.2f} s, efficiency {no_overlap:.0%}; "
-          f"overlapped: step {computing + exposed:.2f} s, efficiency {overlapped:.0%}")
+    step = computing + communication
+    print(f"{k:5} devices: step {step:.2f} s, efficiency {computing / step:.0%}")
+
+    backward = 2 / 3 * computing
+    exposed = max(0, communication - backward)
+    step = computing + exposed
+    print(f"      overlapped: step {step:.2f} s, efficiency {computing / step:.0%}")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # It is about 4,000. With 4,096 devices it is 44 %, or 62 % in the best case of overlap. With eight
-# times as many it is a tenth at most in both cases. Latencies make it worse: 512 and 4,096 machines
-# have long rings, and with 10 µs a round 42 % and 6 % are left without overlap.
+# times as many it is a tenth at most in both cases.
 #
 # </details>
 #
@@ -197,11 +201,8 @@ for k in [64, 512, 4096, 32_768]:
 # sequences for them: of 4,096 tokens each, as in *Llama 2*, the batch has only about a thousand.
 # For more devices one cuts the model as well (chapters 18 to 20).
 #
-# Does the network fit into memory at all? Besides activations, weights and gradients take 4 bytes a
-# parameter, and Adam's state with a float32 copy of the weights 12. Together that is 112 GB, and an
-# H100 has 80. It is enough to shard the state: then each of $k$
-# devices has 28 + 84 / $k$ GB, and sends no more than in an all-reduce. Sharding the weights, too,
-# makes it send half as much again (chapter 16).
+# (Such a network doesn't even fit into an H100's 80 GB: weights, gradients and what the optimizer
+# keeps take 112 GB. Chapter 16 divides them among the devices.)
 #
 # ## A published table
 #
@@ -221,10 +222,11 @@ megabytes = {"AlexNet": 203, "Inception-v3": 95, "ResNet-152": 240}  # 4 bytes a
 seconds = {}  # of a step
 for name in images_a_second:
     seconds[name] = images_each[name] * counts / np.array(images_a_second[name])
-    on_one, on_16 = seconds[name][0], seconds[name][-1]
+    on_one = seconds[name][0]
+    on_16 = seconds[name][-1]
+    megabytes_a_second = megabytes[name] / on_one
     print(f"{name:12} step on one {on_one:.2f} s, on 16 {on_16:.2f} s, efficiency "
-          f"{on_one / on_16:.0%}; {megabytes[name] / on_one:.0f} MB of gradients per second of "
-          "computing")
+          f"{on_one / on_16:.0%}; {megabytes_a_second:.0f} MB for each second of computing")
 
 # %% [markdown]
 # By the last column Inception-v3 should scale best, and AlexNet a little worse than ResNet-152. But
@@ -291,10 +293,10 @@ for name in seconds:
     assert np.allclose([b, a], np.polyfit(counts, seconds[name], 1))
 
 # %% [markdown]
-# Two terms describe fifteen steps to within 5 %, though two of the networks hardly rise at all. Is
-# that a law, then? **A law is judged by what it
-# wasn't fitted to.** The table goes on, to 32 GPUs in two machines. **Predict:** will the lines be
-# right there, or will they predict too long or too short a step?
+# Two terms describe fifteen steps to within 5 %, though two of the networks hardly rise at all. Are
+# they a law, then? **A law is judged by what it wasn't fitted to.** The table goes on, to 32 GPUs
+# in two machines. **Predict:** will the lines be right there, or will they predict too long or too
+# short a step?
 
 # %% tags=["predict"]
 beyond = {  # images a second on 32, 64, 128 and 256 GPUs
@@ -331,9 +333,12 @@ published = {}  # efficiency in %
 by_the_line = {}
 for name in images_a_second:
     rates = np.array(images_a_second[name] + beyond[name])
-    published[name] = 100 * rates / (all_counts * rates[0])
+    ideal = all_counts * rates[0]
+    published[name] = 100 * rates / ideal
+
     a, b = fit_two_terms(counts, seconds[name])
-    by_the_line[name] = 100 * seconds[name][0] / (a + b * all_counts)
+    steps = a + b * all_counts
+    by_the_line[name] = 100 * seconds[name][0] / steps
     print(f"{name:12} efficiency on 256 GPUs: {published[name][-1]:.0f} %, by the line "
           f"{by_the_line[name][-1]:.0f} %")
 
@@ -373,11 +378,12 @@ from helpers.timing import in_turns, race, spread
 ROUNDS = 9
 STEPS = 16
 two = helpers.devices(2)
-kind = two[0].device_type
-times = race({
-    "one device": f"lenet_contestant.py --kind {kind} --devices 0 --images 128",
-    "two devices": f"lenet_contestant.py --kind {kind} --devices 0 1 --images 256",
-}, STEPS, ROUNDS)
+program = f"lenet_contestant.py --kind {two[0].device_type}"
+programs = {
+    "one device": f"{program} --devices 0 --images 128",
+    "two devices": f"{program} --devices 0 1 --images 256",
+}
+times = race(programs, STEPS, ROUNDS)
 
 # %% [markdown]
 # For the all-reduce we use `in_turns`, which does the same for functions. A round has 16 of them,
@@ -444,11 +450,10 @@ else:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The last line says it, for the machine on which this page was made or for yours. If the step is
-# longer than predicted, then a step on two devices costs something that neither of the two terms
-# has. Two simulated devices share the memory's bandwidth, for example, and one Python pushes the
-# operators of both. Which of these it is, this experiment can't say. (Other programs disturb the
-# measurement. `race` says so if there were any; then run the section again.)
+# If the step is longer than predicted, then a step on two devices costs something that neither of
+# the two terms has. Two simulated devices share the memory's bandwidth, for example, and one Python
+# pushes the operators of both. Which of these it is, this experiment can't say. (Other programs
+# disturb the measurement. `race` says so if there were any; then run the section again.)
 #
 # </details>
 #

@@ -189,8 +189,9 @@ print("speeds 2, 3 and 4:", shares_by_speed(100, [2, 3, 4]))
 print("speeds 300 and 1: ", shares_by_speed(100, [300, 1]))
 
 # %% [markdown]
-# In the last line the slow device gets no image at all. Leave out such a device: MXNet can't copy
-# an empty shard, and a device that is merely skipped would add its old gradient (chapter 02).
+# In the last line the slow device gets no image at all. Take such a device out of the training:
+# MXNet can't copy an empty shard, and if the loop only skips the device, its old gradient is added
+# again (chapter 02).
 #
 # ## Is it the same training?
 #
@@ -265,15 +266,20 @@ def mean_gradients(x, y):
 x = images[:64].astype("float64")
 y = labels[:64]
 whole = mean_gradients(x, y)
+equal = []
 for size, weight in [(32, 0.5), (48, 0.5), (48, 0.75)]:
     first = mean_gradients(x[:size], y[:size])
     second = mean_gradients(x[size:], y[size:])
     found = []
     for of_first, of_second in zip(first, second):
         found.append(weight * of_first + (1 - weight) * of_second)
-    difference = largest_difference(found, whole)
+    equal.append(largest_difference(found, whole) < 1e-12)
     print(f"shards of {size} and {64 - size}, weights {weight} and {1 - weight}: "
-          f"equal to 1e-12: {difference < 1e-12}")
+          f"equal to 1e-12: {equal[-1]}")
+
+# %% tags=["fold"]
+# check: what came out
+assert equal == [True, False, True]
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -291,34 +297,53 @@ for size, weight in [(32, 0.5), (48, 0.5), (48, 0.75)]:
 #
 # What does the clock say? We train in three ways: on the fast device alone, with equal shards, and
 # with shares by the speeds that we measured (so not quite 192 and 64). A training does four steps
-# of 256 images, then it is another's turn. `in_turns`, a helper, does that for nine rounds, each in
-# a random order, and returns the seconds, so that whatever disturbs the machine hits all alike:
+# of 256 images, then it is another's turn:
 
-# %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 1"]
-from functools import partial
-
-from helpers.timing import in_turns, spread
-
-ROUNDS = 9
+# %% tags=["trains"]
 ways = {
     "fast device alone": [256],
     "equal shards": [128, 128],
     "shares by speed": shares_by_speed(256, speeds),
 }
+trainings = {}
+for way, sizes in ways.items():
+    trainings[way] = new_lenet(pair[:len(sizes)])  # a network and its trainer
 
 
-def four_steps(net, trainer, sizes, devices):
+def four_steps(way):
+    net, trainer = trainings[way]
+    sizes = ways[way]
+    devices = pair[:len(sizes)]
     for begin in [0, 256, 512, 768]:
         x = images[begin:begin + 256]
         y = labels[begin:begin + 256]
         train_step(net, trainer, x, y, sizes, devices)
 
 
-contestants = {}
-for name, sizes in ways.items():
-    devices = pair[:len(sizes)]
-    net, trainer = new_lenet(devices)
-    contestants[name] = partial(four_steps, net, trainer, sizes, devices)  # is called later
+def fast_device_alone():
+    four_steps("fast device alone")
+
+
+def with_equal_shards():
+    four_steps("equal shards")
+
+
+def with_shares_by_speed():
+    four_steps("shares by speed")
+
+# %% [markdown]
+# `in_turns`, a helper, calls all three in each of nine rounds, in a random order, so that whatever
+# disturbs the machine hits all alike. It returns the seconds of each:
+
+# %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 1"]
+from helpers.timing import in_turns, spread
+
+ROUNDS = 9
+contestants = {
+    "fast device alone": fast_device_alone,
+    "equal shards": with_equal_shards,
+    "shares by speed": with_shares_by_speed,
+}
 times = in_turns(contestants, ROUNDS)
 
 # %% [markdown]
@@ -333,34 +358,34 @@ on_paper = {
     "equal shards": h / 2,
     "shares by speed": 1 / (1 + 1 / h),
 }
-alone_ms = spread(1000 * times["fast device alone"] / 4)  # four steps in a turn
-by_speed = spread(1000 * times["shares by speed"] / 4)
-equal = spread(1000 * times["equal shards"] / 4)
-for name, sizes in ways.items():
-    low, median, high = spread(1000 * times[name] / 4)
-    print(f"{name} {sizes}: {median:.1f} ms ({low:.1f} to {high:.1f}), "
-          f"{median / alone_ms.median:.2f} of alone, on paper {on_paper[name]:.2f}")
-    if high < alone_ms.low:
-        print("    faster than the fast device alone")
-    elif low > alone_ms.high:
-        print("    slower than the fast device alone")
-    elif name != "fast device alone":
-        print("    neither faster nor slower than the fast device alone")
-print("shares by speed are faster than equal shards:", by_speed.high < equal.low)
+steps = {}
+for way in ways:
+    steps[way] = spread(1000 * times[way] / 4)  # ms; four steps in a turn
+fast = steps["fast device alone"]
+for way, sizes in ways.items():
+    low, median, high = steps[way]
+    print(f"{way} {sizes}: {median:.1f} ms ({low:.1f} to {high:.1f}),")
+    print(f"    {median / fast.median:.2f} of alone, on paper {on_paper[way]:.2f}")
+
+equal = steps["equal shards"]
+by_speed = steps["shares by speed"]
+print("equal shards are slower than the fast device alone:   ", equal.low > fast.high)
+print("shares by speed are faster than equal shards:         ", by_speed.high < equal.low)
+print("shares by speed are faster than the fast device alone:", by_speed.high < fast.low)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The lines say it, for the machine on which this page was made or for yours. The last number is
-# what the count on paper makes of the measured speeds. If shares by speed save less than that, the
-# reason isn't the all-reduce, which is far too short (chapter 11). Two busy devices slow each
-# other, too: in chapter 11 a step of both took longer than one device's step and the all-reduce.
+# Equal shards are slower than the fast device alone, and shares by speed repair that. But they save
+# less than on paper. The reason isn't the all-reduce, which is far too short (chapter 11). Two busy
+# devices slow each other, too: in chapter 11 a step of both took longer than one device's step and
+# the all-reduce. If the last line says False, this measurement can't show that the slow device
+# saves any time at all.
 #
 # </details>
 #
 # And who waits? Here is one single step of each of the last two ways, as MXNet's profiler recorded
-# it. (The store updates the weights once for both devices, which stands in the row of the first:
-# chapter 10. Such a recorded step may take longer than the medians above.)
+# it (chapter 10):
 
 # %% tags=["fold", "measured", "trains"]
 # draw: who works when in a step with equal shards, and in one with shares by speed
@@ -394,10 +419,9 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 # ## What to do with a slow device
 #
 # 1. **If it is much slower, leave it out**, or let it evaluate. It saves little computing, and the
-#    all-reduce that it needs takes time, too. Suppose a fast device does 2,000 images a second, so
-#    256 take 128 ms. A device that does 50 a second brings that to 256 / 2,050 = 125 ms; if an
-#    all-reduce takes 5 ms, both together need 130 ms. A device that does 500 a second brings it to
-#    102 ms, and with the all-reduce to 107 ms.
+#    all-reduce that it needs takes time, too. For example, a fast device takes 128 ms for a batch,
+#    and one that is forty times as slow brings that to 125 ms. If an all-reduce takes 5 ms, both
+#    together need 130 ms.
 # 2. **If it is nearly as fast, keep equal shards**, which are simpler. With $h = 1.1$ a step takes
 #    0.55 instead of 0.52 seconds, by the count on paper.
 # 3. **Otherwise cut by measured speed**, compare with the fast device alone before you keep it, and
@@ -426,7 +450,7 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 # - A step takes as long as its slowest device, the straggler. With equal shards a device that is
 #   three times as slow makes two devices slower than one.
 # - Load balancing: shares in proportion to measured speeds, in whole images that add up to the
-#   batch.
+#   batch. Whether the slow device saves any time then has to be measured.
 # - Sums, divided once by $n$, are right for any cut. Means need the weights $\frac{n_i}{n}$.
 # - A device that is much slower than the others is better left out.
 #

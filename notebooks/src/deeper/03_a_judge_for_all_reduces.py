@@ -520,8 +520,8 @@ assert apart > 0, "its devices should differ"
 # - In base 3 a sum tells which devices were counted never, once or twice, and is short enough for
 #   float32. From three times on digits carry, and the 32nds have to tell.
 # - A judge keeps the old arrays, looks at every device, and tries other values, types, shapes and
-#   orders, many numbers of devices, and more than one call. Each of these catches a mistake that
-#   the others pass.
+#   orders, and more than one call. Each of these catches a mistake that the others pass. It also
+#   tries many numbers of devices.
 # - It can't see a forgotten copy on simulated devices. Counting messages can. And it says nothing
 #   about arrays that it doesn't hand out.
 # - Star, tree and ring can differ by rounding; within each all devices agree to the bit.

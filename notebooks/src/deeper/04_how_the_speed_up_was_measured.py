@@ -49,12 +49,15 @@ nd.waitall()
 done = perf_counter() - begin
 
 print(f"handed out after {handed_out:.3f} s, done after {done:.3f} s")
-assert handed_out < 0.7 * done
+
+# %% tags=["fold"]
+# check: what came out
+assert handed_out < 0.5 * done
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# A small one: a program that doesn't wait measures how fast Python fills the queues.
+# Less than half: a program that doesn't wait measures how fast Python fills the queues.
 #
 # </details>
 #

@@ -247,7 +247,7 @@ for kind in ["borrowed", "smooth"]:
 from helpers.plotting import BLUE, GREY, ORANGE, figure, show
 
 fig, ax = figure("No jump before the first flip, nor where flips are impossible", "step",
-                 "difference between one and two devices")
+                 "difference, as a share of the largest weight")
 looks = {  # the first is drawn below the others
     "borrowed": {"color": BLUE, "lw": 5, "alpha": 0.35,
                  "label": "flips made impossible, a line for each seed"},
@@ -288,6 +288,13 @@ for (kind, seed), rows in runs.items():
     else:
         assert differences.max() < 5e-5, f"seed {seed}: {kind} jumps"
 if data.name == "mnist" and len(SEEDS) == 5:
+    rises = []  # of the difference, at the first flip
+    for seed in SEEDS:
+        differences, flipped, _ = runs["relu", seed].T
+        if flipped.any():
+            step = np.flatnonzero(flipped)[0]
+            rises.append(differences[step] / differences[step - 1])
+    assert sum(rise > 10 for rise in rises) >= 3, "few seeds rise at the first flip"
     assert max(runs["relu", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
 
 # %% [markdown]

@@ -235,7 +235,7 @@ for epoch in range(6):
 # <details><summary>What came out</summary>
 #
 # Both terms change by an order of magnitude. Where $|G|^2$ is largest, the images agree on where to
-# go, and a few dozen of them are enough. Later $|G|^2$ is smaller, while most of the noise stays,
+# go, and the noise scale is smallest. Later $|G|^2$ is smaller, while most of the noise stays,
 # so that the noise scale is several times as large. This is one seed, and twice the batches would
 # change the numbers by a tenth or two; but McCandlish et al. report that it grows in their tasks,
 # too. So one can let the batch grow during a training.

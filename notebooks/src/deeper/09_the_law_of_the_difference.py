@@ -171,12 +171,20 @@ def print_errors(activation):
     for m in [4, 64, 256, 1024]:
         errors[m] = median_errors(net, m)
         print(f"{m:22,} {errors[m][0]:16.4f} {errors[m][1]:17.4f}")
+    factors = []
     for number, what in enumerate(["device 0's error", "the step's error"]):
         factor = errors[64][number] / errors[1024][number]
+        factors.append(factor)
         print(f"from 64 to 1,024 images {what} shrinks to 1/{factor:.0f}")
+    return factors
 
 
-print_errors("softrelu")
+smooth_of_device, smooth_of_step = print_errors("softrelu")
+
+# %% tags=["fold"]
+# check: what came out
+assert 3 < smooth_of_device < 6  # 4 by the law
+assert 12 < smooth_of_step < 22  # 16
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -191,7 +199,12 @@ print_errors("softrelu")
 # **Predict:** does the step's error shrink faster with ReLU, or more slowly?
 
 # %% tags=["predict", "measured"]
-print_errors("relu")
+relu_of_device, relu_of_step = print_errors("relu")
+
+# %% tags=["fold"]
+# check: what came out
+assert 1.2 * relu_of_device < relu_of_step < 0.8 * smooth_of_step
+assert 6 < relu_of_step < 12  # 8 by the estimate below
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -270,6 +283,7 @@ norm.initialize()
 norm.cast("float64")
 norm.gamma.set_data(nd.array(gamma, dtype="float64"))
 
+largest = {}  # error, by the mean of the gradients from above
 for mean in [0, 1]:
     whole = nd.array(x, dtype="float64")
     whole.attach_grad()
@@ -277,13 +291,21 @@ for mean in [0, 1]:
         y = norm(whole)
     y.backward(nd.array(above + mean, dtype="float64"))
 
+    largest[mean] = 0
     print(f"gradients from above with mean {mean}")
     difference = largest_difference(input_gradients(above + mean), whole.grad)
     print("    with both all-reduces: equal to 1e-12:", difference < 1e-12)
     assert difference < 1e-12
     for forgotten in ["dy", "dy times normalised"]:
         wrong = input_gradients(above + mean, forgotten)
-        print(f"    without that of {forgotten}: {largest_difference(wrong, whole.grad):.1%} off")
+        difference = largest_difference(wrong, whole.grad)
+        largest[mean] = max(largest[mean], difference)
+        print(f"    without that of {forgotten}: {difference:.1%} off")
+
+# %% tags=["fold"]
+# check: what came out
+assert largest[0] < 0.06
+assert largest[1] > 5 * largest[0]
 
 # %% [markdown]
 # <details><summary>What came out</summary>

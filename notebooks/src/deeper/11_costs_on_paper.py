@@ -297,10 +297,10 @@ for k, rate in images_a_second.items():
 
 # %% [markdown]
 # Whole arrays come within 6 points, a ring misses by up to 34. Does that prove that the large array
-# was the reason? It doesn't: the store of that table also sends to a server, and reading data may
-# have set a limit. Networks with large dense layers can scale badly with rings, too: on 512 GPUs
-# Horovod reports 90 % for Inception V3 and 68 % for VGG-16 (`docs/benchmarks.rst`). But **here the
-# formula mattered more than the bandwidth**, which both formulas have from the same fitted point.
+# was the reason? It doesn't: reading data, for example, may have set a limit. Networks with large
+# dense layers can scale badly with rings, too: on 512 GPUs Horovod reports 90 % for Inception V3
+# and 68 % for VGG-16 (`docs/benchmarks.rst`). But **here the formula mattered more than the
+# bandwidth**, which both formulas have from the same fitted point.
 #
 # ## Summary
 #

@@ -105,10 +105,10 @@ for printed in on_workers(3, push_and_pull):
 # weight after `step(4)`, and after `step(2)`, with the worker's own examples, as on one machine.
 
 # %% tags=["predict"]
-def one_step(divide_by, kind="dist_sync"):
+def one_step(divide_by):
     weight = gluon.Parameter("weight", shape=(1,), init="ones")
     weight.initialize()
-    store = mx.kvstore.create(kind)
+    store = mx.kvstore.create("dist_sync")
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.1}, kvstore=store)
     x = nd.array([1, 2, 3, 4])[store.rank :: store.num_workers]
     with autograd.record():

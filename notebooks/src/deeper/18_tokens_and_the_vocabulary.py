@@ -277,6 +277,11 @@ for rank, found in enumerate(ranks(by_tokens)):
             wrong.append(name)
     print("    wrong gradients:", *wrong)
 
+# %% tags=["fold"]
+# check: what came out, on the last rank
+norms = ["norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"]
+assert sorted(wrong) == sorted([*norms, "attention.join.bias", "mlp.down.bias"])
+
 # %% [markdown]
 # <details><summary>What came out</summary>
 #

@@ -563,9 +563,10 @@ for way in [computed, *ways]:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# With twice the sequences only data parallelism sends as much as before. With twice the devices and
-# sequences data, sharded and expert parallelism send nearly as much as before, because each device
-# has as many sequences as before. In the other ways all sequences pass through every device.
+# With twice the sequences only data parallelism sends as much as before, because gradients are as
+# large as the weights, whatever the batch. With twice the devices and sequences data, sharded and
+# expert parallelism send nearly as much as before. In the last two that is because each device has
+# as many sequences as before. In the other ways all sequences pass through every device.
 #
 # </details>
 #
