@@ -607,7 +607,7 @@ assert not torch.equal(norm_of_0, norm_of_1)
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# One rank's loss doesn't show it: without the sum each rank finds, by luck, even a *lower* loss.
+# One rank's loss doesn't show it: without the sum each rank finds even a *lower* loss here.
 # But with the sum both ranks find the same loss, to the last bit, and their copies of the last norm
 # are equal. Without it they differ, and what was saved has another loss than either rank found.
 #
@@ -621,7 +621,7 @@ assert not torch.equal(norm_of_0, norm_of_1)
 # **So a falling loss is no test.** Compare the gradient of the input with that of one process, and,
 # during training, compare the ranks' losses with each other. (A mistake that is the same on all
 # ranks keeps these equal. Exercise 1 has three.) Ranks can drift apart in two more ways, when they
-# clip gradients or drop numbers at random. Chapter 20 shows both.
+# clip gradients or drop numbers at random. Chapter 20 has both.
 #
 # ## What is sent?
 #

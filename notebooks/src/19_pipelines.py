@@ -230,7 +230,7 @@ assert str(came_out).startswith("TimeoutError")
 #
 # ## One function runs any schedule
 #
-# This is what one rank does, whatever its list says. It is `two_stages` once more, with
+# This is what one rank does with its list. It is `two_stages` once more, with
 # micro-batches. Two dictionaries keep, for each micro-batch, what came in and what came out (on the
 # last stage the loss), because its backward pass needs both. Then both are dropped. Messages have
 # no names, so neighbours must run the micro-batches in the same order.
@@ -274,7 +274,7 @@ def run_schedule(layers, steps, x_parts, y_parts, loss_function, divide_by):
                 outputs[i].backward()
             else:
                 gradient = receive(rank + 1, n)
-                hidden_sent.pop(i).wait()
+                hidden_sent.pop(i).wait()  # it has arrived, or there would be no gradient
                 outputs[i].backward(gradient)
             if rank > 0:
                 if gradient_sent is not None:
