@@ -538,11 +538,10 @@ show(fig, alt="Megabytes kept during a step. All kept: up to 9.9 in the forward 
      "up to 2.8, the last up to 2.4.")
 
 # %% [markdown]
-# Those are the drawing's hill and saw. (From left to right the figure shows the order of events,
-# not time.) In a tooth a block's activations are computed again and then freed. The first tooth is
-# the highest, because it belongs to the last block, so that the inputs of the three blocks before
-# it are still kept. Together with the ids, which exist all the time, that is the peak, unless the
-# end of the forward pass is higher: a large vocabulary has large logits.
+# Those are the drawing's hill and saw. In a tooth a block's activations are computed again and then
+# freed. The first tooth is the highest, because it belongs to the last block, so that the inputs of
+# the three blocks before it are still kept. That is the peak, together with the ids, unless the end
+# of the forward pass is higher: a large vocabulary has large logits.
 
 # %% tags=["fold"]
 # check: this peak as a formula, with 76 different tokens and with 2,000
@@ -715,9 +714,8 @@ for name, way in [("plain", plainly), ("ours", Recompute.apply), ("PyTorch's", b
 # </details>
 #
 # Loss and gradients are right, because in training BatchNorm uses the batch's own mean. But the
-# running mean forgets faster than it should, and it is what evaluation uses. A saved random state
-# doesn't help here. So keep such a layer out of what is recomputed. Our network has only
-# LayerNorms, which keep nothing from one step to the next.
+# running mean forgets faster than it should, and it is what evaluation uses. So keep such a layer
+# out of what is recomputed. Our network has only LayerNorms, which keep nothing from step to step.
 #
 # ## What stays held
 #

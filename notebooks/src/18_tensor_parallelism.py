@@ -125,17 +125,14 @@ print("sum first, then ReLU: ", F.relu(part_0 + part_1).tolist())
 # the middle, and for x 3, 3. Rank 1 finds 1, 2 in the middle, and for x −2, 4. The all-reduce gives
 # both 1, 7.](src/drawings/two_matrices_backward.svg)
 #
-# (Rank 0's second number in the middle gets no gradient, because ReLU made it 0.) On the way a rank
-# finds the gradients of its own columns and rows, without the other rank. But `x` was used by both
-# ranks, so its gradient is a sum, and each rank has found only one part of it. The layers before
-# need the whole sum. So there are two exchanges, one in each direction:
+# On the way a rank finds the gradients of its own columns and rows, without the other rank. But `x`
+# was used by both ranks, so its gradient is a sum, and each rank has found only one part of it. The
+# layers before need the whole sum. So there are two exchanges, one in each direction:
 #
 # | | forward | backward |
 # | --- | --- | --- |
 # | `copy_to_ranks`, before the first matrix | `x` stays as it is | all gradients are added up |
 # | `sum_over_ranks`, after the second | all parts are added up | the gradient stays as it is |
-#
-# (The paper calls them $f$ and $g$.)
 #
 # ### Your turn: backward through a copy
 #

@@ -112,11 +112,11 @@ for rank in range(2):
     print(f"stage {rank}:", [type(layer).__name__ for layer in layers])
 
 # %% [markdown]
-# In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. (They are often
-# called activations. In chapters 17 and 18 that word means all that autograd keeps.) The backward
-# pass goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0
-# needs just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything
-# that made `hidden`.
+# In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. The backward pass
+# goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0 needs
+# just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything that
+# made
+# `hidden`.
 #
 # ![Rank 0 has the embedding and blocks 0 and 1, rank 1 blocks 2 and 3, norm, output and loss. The
 # hidden states go from rank 0 to rank 1; their gradient, of the same shape, comes

@@ -478,11 +478,10 @@ assert answers["divided by: ['tensor']"] == (True, True)
 # matrix.](src/drawings/mesh_of_eight.svg)
 #
 # Its function `divide` divides the network first into stages, then each matrix, then each
-# parameter.
-# `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know along which
-# dimensions of a mesh they are sharded and along which replicated. `fully_shard` (chapter 16) then
-# shards *all* parameters over the data group, too, and averages gradients there. In our own block
-# data ranks had equal parameters. **Predict:** which rows of our table change?
+# parameter. `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know
+# along which dimensions of a mesh they are sharded and along which replicated. `fully_shard`
+# (chapter 16) then shards *all* parameters over the data group, too, and averages gradients there.
+# In our own block data ranks had equal parameters. **Predict:** which rows of our table change?
 
 # %% tags=["predict"]
 import train_transformer
@@ -531,9 +530,8 @@ for dimensions, placements in found.values():
 # ```
 #
 # It learns the text of the course's `LICENSE`, letter by letter. (To take the program with you,
-# take
-# `LICENSE` and [transformer.py](transformer.py), too.) Here it takes five steps in float64 on the
-# eight ranks of the drawing, and saves the weights of the whole network:
+# take `LICENSE` and [transformer.py](transformer.py), too.) Here it takes five steps in float64 on
+# the eight ranks of the drawing, and saves the weights of the whole network:
 
 # %% tags=["trains", "few:DATA = 2=>DATA = 1"]
 import tempfile
