@@ -6,9 +6,9 @@
 # backward pass: their **activations**. These can be given up. A layer's input is kept, and the rest
 # is computed once more when the backward pass needs it. That is called **recomputation**, or
 # *activation checkpointing*, or *gradient checkpointing* (T. Chen et al., 2016, arXiv:1604.06174).
-# (In chapter 15 a checkpoint is a file; here it isn't.)
+# (Elsewhere a *checkpoint* is a file with a saved training. Here it is an input that was kept.)
 #
-# > **What you'll do:** train a small transformer, predict to the byte what autograd keeps for it,
+# > **What you'll do:** write a small transformer, predict to the byte what autograd keeps for it,
 # > and write recomputation in a few lines.
 # >
 # > **What you'll learn:** what takes the memory of a step; what recomputation saves and what it
@@ -18,7 +18,6 @@
 # > Reading takes {reading time}, running about 20 seconds.
 
 # %% tags=["torch"]
-import itertools
 import math
 import weakref
 from pathlib import Path
@@ -28,11 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import transformer
 from helpers import your_turn
 from helpers.plotting import curves, show
 
@@ -67,16 +65,16 @@ print("inputs:", repr("".join(alphabet[number] for number in x[0])))
 print("labels:", repr("".join(alphabet[number] for number in y[0])))
 
 # %% [markdown]
-# In the network each token is a row of `width` numbers. In **attention** the tokens of a sequence
-# meet. Three matrices turn each token into a *query*, a *key* and a *value*. The product of a
-# token's query and another one's key is a *score*, which says how much the other matters for it. A
-# softmax turns a token's scores into **attention weights**, and its result is the mean of all
-# values, weighted by these.
+# In the network each token is a row of `width` numbers. Tokens meet in **attention**, where each
+# token gathers from the others what it can use. Three matrices turn each token into a *query*, what
+# it looks for, a *key*, what it can be found by, and a *value*, what it has to give. The product of
+# one token's query and another one's key is a *score*. A softmax turns a token's scores into
+# **attention weights**, and its result is the mean of all values, weighted by these.
 #
-# That is done by several **heads**, each with its own part of the width, and an **output
-# projection**, a matrix called `join`, brings their results together. Scores of *later* tokens are
-# set to minus infinity, so that their weight is 0, because the network is to predict them. Such
-# attention is called **causal**.
+# Several **heads** do that, each with its own part of the width, and a last matrix, the **output
+# projection** `join`, brings their results together. Because the network is to predict the later
+# tokens, it mustn't see them: their scores are set to minus infinity, so that their weights are 0.
+# Such attention is called **causal**.
 
 # %%
 class Attention(nn.Module):
@@ -106,8 +104,9 @@ class Attention(nn.Module):
         return self.join(mixed)
 
 # %% [markdown]
-# The other part of a block, an **MLP**, works on each token alone. Attention and MLP each get a
-# norm before them, and what they find is *added* to what came in:
+# The other part of a block, an **MLP**, works on each token alone. Between its matrices is GELU, a
+# smooth ReLU. Before attention and before the MLP a LayerNorm scales each token's numbers to mean 0
+# and deviation 1. What they find is *added* to what came in, so that gradients also pass unchanged:
 
 # %%
 class MLP(nn.Module):
@@ -169,12 +168,9 @@ print(net(x).shape)
 # %% [markdown]
 # [transformer.py](transformer.py), the file that you keep, has the same network, but for one thing:
 # its attention stores the width of a head instead of the number of heads. (Chapter 18 needs that.)
-# Does it compute the same? And do logits know nothing of later tokens? We change the last token of
-# each sequence:
 
-# %%
-import transformer
-
+# %% tags=["fold"]
+# check: transformer.py computes the same, and no logit depends on a later token
 theirs = transformer.Transformer(len(alphabet), width=64, heads=4, layers=4, tokens=32)
 theirs.load_state_dict(net.state_dict())
 assert torch.equal(theirs(x), net(x))
@@ -182,60 +178,50 @@ assert torch.equal(theirs(x), net(x))
 changed = x.clone()
 changed[:, -1] = (x[:, -1] + 1) % len(alphabet)
 same = net(changed) == net(x)  # [n, tokens, vocabulary]
-print("all logits before the last token are the same:", same[:, :-1].all().item())
-print("any logit of the last token is the same:      ", same[:, -1].any().item())
 assert same[:, :-1].all()
+assert not same[:, -1].all()
 
 # %% [markdown]
-# Now the network trains for some seconds. A network that finds all characters equally likely has
-# the loss $\ln 76 = 4.33$. (A new one does worse, because it has preferences, and they are random.)
+# Its loss is that of any classification, for each token the cross-entropy of the next one:
 
-# %% tags=["trains", "measured", "few:steps = 400=>steps = 20"]
+# %%
 def loss_of(net, x, y):
     return F.cross_entropy(net(x).flatten(0, 1), y.flatten())
 
 
-steps = 400
-net = make_net()
-adam = torch.optim.Adam(net.parameters(), lr=0.005)
-for step in range(steps):
-    if step % 100 == 0:
-        print(f"loss after {step} steps: {loss_of(net, x, y):.2f}")
-    adam.zero_grad()
-    loss = loss_of(net, *make_batch(n=16, tokens=32))
-    loss.backward()
-    adam.step()
-print(f"loss after {steps} steps: {loss_of(net, x, y):.2f}")
-assert loss_of(net, x, y) < math.log(len(alphabet)) - 1
+print(f"loss {loss_of(net, x, y):.2f}; if all characters were equally likely: "
+      f"{math.log(len(alphabet)):.2f}")
 
 # %% [markdown]
 # ## What a step holds
 #
-# What does one step of this training hold? For each parameter there are its weight, its gradient
-# and Adam's two moments (chapter 16's means), 16 bytes in float32. Activations come on top. We
-# count what autograd **saves for backward** by `saved_tensors_hooks`, which calls a function of
-# ours with each tensor that is saved, and another one when the backward pass uses it. Memory counts
-# once, however many tensors share it, and parameters are left out, because they are there anyway.
-#
-# A *weak* reference keeps nothing alive (chapter 16), so the dictionary below has only memory that
-# still exists. That will matter in the backward pass, which frees it.
+# What does a training step of this network hold? For each parameter there are its weight, its
+# gradient and Adam's two moments (chapter 16's means), 16 bytes in float32. Activations come on
+# top. We count what autograd **saves for backward** by `saved_tensors_hooks`, which calls a
+# function of ours with each tensor that is saved, and another one when the backward pass uses it.
+# Tensors that share memory have the same address and count once. Parameters are left out, because
+# they are there anyway.
 
 # %%
+def address(tensor):
+    """Where its memory is. Tensors that share memory have the same address."""
+    return tensor.untyped_storage()._cdata
+
+
 class Kept:
     """Notes how much memory autograd keeps, without the parameters of net."""
 
     def __init__(self, net):
-        self.parameters = {p.untyped_storage()._cdata for p in net.parameters()}  # addresses
-        self.alive = weakref.WeakValueDictionary()  # by its address, what was saved
-        self.noted = []  # bytes
+        self.parameters = {address(p) for p in net.parameters()}
+        self.alive = weakref.WeakValueDictionary()  # {address: memory}, only what still exists
+        self.noted = []  # bytes, each time that a tensor is saved or used
 
     def note(self):
         self.noted.append(sum(memory.nbytes() for memory in self.alive.values()))
 
     def save(self, tensor):
-        memory = tensor.untyped_storage()
-        if memory._cdata not in self.parameters:
-            self.alive[memory._cdata] = memory
+        if address(tensor) not in self.parameters:
+            self.alive[address(tensor)] = tensor.untyped_storage()
         self.note()
         return tensor
 
@@ -243,7 +229,11 @@ class Kept:
         self.note()
         return tensor
 
+# %% [markdown]
+# (A *weak* dictionary forgets what has been freed, as in chapter 16.) Here is what is kept when the
+# forward pass ends:
 
+# %%
 def bytes_kept(net, function, *inputs):
     """What autograd keeps for function(*inputs)."""
     kept = Kept(net)
@@ -273,18 +263,24 @@ print(f"{bytes_kept(net, loss_of, net, x, y):,} bytes of activations")
 # output projection 64; plus what came in. Norm 66; up 64; GELU 256; down 256; plus what came in.
 # Together 1,156.](src/drawings/block_keeps.svg)
 #
-# A norm keeps its input and two numbers more, the token's mean and 1 / deviation. The matrices of
-# query, key and value share their input, so it counts once. The product of query and key keeps
-# both, and the softmax the attention weights, 4 heads times 32 tokens. Their product with the
-# values needs them, too, but they are there already, so it adds only the values. An addition keeps
-# nothing. As a formula, in the same order:
+# Three things can't be seen at once. Besides its input a norm keeps two numbers, the token's mean
+# and 1 / deviation. The matrices of query, key and value share their input, so it counts once. And
+# the product with the values needs the attention weights, too, but the softmax has kept them
+# already. As a formula, in the picture's order:
 
 # %%
 def kept_by_block(n, tokens, width, heads):
     """Bytes, in float32."""
-    attention = (width + 2) + width + 2 * width + heads * tokens + width + width
-    mlp = (width + 2) + width + 4 * width + 4 * width
-    numbers = attention + mlp  # for each token
+    numbers = width + 2  # norm; these are for each token
+    numbers += width  # query, key, value
+    numbers += 2 * width  # query times key
+    numbers += heads * tokens  # softmax
+    numbers += width  # weights times value
+    numbers += width  # output projection
+    numbers += width + 2  # norm
+    numbers += width  # up
+    numbers += 4 * width  # GELU
+    numbers += 4 * width  # down
     mask = tokens * tokens  # a byte each, once for all sequences
     return 4 * n * tokens * numbers + mask
 
@@ -293,31 +289,33 @@ hidden = torch.randn(16, 32, 64, requires_grad=True)
 print(f"formula {kept_by_block(16, 32, 64, 4):,}")
 print(f"counted {bytes_kept(net, net.blocks[0], hidden):,}")
 
-for n, tokens, width, heads in [(3, 7, 24, 2), (1, 50, 16, 8)]:
+# %% tags=["fold"]
+# check: the formula for this size and two others
+for n, tokens, width, heads in [(16, 32, 64, 4), (3, 7, 24, 2), (1, 50, 16, 8)]:
     block = Block(width, heads, dropout=0.0)
     hidden = torch.randn(n, tokens, width, requires_grad=True)
     assert bytes_kept(block, block, hidden) == kept_by_block(n, tokens, width, heads)
 
 # %% [markdown]
-# The formula matches, also for two other sizes. In short, a block keeps $16 \cdot \text{width} +
-# \text{heads} \cdot \text{tokens} + 4$ numbers for each token. (V. Korthikanti et al., 2022,
-# arXiv:2205.05198, section 4.1, have such a formula, with dropouts.) So the longer the sequences,
-# the more of it are attention weights: in one sequence of 512 they would be 2,048 of 3,076 numbers.
+# The formula matches. In short, a block keeps $16 \cdot \text{width} + \text{heads} \cdot
+# \text{tokens} + 4$ numbers for each token. So the longer the sequences, the more of it are
+# attention weights: in one sequence of 512 they would be 2,048 of 3,076 numbers.
 #
-# The whole step keeps the activations of all blocks, and something at both ends of the network:
-# token ids, position ids and labels, with 8 bytes each, and what the last norm, the output's matrix
-# and the loss keep.
+# The whole step keeps the activations of all blocks, and something at both ends of the network,
+# such as the ids of the tokens and what the loss keeps. The folded `kept_at_the_ends` counts these
+# in the same way.
 
-# %%
+# %% tags=["fold"]
+# define: `kept_at_the_ends(n, tokens, width, vocabulary)`, the bytes before and after the blocks
 def kept_at_the_ends(n, tokens, width, vocabulary):
     last_norm = width + 2
     output = width
     loss = vocabulary
     numbers = n * tokens * (last_norm + output + loss) + 1  # and the mean's divisor
-    whole_numbers = n * tokens + tokens + n * tokens
+    whole_numbers = n * tokens + tokens + n * tokens  # ids of tokens, of positions, labels
     return 4 * numbers + 8 * whole_numbers
 
-
+# %%
 block_bytes = kept_by_block(16, 32, 64, 4)
 end_bytes = kept_at_the_ends(16, 32, 64, len(alphabet))
 predicted = 4 * block_bytes + end_bytes
@@ -350,15 +348,8 @@ assert bytes_kept(net, loss_of, net, x, y) == predicted
 #   same numbers without this history, and `.requires_grad_()` asks for its gradient.
 # - `output.backward(gradient)` begins with a given gradient.
 
-# %% tags=["your-turn"]
-def run_again(function, x, gradient):
-    """Computes function(x) anew; the gradient of x, where that of function(x) is `gradient`.
-
-    Parameters get theirs in .grad. What x was computed from gets none here.
-    """
-    ...
-
-
+# %% tags=["fold", "your-turn"]
+# define: cases for your function, with a layer whose weight is 3, on one row and on two
 layer = nn.Linear(1, 1, bias=False)
 nn.init.constant_(layer.weight, 3.0)
 
@@ -368,24 +359,33 @@ def gradients_after(values, gradient):
     values.requires_grad_()
     x = 1 * values  # a result, as in the network
     with torch.no_grad():  # as in a backward pass
-        of_x = run_again(layer, x, gradient)
-    if of_x is None and layer.weight.grad is None:
-        return ...  # not written yet
-    return [of_x, layer.weight.grad, values.grad is None]  # what x was computed from gets none
+        returned = run_again(layer, x, gradient)
+    return {"returned": returned, "weight.grad": layer.weight.grad,
+            "x's source has a gradient": values.grad is not None}
 
 
 one_row = (torch.tensor([[4.0]]), torch.tensor([[2.0]]))
+due_on_one = {"returned": torch.tensor([[6.0]]), "weight.grad": torch.tensor([[8.0]]),
+              "x's source has a gradient": False}
 two_rows = (torch.tensor([[2.0], [5.0]]), torch.tensor([[1.0], [10.0]]))
-cases = [
-    (one_row, [torch.tensor([[6.0]]), torch.tensor([[8.0]]), True]),
-    (two_rows, [torch.tensor([[3.0], [30.0]]), torch.tensor([[52.0]]), True]),
-]
-your_turn(gradients_after, cases)
+due_on_two = {"returned": torch.tensor([[3.0], [30.0]]), "weight.grad": torch.tensor([[52.0]]),
+              "x's source has a gradient": False}
+cases = [(one_row, due_on_one), (two_rows, due_on_two)]
+
+# %% tags=["your-turn"]
+def run_again(function, x, gradient):
+    """Compute function(x) again, whose gradient is `gradient`, and return the gradient of x.
+
+    The parameters' gradients are added to their .grad. What x was computed from gets none.
+    """
+    ...
+
+
+your_turn(gradients_after, cases, stubs=[run_again])
 
 # %% [markdown]
-# Here is ours, as a `torch.autograd.Function` (chapter 16). `forward` saves the input alone. Of
-# what `function` computes autograd keeps nothing there, because inside a `Function` it doesn't
-# record:
+# Here is ours, as a `torch.autograd.Function` (chapter 16). `forward` saves the input alone.
+# Autograd doesn't record inside a `Function`, so it keeps nothing of what the block computes there:
 
 # %%
 class FirstRecompute(torch.autograd.Function):
@@ -437,8 +437,7 @@ thrifty = recompute_blocks(make_net(), FirstRecompute.apply)
 print("all gradients equal, bit for bit:", torch.equal(gradients(thrifty), gradients(plain)))
 
 # %% [markdown]
-# They are equal to the last bit, because the same operations work on the same numbers. (On a CPU;
-# some operations of a GPU aren't deterministic, as PyTorch's page *Reproducibility* says.)
+# They are equal to the last bit, because the same operations work on the same numbers.
 #
 # **Predict:** the plain step keeps 9,904,388 bytes when its forward pass ends, 430,340 of them at
 # the ends of the network. A block's input is 512 rows of 64 numbers. How many bytes are kept now?
@@ -501,7 +500,7 @@ assert backward_in_forwards == {"plain": 2, "recomputed": 3, "by PyTorch": 2.69}
 # </details>
 #
 # So recomputing whole blocks costs up to a third more operations in matrix products, the only ones
-# that are counted. What that is in seconds depends on the device, and isn't measured here.
+# that are counted.
 #
 # ## Memory during a step
 #
@@ -539,43 +538,44 @@ show(fig, alt="Megabytes kept during a step. All kept: up to 9.9 in the forward 
      "up to 2.8, the last up to 2.4.")
 
 # %% [markdown]
-# Those are the drawing's hill and saw. (From left to right the figure shows the order of events,
-# not time.) In a tooth a block's activations are computed again and then freed. The first tooth is
-# the highest, because it belongs to the last block, so that the inputs of the three blocks before
-# it are still kept. Together with the ids, which exist all the time, that is the peak, unless the
-# end of the forward pass is higher: a large vocabulary has large logits.
+# Those are the drawing's hill and saw. In a tooth a block's activations are computed again and then
+# freed. The first tooth is the highest, because it belongs to the last block, so that the inputs of
+# the three blocks before it are still kept. That is the peak, together with the ids, unless the end
+# of the forward pass is higher: a large vocabulary has large logits.
 
-# %%
+# %% tags=["fold"]
+# check: this peak as a formula, with 76 different tokens and with 2,000
 def peak_when_recomputed(n, tokens, width, heads, layers, vocabulary):
     one_input = 4 * n * tokens * width
     id_bytes = 8 * (n * tokens + tokens + n * tokens)
     first_tooth = (layers - 1) * one_input + kept_by_block(n, tokens, width, heads) + id_bytes
     forward_end = layers * one_input + kept_at_the_ends(n, tokens, width, vocabulary)
+    print(f"vocabulary of {vocabulary}: first tooth {first_tooth:,}, forward pass ends at "
+          f"{forward_end:,}")
     return max(first_tooth, forward_end)
 
 
-print(f"vocabulary of 76:    {peak_when_recomputed(16, 32, 64, 4, 4, 76):,}")
-print(f"vocabulary of 2,000: {peak_when_recomputed(16, 32, 64, 4, 4, 2000):,}")
 assert max(all_kept) == predicted
-assert max(saw) == peak_when_recomputed(16, 32, 64, 4, 4, 76)
-
+assert max(saw) == peak_when_recomputed(16, 32, 64, 4, 4, vocabulary=76)
 larger = recompute_blocks(Transformer(2000, 64, 4, 4, 32), FirstRecompute.apply)
 noted, _ = bytes_in_a_step(larger)
-assert max(noted) == peak_when_recomputed(16, 32, 64, 4, 4, 2000)
+assert max(noted) == peak_when_recomputed(16, 32, 64, 4, 4, vocabulary=2000)
 
 # %% [markdown]
 # **With recomputation the peak of what is kept is one block's activations and the inputs of the
-# others, or the end of the forward pass, if that is more.** With 76 characters a fifth block would
-# add 131,072 bytes to the peak instead of 2,368,512. With a vocabulary of 2,000 the peak is the
+# others, or the end of the forward pass, if that is more.** With a vocabulary of 2,000 it is the
 # end, because there the logits take more than a block's activations.
 #
-# What lives only for a moment isn't kept, and comes on top: for example, the gradients that go from
-# operation to operation. Chapter 16's counter, `Bytes`, notes all tensors after each operation. (It
-# sees what PyTorch's function recomputes, too. `Kept` doesn't, because `checkpoint` saves by hooks
-# of its own.)
+# Some memory isn't kept, but lives for a moment, for example the gradients that go from operation
+# to operation. Chapter 16's counter, `Bytes`, notes all tensors after each operation, and the
+# function `peak_of_all` in the folded cell uses it.
 
 # %% tags=["fold"]
-# measure: the peak of all memory but weights and their gradients, by chapter 16's counter
+# define: `peak_of_all(net, x, y)`, the peak of all but weights and their gradients; measure it
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
 class Bytes(TorchDispatchMode):
     def __init__(self, left_out):
         super().__init__()
@@ -586,10 +586,8 @@ class Bytes(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, given=(), options=None):
         result = operation(*given, **(options or {}))
         for value in tree_leaves((given, result)):
-            if torch.is_tensor(value):
-                memory = value.untyped_storage()
-                if memory._cdata not in self.left_out:
-                    self.alive[memory._cdata] = memory
+            if torch.is_tensor(value) and address(value) not in self.left_out:
+                self.alive[address(value)] = value.untyped_storage()
         self.noted.append(sum(memory.nbytes() for memory in self.alive.values()))
         return result
 
@@ -598,14 +596,14 @@ def peak_of_all(net, x, y):
     left_out = set()
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-        left_out.add(p.untyped_storage()._cdata)
-        left_out.add(p.grad.untyped_storage()._cdata)
+        left_out.add(address(p))
+        left_out.add(address(p.grad))
     with Bytes(left_out) as memory:
         loss_of(net, x, y).backward()
     return max(memory.noted)
 
 
-for name, each in [("plain", plain), ("recomputed", thrifty), ("by PyTorch", thrifty_pytorch)]:
+for name, each in [("plain", plain), ("recomputed", thrifty)]:
     print(f"{name}: {peak_of_all(each, x, y):,} bytes at the peak")
 
 # %% [markdown]
@@ -661,36 +659,32 @@ class Recompute(torch.autograd.Function):
 
 
 # %% [markdown]
-# `recompute` in [transformer.py](transformer.py) is the same, and takes several inputs and outputs.
-# It restores the settings of autocast (which computes a part in fewer bits), too, and a GPU's
-# random state. (On GPUs it is untried.) And it refuses inputs of which none needs a gradient, where
-# ours stays silent: the backward pass would never reach such a block, so that its parameters would
-# get no gradients. Do all of them find what a plain step finds?
+# `recompute` in [transformer.py](transformer.py) is the same for several inputs and outputs, and
+# saves a GPU's random state, too. (On GPUs it is untried.) Do all of them find what a plain step
+# finds?
 
 # %%
-plain_dropout = make_net(dropout=0.1)
-expected = gradients(plain_dropout)
-expected_state = torch.get_rng_state()  # after the step
+expected = gradients(make_net(dropout=0.1))  # plain
+equal = {}
 for name, way in [("FirstRecompute", FirstRecompute.apply), ("Recompute", Recompute.apply),
                   ("transformer.py's", transformer.recompute), ("PyTorch's", by_pytorch)]:
     found = gradients(recompute_blocks(make_net(dropout=0.1), way))
-    state = torch.get_rng_state()
-    print(f"{name}: equal gradients: {torch.equal(found, expected)},",
-          f"equal random state: {torch.equal(state, expected_state)}")
-    assert torch.equal(found, expected) == (name != "FirstRecompute")
+    equal[name] = torch.equal(found, expected)
+    print(f"{name}: equal gradients: {equal[name]}")
+
+# %% tags=["fold"]
+# check: what came out
+assert list(equal.values()) == [False, True, True, True]
 
 # %% [markdown]
 # `FirstRecompute` is wrong, as it must be. The others' gradients are those of the plain step, bit
-# for bit, and what is drawn after the step is the same, too.
+# for bit.
 #
 # Ours starts a backward pass inside a backward pass, which is called a **reentrant** checkpoint.
-# The inner pass writes gradients of parameters also where somebody asks by `torch.autograd.grad`
-# for those of other tensors only. So transformer.py refuses that, as PyTorch's own does with
-# `use_reentrant=True` (`CheckpointFunction.backward` in `torch/utils/checkpoint.py`).
-#
-# PyTorch's `checkpoint` with `use_reentrant=False` has no inner backward pass. It works by hooks
-# like those that we count with, and computes the block again when the backward pass asks for the
-# first tensor.
+# The inner `backward` adds to the parameters' `.grad` even if somebody only asks for another
+# gradient, by `torch.autograd.grad(loss, x)`, so transformer.py raises an error there. PyTorch's
+# `checkpoint` with `use_reentrant=False` works by hooks like those that we count with, and has no
+# such limit.
 #
 # ## Running statistics: a second mistake
 #
@@ -704,8 +698,7 @@ def plainly(function, x):
     return function(x)
 
 
-for name, way in [("plain", plainly), ("ours", Recompute.apply),
-                  ("transformer.py's", transformer.recompute), ("PyTorch's", by_pytorch)]:
+for name, way in [("plain", plainly), ("ours", Recompute.apply), ("PyTorch's", by_pytorch)]:
     norm = nn.BatchNorm1d(1)
     two_numbers = torch.tensor([[8.0], [12.0]], requires_grad=True)
     way(norm, two_numbers).sum().backward()
@@ -721,9 +714,8 @@ for name, way in [("plain", plainly), ("ours", Recompute.apply),
 # </details>
 #
 # Loss and gradients are right, because in training BatchNorm uses the batch's own mean. But the
-# running mean forgets faster than it should, and it is what evaluation uses. A saved random state
-# doesn't help here. So keep such a layer out of what is recomputed. Our network has only
-# LayerNorms, which keep nothing from one step to the next.
+# running mean forgets faster than it should, and it is what evaluation uses. So keep such a layer
+# out of what is recomputed. Our network has only LayerNorms, which keep nothing from step to step.
 #
 # ## What stays held
 #
@@ -738,37 +730,39 @@ with torch.device("meta"):
     labels = torch.zeros(1, 4096, dtype=torch.int64)
 large_parameters = sum(p.numel() for p in large.parameters())
 large_kept = bytes_kept(large, loss_of, large, tokens, labels)
-large_peak = peak_of_all(recompute_blocks(large, FirstRecompute.apply), tokens, labels)
-large_peak_kept = peak_when_recomputed(1, 4096, 4096, 32, 32, 32_000)
-small_attention = 4 * 4 * 16 * 4 * 32 * 32  # layers, bytes, n, heads, tokens, tokens
-large_attention = 32 * 4 * 1 * 32 * 4096 * 4096
+large_attention = 32 * 4 * 32 * 4096 * 4096  # layers, bytes, heads, tokens, tokens
+print(f"{large_parameters:,} parameters")
+print(f"activations {large_kept / 1e9:.1f} GB, of them attention weights "
+      f"{large_attention / 1e9:.1f} GB")
+
+# %% tags=["fold"]
+# check: our formulas find the same
 assert large_kept == 32 * kept_by_block(1, 4096, 4096, 32) + kept_at_the_ends(1, 4096, 4096, 32_000)
 
-print(f"{parameters:,} parameters against {large_parameters:,}")
+# %% [markdown]
+# And now both networks, plain and with all blocks recomputed:
+
+# %%
+recompute_blocks(large, FirstRecompute.apply)
 rows = [
     ("weights, gradients, moments", 16 * parameters, 16 * large_parameters),
     ("activations", predicted, large_kept),
-    ("    without attention weights", predicted - small_attention, large_kept - large_attention),
-    ("recomputed: kept at the peak", max(saw), large_peak_kept),
-    ("    with what lives briefly", peak_of_all(thrifty, x, y), large_peak),
+    ("recomputed, all at the peak", peak_of_all(thrifty, x, y), peak_of_all(large, tokens, labels)),
 ]
 for name, small_bytes, large_bytes in rows:
-    print(f"{name:30} {small_bytes / 1e6:5.1f} MB {large_bytes / 1e9:6.1f} GB")
+    print(f"{name:28} {small_bytes / 1e6:5.1f} MB {large_bytes / 1e9:6.1f} GB")
 
 # %% [markdown]
-# Recomputation makes the large model's activations small: 5.3 GB are kept instead of 104, and with
-# what lives briefly the peak is 9.1. Our code writes attention out. Another way is not to:
-# `F.scaled_dot_product_attention` needn't save the attention weights (answer 3 counts it), which
-# here are two thirds of what is kept.
-#
-# In **bfloat16** a number has two bytes, so if all were in it, activations would take half. Which
-# parts of a training may be in 16 bits is the question of deeper: bfloat16 and scaled losses.
+# Recomputation makes the large model's activations small: at the peak there are 9.1 GB instead of
+# more than 104. Our code writes attention out, so that two thirds of what is kept are attention
+# weights. PyTorch's `F.scaled_dot_product_attention` doesn't save them (answer 3 counts it). And in
+# **bfloat16** a number has two bytes. Which parts of a training may be in 16 bits is the question
+# of deeper: bfloat16 and scaled losses.
 #
 # The weights, gradients and Adam's moments still take 108 GB, more than an A100 with 80 GB has.
-# They stay, whatever is recomputed. In this precision and with this optimizer a part of them must
-# be kept elsewhere: in the host's memory, which is slow to reach (*offloading*), or on a second
-# device. Chapter 16 shards these three, and each rank still computes whole layers. The other way is
-# to divide the layers themselves.
+# They stay, whatever is recomputed. So a part of them must be kept elsewhere: in the host's memory,
+# which is slow to reach (*offloading*), or on a second device. Chapter 16 shards these three, and
+# each rank still computes whole layers. The other way is to divide the layers themselves.
 #
 # ## Summary
 #
@@ -822,7 +816,7 @@ def run_again(function, x, gradient):
     return x.grad
 
 
-your_turn(gradients_after, cases)
+your_turn(gradients_after, cases, stubs=[run_again])
 
 # %% [markdown]
 # ### Answer 1
@@ -834,6 +828,8 @@ your_turn(gradients_after, cases)
 # one's activations are already freed.
 
 # %% tags=["solution"]
+import itertools
+
 for which in [(0,), *itertools.combinations(range(4), 2)]:
     some = make_net()
     for number in which:

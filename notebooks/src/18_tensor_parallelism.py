@@ -33,7 +33,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from helpers import your_turn
 from helpers.compare import largest_difference
 from ranks import ranks
-from transformer import MLP, Transformer
+from transformer import Transformer
 
 # %% [markdown]
 # ## Two matrices on two ranks
@@ -125,17 +125,14 @@ print("sum first, then ReLU: ", F.relu(part_0 + part_1).tolist())
 # the middle, and for x 3, 3. Rank 1 finds 1, 2 in the middle, and for x −2, 4. The all-reduce gives
 # both 1, 7.](src/drawings/two_matrices_backward.svg)
 #
-# (Rank 0's second number in the middle gets no gradient, because ReLU made it 0.) On the way a rank
-# finds the gradients of its own columns and rows, without the other rank. But `x` was used by both
-# ranks, so its gradient is a sum, and each rank has found only one part of it. The layers before
-# need the whole sum. So there are two exchanges, one in each direction:
+# On the way a rank finds the gradients of its own columns and rows, without the other rank. But `x`
+# was used by both ranks, so its gradient is a sum, and each rank has found only one part of it. The
+# layers before need the whole sum. So there are two exchanges, one in each direction:
 #
 # | | forward | backward |
 # | --- | --- | --- |
 # | `copy_to_ranks`, before the first matrix | `x` stays as it is | all gradients are added up |
 # | `sum_over_ranks`, after the second | all parts are added up | the gradient stays as it is |
-#
-# (The paper calls them $f$ and $g$.)
 #
 # ### Your turn: backward through a copy
 #
@@ -206,7 +203,7 @@ copy_to_ranks = CopyToRanks.apply
 sum_over_ranks = SumOverRanks.apply
 
 # %% [markdown]
-# With them autograd goes through the matrices on both ranks, and we can compare with one process:
+# With them autograd goes through the matrices on both ranks. First the gradients of one process:
 
 # %%
 def leaf(tensor):
@@ -214,6 +211,20 @@ def leaf(tensor):
     return tensor.clone().requires_grad_()
 
 
+whole_x = leaf(x)
+whole_A = leaf(A)
+whole_B = leaf(B)
+y = F.relu(whole_x @ whole_A) @ whole_B
+y.sum().backward()
+grad_x = whole_x.grad
+grad_A = whole_A.grad
+grad_B = whole_B.grad
+print("gradient of x:", grad_x.tolist())
+
+# %% [markdown]
+# And now those of two ranks, each with its columns and rows:
+
+# %%
 def both_passes():
     rank = dist.get_rank()
     my_x = leaf(x)
@@ -225,29 +236,24 @@ def both_passes():
     return my_x.grad, columns.grad, rows.grad
 
 
-whole_x, whole_A, whole_B = leaf(x), leaf(A), leaf(B)
-(F.relu(whole_x @ whole_A) @ whole_B).sum().backward()
-grad_x, grad_A, grad_B = whole_x.grad, whole_A.grad, whole_B.grad
-print("one process: gradient of x", grad_x.tolist())
-
 for rank, (of_x, of_columns, of_rows) in enumerate(ranks(both_passes)):
-    print(f"rank {rank}:      gradient of x", of_x.tolist())
+    print(f"rank {rank}: gradient of x", of_x.tolist())
     assert torch.equal(of_x, grad_x)
     assert torch.equal(of_columns, grad_A.chunk(2, dim=1)[rank])
     assert torch.equal(of_rows, grad_B.chunk(2, dim=0)[rank])
 
 # %% [markdown]
-# Why doesn't `sum_over_ranks` add up gradients backward, too? Because there is only *one* loss,
-# which all ranks compute from the same `y`. A part counts once in `y`, so its gradient is that of
-# `y`.
+# Why doesn't `sum_over_ranks` add up gradients backward, too? Because all ranks compute the *same*
+# loss from the same `y`. If each rank's gradient of `y` were added, that one loss would count once
+# for each rank.
 #
 # ## Two layers
 #
 # Now as layers, a **column-parallel** and a **row-parallel** one. PyTorch's `nn.Linear` stores its
-# matrix transposed, as `[outputs, inputs]`, so that columns of our `A` are rows of its `weight`. A
-# layer copies its shard, so that the whole weight can be freed. (Here each rank first builds the
-# whole network. One that is too large for a device must be built in parts from the start.) A column
-# layer also takes its shard of the bias, which has one number for each output:
+# matrix transposed, as `[outputs, inputs]`. So what was a column of our `A` is a row of `weight`,
+# and a column layer cuts along dimension 0. It also takes its shard of the bias, which has one
+# number for each output. A shard is a copy, so that the whole weight can be freed. (Here each rank
+# first builds the whole network. One that is too large must be built in parts.)
 
 # %%
 def my_shard(tensor, dim):
@@ -268,10 +274,10 @@ class ColumnLinear(nn.Module):
         return F.linear(copy_to_ranks(x), self.weight, self.bias)
 
 # %% [markdown]
-# A row layer has some columns of `weight`. The bias belongs to the whole sum, so each rank keeps
-# all of it. But where must it be added? Here are two versions. Each gets four ones, divided among
-# the ranks, all its weights are 1, and its bias is 10. **Predict:** what does each of them return
-# on two ranks, and on four?
+# A row layer cuts `weight` along dimension 1, that of the inputs. The bias belongs to the whole
+# sum, so each rank keeps all of it. But where must it be added? Here are two versions. Each gets
+# four ones, divided among the ranks, all its weights are 1, and its bias is 10. **Predict:** what
+# does each of them return on two ranks, and on four?
 
 # %% tags=["predict"]
 class RowLinear(nn.Module):
@@ -289,18 +295,25 @@ class BiasOnEveryRank(RowLinear):
         return sum_over_ranks(F.linear(x, self.weight, self.bias))
 
 
-def sum_of_four_ones(row):
+def sum_of_four_ones(layer_class):
     whole = nn.Linear(4, 1)
     nn.init.constant_(whole.weight, 1)
     nn.init.constant_(whole.bias, 10)
-    layer = row(whole)
+    layer = layer_class(whole)
     my_ones = my_shard(torch.ones(4), 0)
     return layer(my_ones).item()
 
 
-for world in [2, 4]:
-    print(f"{world} ranks, RowLinear:      ", ranks(sum_of_four_ones, RowLinear, world=world))
-    print(f"{world} ranks, BiasOnEveryRank:", ranks(sum_of_four_ones, BiasOnEveryRank, world=world))
+sums = []
+for layer_class in [RowLinear, BiasOnEveryRank]:
+    for world in [2, 4]:
+        on_ranks = ranks(sum_of_four_ones, layer_class, world=world)
+        print(f"{layer_class.__name__} on {world} ranks:", on_ranks)
+        sums.append(on_ranks)
+
+# %% tags=["fold"]
+# check: what came out
+assert sums == [[14] * 2, [14] * 4, [24] * 2, [44] * 4]
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -311,38 +324,6 @@ for world in [2, 4]:
 # </details>
 #
 # No error says so, and in a network whose biases begin at 0 even the first outputs are right.
-#
-# With both layers we divide an MLP of chapter 17. Between its matrices is GELU, which takes each
-# number alone, as ReLU does. We compare the output, the gradient of the input, and that of the
-# bias, which is whole on every rank:
-
-# %%
-def make_mlp():
-    torch.manual_seed(18)
-    return MLP(width=8).double()
-
-
-def divided_mlp():
-    mlp = make_mlp()
-    mlp.up = ColumnLinear(mlp.up)
-    mlp.down = RowLinear(mlp.down)
-    x = torch.ones(1, 8).double().requires_grad_()
-    y = mlp(x)
-    y.square().sum().backward()
-    return y.detach(), x.grad, mlp.down.bias.grad, mlp.up.weight.shape
-
-
-whole_mlp = make_mlp()
-ones = torch.ones(1, 8).double().requires_grad_()
-whole_y = whole_mlp(ones)
-whole_y.square().sum().backward()
-
-print("one process: up.weight", list(whole_mlp.up.weight.shape))
-for rank, (found_y, of_x, of_bias, shape) in enumerate(ranks(divided_mlp)):
-    print(f"rank {rank}:      up.weight {list(shape)}")
-    assert largest_difference(found_y, whole_y) < 1e-12
-    assert largest_difference(of_x, ones.grad) < 1e-12
-    assert largest_difference(of_bias, whole_mlp.down.bias.grad) < 1e-12
 
 # %% [markdown]
 # ## Attention, by heads
@@ -357,16 +338,12 @@ for rank, (found_y, of_x, of_bias, shape) in enumerate(ranks(divided_mlp)):
 # ranks: before attention and before the MLP a sum backward, after each of them a sum
 # forward.](src/drawings/block_on_ranks.svg)
 #
-# (Each result is added to what came in, which isn't drawn.) The attention of
-# [transformer.py](transformer.py) needs no change, because it stores the width of a head and finds
-# from it how many heads its matrices have. (Chapter 17's stores the *number* of heads. It would cut
-# a rank's numbers into four narrow heads, without an error.) Norms, embeddings and the output layer
-# are whole on every rank. They get the same input everywhere, so they compute the same everywhere.
-# And all ranks call the same layers in the same order, so that their messages, which have no names
-# (chapter 14), match.
-#
-# So there can't be more ranks than heads. In **grouped-query attention** several heads share a key
-# and a value, and there can't be more ranks than these, unless ranks hold copies of them.
+# What goes from layer to layer, the **hidden states**, is whole on every rank, and so are norms,
+# embeddings and the output layer. They get the same input everywhere, so they compute the same
+# everywhere. And all ranks call the same layers in the same order, so that their messages, which
+# have no names (chapter 14), match. The attention of [transformer.py](transformer.py) needs no
+# change, because it stores the width of a head and finds from it how many heads its matrices have.
+# So there can't be more ranks than heads.
 
 # %%
 def divide(net, column, row):
@@ -382,13 +359,15 @@ def divide(net, column, row):
 # %% [markdown]
 # ## A transformer on 1, 2 and 4 ranks
 #
-# Our transformer has two blocks with four heads, and learns the text of chapter 17. All ranks get
-# *the same* batch. First one process, in float64: the logits, the loss and all gradients.
+# Our transformer has two blocks with four heads and width 16, and learns the text of chapter 17.
+# All ranks get *the same* batch, 8 pieces of 32 letters. First one process, in float64: the logits,
+# the loss and all gradients.
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# define: `make_net()`, `make_batch(step)` and `loss_of(net, x, y)`, like chapter 17's
 text = Path("../LICENSE").read_text()
 alphabet = sorted(set(text))
-letters = torch.tensor([alphabet.index(letter) for letter in text])
+ids = torch.tensor([alphabet.index(letter) for letter in text])
 
 
 def make_net():
@@ -399,46 +378,42 @@ def make_net():
 def make_batch(step):
     """Eight pieces of the text, and for each letter in them the letter that comes next."""
     torch.manual_seed(step)
-    first = torch.randint(len(letters) - 32, (8, 1))
-    places = first + torch.arange(32)
-    return letters[places], letters[places + 1]
+    first = torch.randint(len(ids) - 32, (8, 1))
+    positions = first + torch.arange(32)
+    return ids[positions], ids[positions + 1]
 
 
 def loss_of(net, x, y):
     return F.cross_entropy(net(x).flatten(0, 1), y.flatten())
 
-
+# %% tags=["trains"]
 def first_pass(net):
-    """Logits, loss, and the gradients of all parameters."""
     x, y = make_batch(0)
     logits = net(x)
     loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
     loss.backward()
     gradients = {name: p.grad for name, p in net.named_parameters()}
-    return logits.detach(), loss.detach(), gradients
+    return {"logits": logits.detach(), "loss": loss.detach(), "gradients": gradients}
 
 
 def by_one_process():
-    net = make_net()
-    logits, loss, gradients = first_pass(net)
-    return {"logits": logits, "loss": loss, "gradients": gradients}
+    return first_pass(make_net())
 
 
 whole = ranks(by_one_process, world=1)[0]
 print(f"one process: loss {whole['loss']:.3f}")
 
 # %% [markdown]
-# Then the same with divided blocks. To compare, we join the shards of all ranks: in a column layer
-# along dimension 0 of the weight, in a row layer along dimension 1. What isn't in `cut_along` is
-# whole on every rank.
+# Then the same with divided blocks. To compare, the folded function `joined` joins the shards of
+# all ranks, in a column layer along dimension 0 of the weight, in a row layer along dimension 1.
 
-# %% tags=["trains"]
+# %% tags=["fold"]
+# define: `joined(tensors)`, {name: this rank's shard, or what is whole} -> {name: whole}
 cut_along = {"query.weight": 0, "key.weight": 0, "value.weight": 0, "join.weight": 1,
              "up.weight": 0, "up.bias": 0, "down.weight": 1}
 
 
 def joined(tensors):
-    """{name: this rank's shard, or what is whole} -> {name: whole}"""
     found = dict(tensors)
     for name, tensor in tensors.items():
         for ending, dim in cut_along.items():
@@ -448,12 +423,13 @@ def joined(tensors):
                 found[name] = torch.cat(shards, dim)
     return found
 
-
+# %% tags=["trains"]
 def by_ranks(column, row):
     net = make_net()
     divide(net, column, row)
-    logits, loss, gradients = first_pass(net)
-    return {"logits": logits, "loss": loss, "gradients": joined(gradients)}
+    found = first_pass(net)
+    found["gradients"] = joined(found["gradients"])
+    return found
 
 
 for world in [1, 2, 4]:
@@ -499,11 +475,11 @@ def by_pytorch():
     for block in net.blocks:
         parallelize_module(block, mesh, plan)
 
-    logits, loss, gradients = first_pass(net)
-    for name, gradient in gradients.items():
+    found = first_pass(net)
+    for name, gradient in found["gradients"].items():
         if isinstance(gradient, DTensor):
-            gradients[name] = gradient.full_tensor()
-    return {"logits": logits, "loss": loss, "gradients": gradients}
+            found["gradients"][name] = gradient.full_tensor()
+    return found
 
 
 ours = ranks(by_ranks, ColumnLinear, RowLinear)[0]
@@ -519,7 +495,8 @@ for theirs in ranks(by_pytorch):
 # have the same names as ours. They also work in a group of some ranks, and raise an error if sizes
 # don't divide.
 
-# %%
+# %% tags=["fold"]
+# check: the module's layers find the same gradients
 import tensor_parallel
 
 kept = ranks(by_ranks, tensor_parallel.ColumnLinear, tensor_parallel.RowLinear)[0]
@@ -540,21 +517,28 @@ class ColumnWithoutSum(ColumnLinear):
 
 
 without_sum = ranks(by_ranks, ColumnWithoutSum, RowLinear)
+right_names = []  # by rank
 for rank, found in enumerate(without_sum):
     right = []
-    wrong = []
     for name, gradient in found["gradients"].items():
         if largest_difference(gradient, whole["gradients"][name]) < 1e-12:
             right.append(name)
-        else:
-            wrong.append(name)
-    print(f"rank {rank}: loss {found['loss']:.3f}, {len(wrong)} gradients are wrong, these right:")
+    print(f"rank {rank}: loss {found['loss']:.3f}; of {len(found['gradients'])} gradients only "
+          "these are right:")
     print("   ", *right)
+    right_names.append(right)
 
 # %% tags=["fold"]
-# check: the forward pass is right
-for found in without_sum:
+# check: what came out
+for found, right in zip(without_sum, right_names):
     assert largest_difference(found["logits"], whole["logits"]) < 1e-12
+    assert largest_difference(found["loss"], whole["loss"]) < 1e-12
+    wrong = set(found["gradients"]) - set(right)
+    assert len(wrong) == 24
+    for name in right:
+        assert name.startswith(("blocks.1.mlp.", "norm.", "output."))
+    for name in wrong:
+        assert not name.startswith(("blocks.1.mlp.", "norm.", "output."))
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -571,10 +555,9 @@ for found in without_sum:
 #
 # Does the training show it? We train for 100 steps with the sum and without, and take the loss of a
 # new batch. Then each rank saves the network, as one would do after a training: it joins the
-# divided weights, and adds its own copy of what is whole on every rank. One process loads that and
-# should find the same loss. **Predict:** do these losses show that the sum is missing?
+# divided weights, and adds its own copy of what is whole on every rank.
 
-# %% tags=["predict", "trains"]
+# %% tags=["trains"]
 def after_training(column):
     net = make_net()
     divide(net, column, RowLinear)
@@ -587,7 +570,11 @@ def after_training(column):
         loss = loss_of(net, *make_batch(1000)).item()
     return loss, joined(net.state_dict())
 
+# %% [markdown]
+# One process loads what was saved and should find the same loss. **Predict:** do these losses show
+# that the sum is missing?
 
+# %% tags=["predict", "trains"]
 results = {}
 for column in [ColumnLinear, ColumnWithoutSum]:
     print(column.__name__)
@@ -617,70 +604,33 @@ assert not torch.equal(norm_of_0, norm_of_1)
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# One rank's loss doesn't show it: without the sum each rank finds, by luck, even a *lower* loss.
+# One rank's loss doesn't show it: without the sum each rank finds even a *lower* loss here.
 # But with the sum both ranks find the same loss, to the last bit, and their copies of the last norm
 # are equal. Without it they differ, and what was saved has another loss than either rank found.
 #
 # </details>
 #
 # In the first step, all that comes before the last MLP gets wrong gradients, different ones on each
-# rank. From the second step on the ranks no longer compute with the same hidden states, and then
-# everything is wrong, the last norm too. What a rank saves has its own copies and *both* ranks'
-# shards, and nobody has ever trained that network.
+# rank. So from the second step on the ranks have other hidden states, and then everything is wrong,
+# the last norm too. What a rank saves has its own copies and *both* ranks' shards, and nobody has
+# ever trained that network.
 #
 # **So a falling loss is no test.** Compare the gradient of the input with that of one process, and,
 # during training, compare the ranks' losses with each other. (A mistake that is the same on all
-# ranks keeps these equal. Exercise 1 has three.)
-#
-# ### Two more ways for ranks to drift apart
-#
-# The ranks can also differ where all layers are right. `clip_grad_norm_` finds the **gradient
-# norm**, the root of the sum of all gradients' squares, but only of the gradients that *this* rank
-# has. And dropout draws this rank's random numbers. Here each rank has its own seed, as in chapter
-# 14:
-
-# %%
-def norm_and_loss():
-    net = make_net()
-    divide(net, ColumnLinear, RowLinear)
-    first_pass(net)
-    norm = nn.utils.clip_grad_norm_(net.parameters(), max_norm=0.5)
-
-    x, y = make_batch(0)
-    for module in net.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.1
-    torch.manual_seed(dist.get_rank())
-    return norm.item(), loss_of(net, x, y).item()
-
-
-for world in [1, 2]:
-    norms = []
-    losses = []
-    for rank, (norm, loss) in enumerate(ranks(norm_and_loss, world=world)):
-        norms.append(norm)
-        losses.append(loss)
-        print(f"rank {rank} of {world}: gradient norm {norm:.4f}, loss with dropout {loss:.3f}")
-assert norms[0] != norms[1]  # on two ranks
-assert losses[0] != losses[1]
-
-# %% [markdown]
-# So each rank multiplies its gradients by another factor, and the copies drift. The right norm adds
-# up the squares of all shards over the ranks, and counts once what is whole on every rank. Where
-# hidden states are whole, as after `join` and `down`, dropout needs the same seed on all ranks.
-# *Between* the two matrices, for example on attention weights, each rank has other numbers, and
-# needs a seed of its own, or all ranks would drop the same places.
+# ranks keeps these equal. Exercise 1 has three.) Ranks can drift apart in two more ways, when they
+# clip gradients or drop numbers at random. Chapter 20 has both.
 #
 # ## What is sent?
 #
-# We count, by a function that takes the place of `dist.all_reduce` during a step. What goes from
-# layer to layer, the **hidden states**, is `[8, 32, 16]`: 8 sequences, 32 tokens, width 16, and 8
-# bytes per number. **Predict:** how many all-reduces are there in our two blocks, forward and
-# backward, and of how many bytes is each?
+# The folded function takes the place of `dist.all_reduce` during a step, and notes what is sent.
+# Hidden states are `[8, 32, 16]`: 8 sequences, 32 tokens, width 16, and 8 bytes per number.
+# **Predict:** how many all-reduces are there in our two blocks, forward and backward, and of how
+# many bytes is each? (Count the layers in `divide`: the drawing joins the sums of layers that have
+# the same input.)
 
-# %% tags=["predict"]
+# %% tags=["fold"]
+# define: `sent_in_a_step(net)`, the bytes of each all-reduce, of both passes
 def sent_in_a_step(net):
-    """Bytes of each all-reduce: of the forward pass, of the backward pass."""
     sent = []
     original = dist.all_reduce
 
@@ -696,43 +646,40 @@ def sent_in_a_step(net):
     dist.all_reduce = original
     return forward, sent
 
-
-def sent_by(column, row):
+# %% tags=["predict"]
+def sent_by_our_layers():
     net = make_net()
-    divide(net, column, row)
+    divide(net, ColumnLinear, RowLinear)
     return sent_in_a_step(net)
 
 
-forward, backward = ranks(sent_by, ColumnLinear, RowLinear)[0]
+forward, backward = ranks(sent_by_our_layers)[0]
 print("forward: ", forward)
 print("backward:", backward)
-of_the_module = ranks(sent_by, tensor_parallel.ColumnLinear, tensor_parallel.RowLinear)[0]
-assert of_the_module == (forward, backward)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Each has 32,768 bytes. Forward there are two per block, as in the drawing. Backward there are four
-# per block, because attention has three column layers, and each adds up the gradient of its own
-# input.
+# Each has 32,768 bytes. Forward there are two per block. Backward there are four per block, because
+# attention has three column layers, and each adds up the gradient of its own input.
 #
 # </details>
 #
-# So these layers, and those of the module, send six per block. But the three layers of attention
-# have the same input, so one sum would do: copy the input once, before all three. Exercise 2 does
-# it, and then there are **four all-reduces per block, two forward and two backward**, as in the
-# paper and in the drawing. Each is the size of the hidden states. In a ring a rank sends $2(k-1)/k$
-# times as many bytes as the array has (chapter 03). With four it sends in a step
+# The three layers of attention have the same input, so one sum would do: copy the input once,
+# before all three. Exercise 2 does it, and then there are **four all-reduces per block, two forward
+# and two backward**, as in the drawing and in the paper. Each is the size of the hidden states. In
+# a ring a rank sends $2(k-1)/k$ times as many bytes as the array has (chapter 03). So it sends in a
+# step
 #
 # $$4 \cdot \text{blocks} \cdot \frac{2(k-1)}{k} \cdot \text{tokens} \cdot \text{width} \cdot
 # \text{bytes per number}.$$
 #
 # How long does that take? Let us compute it for 8 GPUs, 32 blocks of width 4,096, 8 sequences of
-# 4,096 tokens and 2 bytes per number. An A100's NVLink sends 300 GB/s inside a machine. Between
+# 4,096 tokens and 2 bytes per number. Inside a machine an A100 sends 300 GB/s, by NVLink. Between
 # machines each GPU has a network card of 25 GB/s. For comparison, this step's computation: a block
-# has $12 \cdot \text{width}^2$ weights, and each takes 6 operations for each token, 2 forward and 4
-# backward (chapter 17). We assume 156 · 10¹² operations a second, half of an A100's peak in
-# bfloat16.
+# has $12 \cdot \text{width}^2$ weights. For each token a weight takes a multiplication and an
+# addition forward, 2 operations, and twice as many backward (chapter 17), together 6. We assume
+# 156 · 10¹² operations a second, half of an A100's peak in bfloat16.
 
 # %%
 k = 8
@@ -746,21 +693,19 @@ operations = 6 * 32 * 12 * 4096 ** 2 * tokens / k
 print(f"and computes for {operations / 156e12:.1f} s")
 
 # %% [markdown]
-# So the messages add a fifth or more inside a machine, since these are the full rates of the
-# links. Between machines they take longer than this step's computation. In the forward pass the
-# next layer needs the sum at once, so this simple schedule can't hide it behind other work, as DDP
-# hides its buckets. (Backward, the sum could run while the rank computes the gradients of its
-# weights. Ours doesn't.) **That is why tensor parallelism wants the fast links inside a machine.**
+# So the messages add a fifth or more inside a machine, since these are the full rates of the links.
+# Between machines they take longer than this step's computation. In the forward pass the next layer
+# needs the sum at once, so it can't be hidden behind other work, as DDP hides its buckets. **That
+# is why tensor parallelism wants the fast links inside a machine.**
 #
 # ## What is held?
 #
-# The reason for all this was memory. How much does a rank hold in its blocks? We count, as chapter
-# 17 does, the bytes of the weights, and of what autograd keeps for the backward pass, the
-# **activations**.
+# The reason for all this was memory. How much does a rank hold in its blocks? We count the bytes of
+# the weights, and of the **activations**, by a short form of chapter 17's `bytes_kept`.
 
-# %%
+# %% tags=["fold"]
+# define: `bytes_kept(net, function, *inputs)`, what autograd keeps, without net's parameters
 def bytes_kept(net, function, *inputs):
-    """What autograd keeps for function(*inputs), without the parameters of net."""
     parameters = {p.untyped_storage()._cdata for p in net.parameters()}  # addresses
     kept = {}  # by its address, how many bytes were saved
 
@@ -777,7 +722,7 @@ def bytes_kept(net, function, *inputs):
         function(*inputs)
     return sum(kept.values())
 
-
+# %%
 def bytes_held():
     net = make_net()
     divide(net, ColumnLinear, RowLinear)
@@ -786,25 +731,19 @@ def bytes_held():
     return of_weights, bytes_kept(net.blocks, net.blocks, hidden)
 
 
-worlds = [1, 2, 4]
-weights = []
-activations = []
-for world in worlds:
-    of_weights, kept = ranks(bytes_held, world=world)[0]
-    weights.append(of_weights)
-    activations.append(kept)
-    print(f"{world} ranks: {of_weights:,} bytes of weights ({of_weights / weights[0]:.2f}),",
-          f"{kept:,} of activations ({kept / activations[0]:.2f})")
+one_weights, one_activations = ranks(bytes_held, world=1)[0]
+for world in [1, 2, 4]:
+    weights, activations = ranks(bytes_held, world=world)[0]
+    print(f"{world} ranks: {weights:,} bytes of weights ({weights / one_weights:.2f}),",
+          f"{activations:,} of activations ({activations / one_activations:.2f})")
 
 # %% [markdown]
 # The weights are divided but for norms and the biases of row layers. Of the activations only those
 # *between* the two matrices are divided. What comes before and after them, such as the norms'
 # inputs, is whole on every rank. **Sequence parallelism** divides this by tokens: the copy becomes
 # an all-gather, and the sum a reduce-scatter (V. Korthikanti et al., 2022, arXiv:2205.05198,
-# section 4.2). A plain `nn.Linear` after the all-gather would keep the gathered input whole, so
-# Megatron-LM gathers it again in the backward pass. The module has these two exchanges, and layers
-# that divide the vocabulary. How both are written, and which mistakes in them raise no error, is in
-# deeper: Tokens and the vocabulary.
+# section 4.2). How it is written, and how the vocabulary is divided, is in deeper: Tokens and the
+# vocabulary.
 #
 # ## Summary
 #
@@ -829,9 +768,9 @@ for world in worlds:
 # %% [markdown]
 # ## Exercises
 #
-# 1. **Four wrong blocks.** The cell below has a right block, four wrong ones, and a test. Say of
-#    each whether it passes the test, before you run the cell. Then write a stricter test, which
-#    only the right one passes.
+# 1. **Four wrong blocks.** The cells below have a right block, four wrong ones, and a test. Say of
+#    each whether it passes the test, before you run it. Then write a stricter test, which only the
+#    right one passes.
 # 2. **One sum instead of three.** Divide the network so that attention adds up the gradient of its
 #    input only once. Show that all gradients are those of one process, and count again. (After
 #    `module.register_forward_pre_hook(function)` PyTorch calls `function(module, inputs)` before
@@ -878,6 +817,12 @@ def sum_in_both_passes(x, columns, rows, bias):
     return SumInBothPasses.apply(part) + bias
 
 
+blocks = [right, not_copied, copied_twice, half_of_the_bias_inside, sum_in_both_passes]
+
+# %% [markdown]
+# And the test, which knows what one process finds:
+
+# %%
 def passes(block):
     rank = dist.get_rank()
     my_x = leaf(torch.tensor([[1.0, 2]]))
@@ -891,7 +836,6 @@ def passes(block):
     return right_y and right_columns and right_rows
 
 
-blocks = [right, not_copied, copied_twice, half_of_the_bias_inside, sum_in_both_passes]
 for block in blocks:
     print(f"{block.__name__:24} passes: {all(ranks(passes, block))}")
 
@@ -952,9 +896,7 @@ for block in blocks:
 #
 # The column layers don't copy any more. Instead a hook copies the input of attention, and that of
 # the MLP. The gradients of the three layers' inputs are then added up on the rank, by autograd,
-# before they are sent. (With one matrix for queries, keys and values one column layer would do. But
-# its columns would have to be put in order by heads first, because a plain cut in two gives one
-# rank all queries and half of the keys.)
+# before they are sent.
 
 # %% tags=["solution"]
 def copy_first(module, inputs):
@@ -969,7 +911,7 @@ def with_one_copy():
         block.mlp.register_forward_pre_hook(copy_first)
     forward, backward = sent_in_a_step(net)
     net.zero_grad()
-    _, _, gradients = first_pass(net)
+    gradients = first_pass(net)["gradients"]
     return len(forward), len(backward), joined(gradients)
 
 

@@ -15,19 +15,17 @@
 # > **What you'll learn:** what a stage sends; what a schedule is; how large the *bubble* is, and
 # > what GPipe and 1F1B hold.
 # >
-# > **What you need:** chapter 17 for the network, chapter 14 for processes, no GPU, and PyTorch
-# > 2.13 or newer: `make setup TORCH=1` installs it. Reading takes {reading time}, running less than
-# > a minute on two cores.
+# > **What you need:** chapter 17 for the network, 14 for processes, 16 for `autograd.Function`, no
+# > GPU, and PyTorch 2.13 or newer: `make setup TORCH=1` installs it. Reading takes {reading time},
+# > running less than a minute on two cores.
 
 # %% tags=["torch"]
 import time
-import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from helpers import your_turn
 from helpers.compare import largest_difference
@@ -114,11 +112,11 @@ for rank in range(2):
     print(f"stage {rank}:", [type(layer).__name__ for layer in layers])
 
 # %% [markdown]
-# In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. (They are often
-# called activations. In chapters 17 and 18 that word means all that autograd keeps.) The backward
-# pass goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0
-# needs just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything
-# that made `hidden`.
+# In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. The backward pass
+# goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0 needs
+# just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything that
+# made
+# `hidden`.
 #
 # ![Rank 0 has the embedding and blocks 0 and 1, rank 1 blocks 2 and 3, norm, output and loss. The
 # hidden states go from rank 0 to rank 1; their gradient, of the same shape, comes
@@ -126,8 +124,7 @@ for rank in range(2):
 #
 # A message is only numbers, without autograd's graph. So what is sent is detached, and rank 1
 # declares that it wants a gradient of what it has received. (`dist.recv` fills an existing tensor.)
-# All ranks make the whole network here, from one seed, and use only their part of it. A
-# network that doesn't fit is made in parts.
+# All ranks make the whole network here, from one seed, and use only their part of it.
 
 # %%
 def two_stages():
@@ -206,9 +203,14 @@ def both_send_first():
 
 
 try:
-    print(ranks(both_send_first, seconds=8))
-except TimeoutError as error:
-    print("TimeoutError:", error)
+    came_out = ranks(both_send_first, seconds=8)
+except Exception as error:
+    came_out = f"{type(error).__name__}: {error}"
+print(came_out)
+
+# %% tags=["fold"]
+# check: what came out
+assert str(came_out).startswith("TimeoutError")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -221,36 +223,21 @@ except TimeoutError as error:
 # </details>
 #
 # With gloo one remedy is `dist.isend`, which returns at once and gives a handle, as `all_reduce`
-# does with `async_op=True` in chapter 14. So no rank waits for a receiver before it goes on. (With
+# does with `async_op=True` in chapter 14. So no rank waits for a receiver before it goes on. The
+# price is that a handle keeps its message, and so its memory, until we have waited for it. (With
 # NCCL on GPUs, a send and a receive between two ranks are handed over together, by
 # `batch_isend_irecv`.)
-
-# %%
-def both_send_and_go_on():
-    other = 1 - dist.get_rank()
-    received = torch.empty(len(x), tokens, width).double()
-    handle = dist.isend(torch.ones(len(x), tokens, width).double(), dst=other)
-    dist.recv(received, src=other)
-    handle.wait()
-    return received.sum().item()
-
-
-print(ranks(both_send_and_go_on, seconds=200))  # new processes must start first
-
-# %% [markdown]
-# The price is that a handle keeps its message, and so its memory, until we have waited for it.
 #
 # ## One function runs any schedule
 #
-# This is what one rank does, whatever its list says, as long as neighbours run the micro-batches in
-# the same order, since messages have no names, and the lists don't wait for each other in a circle.
-# It is `two_stages` once more, with micro-batches. Two dictionaries
-# keep what the backward pass of a micro-batch needs from its forward pass: what came in, and what
-# came out, which on the last stage is the loss. When the backward pass is done, both are dropped.
+# This is what one rank does with its list. It is `two_stages` once more, with
+# micro-batches. Two dictionaries keep, for each micro-batch, what came in and what came out (on the
+# last stage the loss), because its backward pass needs both. Then both are dropped. Messages have
+# no names, so neighbours must run the micro-batches in the same order.
 #
-# And the messages? When the gradient of a micro-batch comes back, its hidden states have arrived,
-# so that we can wait for their handle and drop it. A gradient's handle is waited for when the next
-# gradient is to be sent, so that at most one is kept.
+# When do we wait for handles? When the gradient of a micro-batch comes back, its hidden states have
+# arrived, so we wait for their handle then, and drop it. Before we send a gradient, we wait for the
+# handle of the one before, so that one gradient at most is kept.
 
 # %%
 def receive(source, n):
@@ -287,7 +274,7 @@ def run_schedule(layers, steps, x_parts, y_parts, loss_function, divide_by):
                 outputs[i].backward()
             else:
                 gradient = receive(rank + 1, n)
-                hidden_sent.pop(i).wait()
+                hidden_sent.pop(i).wait()  # it has arrived, or there would be no gradient
                 outputs[i].backward(gradient)
             if rank > 0:
                 if gradient_sent is not None:
@@ -301,9 +288,8 @@ def run_schedule(layers, steps, x_parts, y_parts, loss_function, divide_by):
 
 # %% [markdown]
 # The loss of a batch is the mean over its tokens, so with $m$ micro-batches each one's loss must be
-# divided by $m$. That needs micro-batches with equally many tokens. Where padding is left out of
-# the loss, divide each micro-batch's sum by the number of tokens in the whole batch instead. Two
-# ranks run GPipe's lists with four micro-batches:
+# divided by $m$. (That needs micro-batches with equally many tokens.) Two ranks run GPipe's lists
+# with four micro-batches:
 
 # %%
 def with_schedule(schedule, micro_batches, divide_by):
@@ -328,19 +314,23 @@ assert largest_difference(found, whole) < 1e-12
 
 # %% [markdown]
 # Four micro-batches give what one process finds from the whole batch. **Predict:** what comes out
-# if we forget to divide, and divide by 1?
+# if we forget to divide, and divide by 1? We look at the loss, and at a weight of each rank.
 
 # %% tags=["predict"]
 of_rank_0, of_rank_1 = ranks(with_schedule, gpipe, 4, 1)
 part_0, _ = of_rank_0
 part_1, loss = of_rank_1
 found = {**part_0, **part_1}
-ratios = []
-for name, gradient in whole.items():
-    some = gradient.abs() > 1e-9  # a token that isn't in the batch has none
-    ratios.append(found[name][some] / gradient[some])
-ratios = torch.cat(ratios)
-print(f"loss {loss:.3f}, gradients {ratios.min():.3f} to {ratios.max():.3f} times the right ones")
+print(f"loss: {loss / whole_loss:.3f} times the right one")
+for name in ["blocks.0.mlp.up.weight", "output.weight"]:
+    ratios = found[name] / whole[name]
+    print(f"{name}: gradients {ratios.min():.3f} to {ratios.max():.3f} times the right ones")
+
+# %% tags=["fold"]
+# check: what came out, for all gradients
+assert abs(loss - 4 * whole_loss) < 1e-12
+for name in whole:
+    assert largest_difference(found[name], 4 * whole[name]) < 1e-12
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -351,23 +341,21 @@ print(f"loss {loss:.3f}, gradients {ratios.min():.3f} to {ratios.max():.3f} time
 #
 # </details>
 #
-# Is it right for any number of stages and micro-batches? With three stages they aren't even equally
-# large: one block, one block, two blocks.
+# With the right divisor the gradients are right for other numbers of stages and micro-batches, too.
+# Three stages aren't even equally large: one block, one block, two blocks.
 
-# %%
+# %% tags=["fold"]
+# check: 1, 3 and 4 stages, 1 and 8 micro-batches
 for stages in [1, 3, 4]:
     for micro_batches in [1, 8]:
         found = {}
         for part, _ in ranks(with_schedule, gpipe, micro_batches, micro_batches, world=stages):
             found.update(part)
-        right = largest_difference(found, whole) < 1e-12
-        print(f"stages: {stages}, micro-batches: {micro_batches}, equal to 1e-12: {right}")
-        assert right
+        assert largest_difference(found, whole) < 1e-12
 
 # %% [markdown]
 # By its list, a stage holds *all* micro-batches when the backward passes begin: their inputs, their
-# outputs, and what autograd keeps of each layer. (GPipe's authors therefore recompute, as in
-# chapter 17.)
+# outputs, and what autograd keeps of each layer.
 #
 # ## 1F1B: a backward pass as soon as possible
 #
@@ -381,22 +369,18 @@ for stages in [1, 3, 4]:
 # backward and forward in turns.](src/drawings/pipeline_schedules.svg)
 #
 # In the drawing a forward pass takes 1, a backward pass 2, and a message no time. Read it row by
-# row. The last stage alternates from the beginning. Each earlier stage starts with one extra
-# forward pass for each stage after it. These forward passes are the **warm-up**; then comes the
-# **steady state**, one backward and one forward pass in turns, and at last the **cool-down**, in
-# which only backward passes are left.
+# row. A stage's forward passes before its first backward pass are its **warm-up**: one on the last
+# stage, and one more for each stage after it. Then comes the **steady state**, in which backward
+# and forward passes take turns, and at last the **cool-down**, in which only backward passes are
+# left.
 #
 # ### Your turn: the list of one stage
 #
 # Write the list of stage `stage` of `stages`. The drawing's lists are what you need; take care of
 # fewer micro-batches than stages.
 
-# %% tags=["your-turn"]
-def steps_of(stage, stages, micro_batches):
-    """1F1B: the list of ("forward", i) and ("backward", i) of one stage."""
-    ...
-
-
+# %% tags=["fold", "your-turn"]
+# define: cases for your function, five stages and their lists
 last_of_4 = [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1),
              ("forward", 2), ("backward", 2)]
 third_of_4 = [("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2),
@@ -413,11 +397,17 @@ cases = [
     ((0, 3, 4), first_of_3),
     ((0, 4, 5), first_of_4),
 ]
+
+# %% tags=["your-turn"]
+def steps_of(stage, stages, micro_batches):
+    """1F1B: the list of ("forward", i) and ("backward", i) of one stage."""
+    ...
+
+
 your_turn(steps_of, cases)
 
 # %% [markdown]
-# Here is ours, for all stages. `warm_up` is the number of forward passes before the first backward
-# pass: one more than the extra ones, because the steady state here begins with a backward pass.
+# Here is ours, for all stages. `warm_up` is the number of passes in the warm-up.
 
 # %%
 def one_f_one_b(stages, micro_batches):
@@ -438,20 +428,25 @@ def one_f_one_b(stages, micro_batches):
 print(one_f_one_b(stages=4, micro_batches=3)[2])
 
 # %% [markdown]
-# What does a stage hold? As in chapter 17 we count the bytes that autograd keeps, and here also the
-# outputs that are sent. Weak references note only what still exists. Each micro-batch is one
-# sequence.
+# What does a stage hold? The folded function counts, as in chapter 17, the bytes that autograd
+# keeps, and here also the outputs that are sent. First for one micro-batch, which is one sequence:
 
-# %%
+# %% tags=["fold"]
+# define: `most_bytes(schedule, micro_batches)`, what this stage holds at most
+import weakref
+
+from torch.autograd.graph import saved_tensors_hooks
+
+
 def most_bytes(schedule, micro_batches):
-    """What this stage holds at most, without parameters and token ids."""
+    """Without parameters and token ids."""
     rank = dist.get_rank()
     stages = dist.get_world_size()
     net = make_net()
     layers = cut(net, rank, stages)
     parts = [x, y, *net.parameters()]
     left_out = {part.untyped_storage()._cdata for part in parts}  # addresses
-    alive = weakref.WeakValueDictionary()  # by its address, what was saved
+    alive = weakref.WeakValueDictionary()  # by its address, what was saved and still exists
     most = 0
 
     def save(tensor):
@@ -475,7 +470,7 @@ def most_bytes(schedule, micro_batches):
         run_schedule(layers, steps, x.chunk(8), y.chunk(8), mean_loss, micro_batches)
     return most
 
-
+# %%
 of_one = ranks(most_bytes, gpipe, 1, world=4)
 print("one micro-batch, stages 0 to 3:", of_one)
 
@@ -484,25 +479,27 @@ print("one micro-batch, stages 0 to 3:", of_one)
 # times as much does each stage of 1F1B hold at most?
 
 # %% tags=["predict"]
+times_as_much = {}
 for schedule in [gpipe, one_f_one_b]:
-    found = {}
-    for part, loss in ranks(with_schedule, schedule, 8, 8, world=4):
-        found.update(part)
-    assert largest_difference(found, whole) < 1e-12
+    factors = []
+    for of_eight, of_each in zip(ranks(most_bytes, schedule, 8, world=4), of_one):
+        factors.append(round(of_eight / of_each, 2))
+    print(f"{schedule.__name__}: stages 0 to 3 hold {factors} times as much")
+    times_as_much[schedule.__name__] = factors
 
-    as_much = []
-    for of_all, of_each in zip(ranks(most_bytes, schedule, 8, world=4), of_one):
-        as_much.append(round(of_all / of_each, 2))
-    print(f"{schedule.__name__}: stages 0 to 3 hold {as_much} times as much")
 # %% tags=["fold"]
-# check: what came out
-assert as_much == [4, 3, 2, 1]  # of 1F1B
+# check: what came out, and that the gradients of 1F1B are right
+assert times_as_much == {"gpipe": [8, 8, 8, 8], "one_f_one_b": [4, 3, 2, 1]}
+found = {}
+for part, loss in ranks(with_schedule, one_f_one_b, 8, 8, world=4):
+    found.update(part)
+assert largest_difference(found, whole) < 1e-12
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # Stage 0 holds 4 micro-batches, stage 1 holds 3, stage 2 holds 2 and stage 3 holds 1: as many as
-# there are stages from it to the end. The gradients are the same.
+# its warm-up has. The gradients are the same.
 #
 # </details>
 #
@@ -522,12 +519,11 @@ assert as_much == [4, 3, 2, 1]  # of 1F1B
 #
 # $$\text{bubble} = \frac{p - 1}{m + p - 1}$$
 #
-# (D. Narayanan et al., 2021, arXiv:2104.04473, §2.2.1, divide the idle time by the working time
-# instead, and get $(p-1)/m$.) That is theory, in which messages take no time. Now we measure: four
-# processes, real messages and a real clock. Four processes can't compute at the same time on two
-# cores, so our stages *sleep* instead, which takes no core: 20 ms in a forward pass, and 40 ms in a
-# backward pass. Everything else is `run_schedule` as above. A `Function` with both passes (chapter
-# 16) notes when it worked, on the clock of this machine, which is the same for all processes:
+# That is theory, in which messages take no time. Now we measure: four processes, real messages and
+# a real clock. Four processes can't compute at the same time on two cores, so our stages *sleep*
+# instead, which takes no core: 20 ms in a forward pass, and 40 ms in a backward pass. A `Function`
+# with both passes (chapter 16) notes when it worked, on the clock of this machine, which is the
+# same for all processes:
 
 # %%
 noted = []  # (kind, begin, end) of each pass, on this rank
@@ -550,12 +546,13 @@ class Sleep(torch.autograd.Function):
         return gradient, None  # for each argument of forward
 
 
-def mean_output(outputs, y_part):
-    return outputs.mean()  # it has no labels
-
-
 def sleeping(x):
     return Sleep.apply(x, 0.020)
+
+# %% tags=["fold"]
+# define: `on_the_clock(schedule, micro_batches)`, `run_schedule` with sleeping stages; the passes
+def mean_output(outputs, y_part):
+    return outputs.mean()  # it has no labels
 
 
 def on_the_clock(schedule, micro_batches):
@@ -570,11 +567,11 @@ def on_the_clock(schedule, micro_batches):
     return noted
 
 # %% [markdown]
-# The bubble is the share of the time, from the start of the first pass to the end of the last, in
-# which a stage doesn't sleep, on average. **Predict** it by the formula for four stages with 4
-# micro-batches and with 8. Will the measured one be larger or smaller?
+# The folded `on_the_clock` runs `run_schedule` with `sleeping` as a stage's layers, and returns
+# what a rank has noted. The bubble is the share of the time, from the start of the first pass to
+# the end of the last, in which a stage doesn't sleep, on average:
 
-# %% tags=["predict", "measured"]
+# %%
 def bubble(of_ranks):
     begins = []
     ends = []
@@ -586,7 +583,11 @@ def bubble(of_ranks):
             working += end - begin
     return 1 - working / (max(ends) - min(begins)) / len(of_ranks)
 
+# %% [markdown]
+# **Predict** it by the formula for four stages with 4 micro-batches and with 8. Will the measured
+# one be larger or smaller?
 
+# %% tags=["predict", "measured"]
 recorded = {}  # by schedule and number of micro-batches: the best of three runs
 for schedule in [gpipe, one_f_one_b]:
     for micro_batches in [4, 8]:
@@ -594,19 +595,25 @@ for schedule in [gpipe, one_f_one_b]:
         for i in range(3):
             runs.append(ranks(on_the_clock, schedule, micro_batches, world=4))
         best = min(runs, key=bubble)
-        for passes, steps in zip(best, schedule(4, micro_batches)):
-            assert [kind for kind, _, _ in passes] == [kind for kind, _ in steps]
         recorded[schedule.__name__, micro_batches] = best
         predicted = 3 / (micro_batches + 3)
         print(f"{schedule.__name__}, {micro_batches} micro-batches: predicted {predicted:.0%},",
               f"measured {bubble(best):.0%}")
 
+# %% tags=["fold", "measured"]
+# check: each stage ran its list in order
+for schedule in [gpipe, one_f_one_b]:
+    for micro_batches in [4, 8]:
+        of_ranks = recorded[schedule.__name__, micro_batches]
+        for passes, steps in zip(of_ranks, schedule(4, micro_batches)):
+            assert [kind for kind, begin, end in passes] == [kind for kind, i in steps]
+
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The formula says 43 % with 4 micro-batches and 27 % with 8, whichever schedule it is. The measured
-# bubbles are larger. Whatever isn't sleeping counts as idle, so also messages and Python. (A stage
-# that wakes up late, because no core is free, sleeps longer than it should. That counts as work.)
+# The formula says 43 % with 4 micro-batches and 27 % with 8, whichever schedule it is. In our runs
+# the measured bubbles are larger, because whatever isn't sleeping counts as idle, so also messages
+# and Python.
 #
 # </details>
 #
@@ -635,9 +642,8 @@ for name, title in [("gpipe", "GPipe"), ("one_f_one_b", "1F1B")]:
 # %% [markdown]
 # **More micro-batches make the bubble smaller. GPipe and 1F1B have the same one when messages take
 # no time and all stages take equally long.** So why not a hundred micro-batches? Each must be large
-# enough to keep a device busy, and a batch can't grow without end (deeper: Batch, rate and
-# warm-up). What 1F1B saves is memory, since it holds fewer, and therefore it can afford more of
-# them.
+# enough to keep a device busy, and a batch can't grow without end. What 1F1B saves is memory, since
+# it holds fewer, and therefore it can afford more of them.
 #
 # ## PyTorch's schedules
 #
@@ -646,9 +652,10 @@ for name, title in [("gpipe", "GPipe"), ("one_f_one_b", "1F1B")]:
 # by $m$.
 
 # %%
-def by_pytorch():
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+
+def by_pytorch():
     rank = dist.get_rank()
     found = []
     for schedule_class in [ScheduleGPipe, Schedule1F1B]:
@@ -678,9 +685,10 @@ for name, first, second in zip(["GPipe", "1F1B"], of_stage_0, of_stage_1):
 #
 # [pipeline.py](pipeline.py) has `gpipe`, `one_f_one_b`, and `train_step`, for other modules and any
 # group of ranks. Instead of keeping handles it hands over a send and the next receive together, and
-# waits for both, as PyTorch's 1F1B does (`batch_isend_irecv`). It finds the same as ours:
+# waits for both, as PyTorch's 1F1B does (`batch_isend_irecv`). It finds the same as ours.
 
-# %%
+# %% tags=["fold"]
+# check: the module has the same lists, and finds the same gradients
 import pipeline
 
 
@@ -723,8 +731,7 @@ print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
 # So here a pipeline sends least. (What it sends grows with the tokens of a step, and gradients
 # don't.) That suits slow links, such as those between machines. D. Narayanan et al. (2021,
 # arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline across
-# machines. The price is the bubble, and stages that must take equally long. With a large vocabulary
-# the output layer and the loss are much work, so the last stage then gets fewer blocks.
+# machines. The price is the bubble, and stages that must take equally long.
 #
 # Before you train with a pipeline, take one step of a small network on it and in one process, and
 # compare all gradients, as we did.
@@ -761,7 +768,8 @@ print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
 #    `net.output.weight = net.token.weight`. In a pipeline the first and the last stage then have a
 #    copy each. What does each copy's gradient lack, and what must be sent?
 
-# %%
+# %% tags=["fold"]
+# define: `simulate(lists, stages, micro_batches)`, the bubble when rank r works through lists[r]
 def needs_of(kind, i, stage, stages):
     """The passes that must have ended before this one."""
     needs = []
@@ -775,7 +783,7 @@ def needs_of(kind, i, stage, stages):
 
 
 def simulate(lists, stages, micro_batches):
-    """The bubble when rank r works through lists[r], a list of (kind, i, stage)."""
+    """Each list has (kind, i, stage)."""
     ended = {}  # by (kind, i, stage): when
     free = [0] * len(lists)  # when each rank has ended its last pass
     place = [0] * len(lists)  # how many passes of its list each rank has run
@@ -796,7 +804,7 @@ def simulate(lists, stages, micro_batches):
     working = 3 * micro_batches * stages  # a forward pass takes 1, a backward pass 2
     return 1 - working / max(free) / len(lists)
 
-
+# %%
 lists = []
 for stage, steps in enumerate(one_f_one_b(4, 8)):
     lists.append([(kind, i, stage) for kind, i in steps])
@@ -830,8 +838,9 @@ your_turn(steps_of, cases)
 # each kind: 3 / (16 + 3) = 16 %. The plainest list that does it runs all micro-batches through the
 # first of a rank's stages, then through the second, and back (*breadth-first*, J. Lamy-Poirier,
 # 2022, arXiv:2211.05953; PyTorch's `ScheduleLoopedBFS`). It holds all micro-batches. Narayanan et
-# al. (arXiv:2104.04473, §2.2) interleave 1F1B, which holds fewer (`ScheduleInterleaved1F1B`). Both
-# send twice as often.
+# al. (arXiv:2104.04473, §2.2) interleave 1F1B, which holds fewer (`ScheduleInterleaved1F1B`). In
+# both, a rank in the middle sends twice as often as before, the first and the last rank three
+# times.
 
 # %% tags=["solution"]
 lists = []

@@ -2,8 +2,8 @@
 # # 20 · One mesh
 #
 # Chapter 14 cut the batch, chapter 18 the matrices, chapter 19 the layers. Large models are trained
-# with all of these at the same time. The layers join in the second half. We begin with the other
-# two, so that each rank has a part of the examples *and* a part of the matrices. Then there are two
+# with all of these at the same time. We begin with two of them, so that each rank has a part of the
+# examples *and* a part of the matrices. (The layers come in the second half.) Then there are two
 # ways to add up: over the ranks that hold the same part of the model, and over those that hold the
 # same examples. *What is summed over which group?*
 #
@@ -121,7 +121,7 @@ for step in range(5):
         p.grad *= min(1, LARGEST / norm)
         p.data -= RATE * p.grad
     print(f"step {step + 1}: loss {loss:.3f}, norm {norm:.3f}")
-last_step = {"loss": loss.detach(), "norm": norm}
+last_step = {"loss": loss.detach(), "norm": norm}  # and what each rank must find at the end
 
 # %% [markdown]
 # ## Who holds what
@@ -206,30 +206,27 @@ for rank, (of_norm_bias, of_up_bias) in enumerate(ranks(two_gradients, world=4))
 # **Replicated: two numbers.** Ranks 0 and 1 have the same gradient of the LayerNorm, because they
 # have the same examples, and because `ColumnLinear` has already summed over the tensor group, in
 # its backward pass. Ranks 2 and 3 have another one, from other examples. So only the mean over the
-# data group is missing. The same is true of `down.bias`, for another reason: `RowLinear` adds it
-# *after* its sum, so each rank finds its whole gradient by itself, and nothing had to be summed.
+# data group is missing. The same is true of `down.bias`: `RowLinear` adds it *after* its sum, so
+# each rank finds its whole gradient by itself.
 #
 # **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. To add it to rank 0's,
 # which belongs to `up.bias[0]`, would make no sense. But rank 2's belongs to `up.bias[0]`, too, and
-# comes from other examples. So again only the mean over the data group is missing. One process
-# confirms it:
+# comes from other examples. So again only the mean over the data group is missing.
 
-# %%
+# %% tags=["fold"]
+# check: these means are the gradients of one process
 net = make_net()
 F.mse_loss(net(x), y).backward()
 norm_bias = net.norm.bias.grad
 up_bias = net.up.bias.grad
-print(f"one process: norm.bias[0] {norm_bias[0]:+.4f}, "
-      f"up.bias[0] {up_bias[0]:+.4f}, up.bias[4] {up_bias[4]:+.4f}")
 assert abs((replicated[0] + replicated[2]) / 2 - norm_bias[0]) < 1e-12
 assert abs((sharded[0] + sharded[2]) / 2 - up_bias[0]) < 1e-12  # the left data group
 assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
 
 # %% [markdown]
 # The loss is the same on ranks 0 and 1, too, so it needs only the mean over the data group. All
-# three are summed over the data group and divided by the number of data ranks. That is right
-# because each has equally many examples. With unequal parts, as padding makes them, sum the losses,
-# and divide by the number of all examples (or tokens).
+# three are summed over the data group and divided by the number of data ranks. (That is right
+# because each has equally many examples. Else sum, and divide by the number of all examples.)
 #
 # ## The gradient norm: write it before you scroll on
 #
@@ -240,14 +237,10 @@ assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
 # ### Your turn: the square of the norm
 #
 # `sharded` and `replicated` are lists of four gradients, those of ranks 0 to 3 on our mesh. Leave
-# these gradients as they are. What is below the stub only tries yours.
+# these gradients as they are.
 
-# %% tags=["your-turn"]
-def square_of_norm(sharded, replicated):
-    """The sum of the squares of all numbers of the whole gradient, each counted once."""
-    ...
-
-
+# %% tags=["fold", "your-turn"]
+# define: cases for your function, with gradients of two numbers on each rank
 def square_and_gradients(sharded, replicated):
     square = square_of_norm(sharded, replicated)
     return {"returned": square, "given, afterwards": [sharded, replicated]}
@@ -263,6 +256,13 @@ cases = [
     ((nothing, everywhere), {"returned": 104, "given, afterwards": [nothing, everywhere]}),
     ((halves, everywhere), {"returned": 119, "given, afterwards": [halves, everywhere]}),
 ]
+
+# %% tags=["your-turn"]
+def square_of_norm(sharded, replicated):
+    """The sum of the squares of all numbers of the whole gradient, each counted once."""
+    ...
+
+
 your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 
 # %% [markdown]
@@ -291,8 +291,7 @@ def add_up(tensor, groups, mesh):
 
 # %% [markdown]
 # And this is what one rank does, by any such table. In the end it has its parts of the weights, and
-# the loss and the gradient norm of the last step. To compare them with one process, it divides the
-# network that one process has trained, and so gets the parts that it should have:
+# the loss and the gradient norm of the last step:
 
 # %%
 def train(table, dimensions=MESH):
@@ -328,48 +327,63 @@ def train(table, dimensions=MESH):
             p.grad *= min(1, LARGEST / norm)
             p.data -= RATE * p.grad
 
-    found = {**net.state_dict(), "loss": loss, "norm": norm}
-    trained = copy.deepcopy(one_process)
-    divide(trained, mesh)
-    expected = {**trained.state_dict(), **last_step}
-    return found, largest_difference(found, expected) < 1e-12
+    return {**net.state_dict(), "loss": loss, "norm": norm}
 
 # %% [markdown]
-# We ask two questions about the four ranks. Does each have what one process has? And do ranks agree
-# that should have the same numbers? The second question can be asked even where no single process
-# can hold the model.
+# We ask two questions about the four ranks. Does each match one process? To see that, a rank
+# divides the network that one process has trained, and so gets the parts that it should have. And
+# do the ranks agree that should have the same numbers? This can be asked even where no single
+# process can hold the model.
 
 # %%
-def all_agree(on_rank):
-    """Whether ranks have the same numbers where they should; on_rank[rank] is a dictionary."""
-    for name in on_rank[0]:
+def matches_one_process(found, dimensions=MESH):
+    """Whether this rank has its parts of what one process has."""
+    trained = copy.deepcopy(one_process)
+    divide(trained, make_mesh(dimensions))
+    expected = {**trained.state_dict(), **last_step}
+    return largest_difference(found, expected) < 1e-12
+
+
+def all_agree(on_ranks):
+    """Whether ranks have the same numbers where they should; on_ranks[rank] is a dictionary."""
+    for name in on_ranks[0]:
         if KIND.get(name) == "sharded":
             pairs = [(0, 2), (1, 3)]  # the data groups
         else:  # also the loss and the norm
             pairs = [(0, 1), (0, 2), (0, 3)]
         for a, b in pairs:
-            if largest_difference(on_rank[a][name], on_rank[b][name]) > 1e-12:
+            if largest_difference(on_ranks[a][name], on_ranks[b][name]) > 1e-12:
                 return False
     return True
 
-
-def try_out(table):
-    on_rank = []
-    as_one = True
-    for found, same in ranks(train, table, world=4):
-        on_rank.append(found)
-        if not same:
-            as_one = False
-    agree = all_agree(on_rank)
-    loss = on_rank[0]["loss"]
-    norm = on_rank[0]["norm"]
-    print(f"matches one process: {as_one}, ranks agree: {agree}, loss {loss:.3f}, norm {norm:.3f}")
-    return as_one, agree
+# %% tags=["fold"]
+# define: `try_out(tables)`, which asks both for each table, on four ranks, and prints a line
+def train_by_each(tables):
+    results = []
+    for table in tables.values():
+        found = train(table)
+        results.append((found, matches_one_process(found)))
+    return results
 
 
-as_one, agree = try_out(TABLE)
-assert as_one
-assert agree
+def try_out(tables):
+    """{name: table} -> {name: (whether all match one process, whether they agree)}"""
+    answers = {}
+    for name, results in zip(tables, zip(*ranks(train_by_each, tables, world=4))):
+        on_ranks = [found for found, matches in results]
+        match = all(matches for found, matches in results)
+        agree = all_agree(on_ranks)
+        loss = on_ranks[0]["loss"]
+        norm = on_ranks[0]["norm"]
+        yes_no = {True: "yes", False: "no"}
+        print(f"{name}: match {yes_no[match]}, agree {yes_no[agree]}, loss {loss:.3f}, "
+              f"norm {norm:.3f}")
+        answers[name] = (match, agree)
+    return answers
+
+# %%
+answers = try_out({"the table": TABLE})
+assert answers["the table"] == (True, True)
 
 # %% [markdown]
 # The table is right: all four ranks have their parts of one process's weights, and the loss and the
@@ -384,7 +398,7 @@ assert agree
 # %% tags=["predict"]
 table = dict(TABLE)
 table["replicated"] = ["data", "tensor"]
-as_one, agree = try_out(table)
+answers = try_out({"replicated over both": table})
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -394,15 +408,13 @@ as_one, agree = try_out(table)
 #
 # </details>
 #
-# (Divided by four instead of two they would be right. For a sharded parameter no divisor helps.)
-#
 # Next, each rank takes the norm of what it has, as `nn.utils.clip_grad_norm_` does with ordinary
 # tensors like these. **Predict:** do the ranks agree now?
 
 # %% tags=["predict"]
 table = dict(TABLE)
 table["squares of sharded"] = []
-as_one, agree = try_out(table)
+answers = try_out({"squares of sharded over nothing": table})
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -418,25 +430,24 @@ as_one, agree = try_out(table)
 # agreeing, so that comparing them with each other finds nothing? One isn't found by the comparison
 # with one process either: which?
 
-# %% tags=["predict"]
-agreeing = 0
-found_by_one_process = 0
+# %%
+wrong_tables = {}
 for entry, right_groups in TABLE.items():
     for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
         if groups != right_groups:
             table = dict(TABLE)
             table[entry] = groups
-            print(f"{entry}: {groups}")
-            as_one, agree = try_out(table)
-            if agree:
-                agreeing += 1
-            if not as_one:
-                found_by_one_process += 1
+            wrong_tables[f"{entry}: {groups}"] = table
+
+# %% tags=["predict"]
+answers = try_out(wrong_tables)
 
 # %% tags=["fold"]
 # check: what came out
-assert agreeing == 10
-assert found_by_one_process == 17
+assert len(answers) == 18
+assert [match for match, agree in answers.values()].count(True) == 1
+assert [agree for match, agree in answers.values()].count(True) == 10
+assert answers["divided by: ['tensor']"] == (True, True)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -448,15 +459,12 @@ assert found_by_one_process == 17
 #
 # </details>
 #
-# A collective doesn't know what it adds up, so it can't complain. (Here all ranks make the same
-# calls with equal shapes. Where they don't, it may raise an error, hang, or mix up numbers.) The
-# loss doesn't complain, either: in the twelve rows where the loss is averaged correctly and weights
-# are wrong, it ends below the 1.693 with which it began, and in five of them even below the right
-# one. **The comparison with one process finds all that is wrong on its mesh.** That is why you make
-# it, with a model that is small enough, on a mesh with more than one rank in each direction, and
-# best with different numbers of them (exercise 2). Some steps shouldn't be clipped: clipping takes
-# a common factor out of a gradient, so that with `LARGEST = 0.3` and no division at all the weights
-# come out right.
+# A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: with
+# each of the first two wrong entries it fell, and with the second even below the right one. **The
+# comparison with one process finds all that is wrong on its mesh.** That is why you make it, with a
+# model that is small enough, on a mesh with more than one rank in each direction, and best with
+# different numbers of them (exercise 2). In such a test let some steps stay below the limit, since
+# a step that is clipped hides a common factor.
 #
 # ## The program that you keep
 #
@@ -469,96 +477,51 @@ assert found_by_one_process == 17
 # layers, and in a tensor group with rank 1, which has the other half of each
 # matrix.](src/drawings/mesh_of_eight.svg)
 #
-# The first of its key functions divides the network: first into stages, then each matrix, then each
-# parameter. A `Stage` is a module that has this rank's blocks, and also the embeddings on the first
-# stage and the output layer on the last.
-
-# %%
-import inspect
-
-import train_transformer
-
-print(inspect.getsource(train_transformer.divide))
-
-# %% [markdown]
-# `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know along which
-# dimensions of a mesh they are sharded and along which replicated. `fully_shard` (chapter 16) then
-# shards *all* parameters over the data group, too, and averages gradients there. In our own block
-# data ranks had equal parameters. **Predict:** which rows of our table change?
+# Its function `divide` divides the network first into stages, then each matrix, then each
+# parameter. `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know
+# along which dimensions of a mesh they are sharded and along which replicated. `fully_shard`
+# (chapter 16) then shards *all* parameters over the data group, too, and averages gradients there.
+# In our own block data ranks had equal parameters. **Predict:** which rows of our table change?
 
 # %% tags=["predict"]
-def four_parameters():
+import train_transformer
+
+
+def who_shards():
+    """Of each parameter: the dimensions of its mesh, and how it is divided along each."""
     mesh = make_mesh({"data": 2, "pipeline": 1, "tensor": 2})
     net = train_transformer.Transformer(70, width=64, heads=4, layers=1, tokens=64)
     stage = train_transformer.divide(net, mesh)
-    block = stage.blocks["0"]
-    four = {
-        "token.weight": stage.token.weight,
-        "norm1.weight": block.norm1.weight,
-        "down.weight": block.mlp.down.weight,
-        "down.bias": block.mlp.down.bias,
-    }
-    lines = []
-    for name, p in four.items():
-        names = p.device_mesh.mesh_dim_names
-        lines.append(f"{name:12} on {names}: {p.placements}")
-    for p in stage.parameters():  # not only these four
-        assert p.device_mesh.mesh_dim_names[0] == "data"
-        assert not p.placements[0].is_replicate()
-    return lines
+    found = {}
+    for name, p in stage.named_parameters():
+        found[name] = (p.device_mesh.mesh_dim_names, str(p.placements))
+    return found
 
 
-for line in ranks(four_parameters, world=4)[0]:
-    print(line)
+found = ranks(who_shards, world=4)[0]
+for name in ["token.weight", "blocks.0.norm1.weight", "blocks.0.mlp.down.weight",
+             "blocks.0.mlp.down.bias"]:
+    dimensions, placements = found[name]
+    print(f"{name:24} on {dimensions}: {placements}")
+
+# %% tags=["fold"]
+# check: what came out, for all parameters
+for dimensions, placements in found.values():
+    assert dimensions[0] == "data"
+    assert not placements.startswith("(Replicate")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Every parameter is sharded over *data*. (What is on *data* alone is equal on all tensor ranks.) So
-# the last two rows change: squares of sharded parameters are summed over data and tensor, and
-# squares of replicated ones over data, as in exercise 1 of chapter 16. In our block both entries
-# were wrong.
+# Every parameter is sharded over *data*. So the last two rows change: squares of sharded parameters
+# are summed over data and tensor, and squares of replicated ones over data. In our block both
+# entries were wrong.
 #
 # </details>
 #
-# What does one rank hold, then, on $D \times P \times T$ ranks? Of a matrix in a block it holds one
-# part of $T$, and of that a shard of one in $D$, if the block is in its stage. So with three
-# dimensions a rank holds about $1/(DPT)$ of all matrices and of Adam's state between steps. (Norms,
-# embeddings and the output layer aren't divided over *tensor* here. And during a step the weights
-# of a stage are gathered over *data*, as `divide` says, so that a rank then holds $1/(PT)$ of
-# them.) We count the blocks of a network with two layers, between steps:
-
-# %%
-def numbers_held(data, pipeline, tensor):
-    mesh = make_mesh({"data": data, "pipeline": pipeline, "tensor": tensor})
-    net = train_transformer.Transformer(70, width=64, heads=4, layers=2, tokens=64)
-    of_blocks = sum(p.numel() for p in net.blocks.parameters())
-    stage = train_transformer.divide(net, mesh)
-    held = 0
-    for p in stage.blocks.parameters():
-        held += p.to_local().numel()
-    return held / of_blocks
-
-
-for shape in [(4, 1, 1), (1, 2, 2), (2, 1, 2)]:
-    shares = ranks(numbers_held, *shape, world=4)
-    print(f"{shape}: rank 0 holds {shares[0]:.3f} of the numbers of all blocks")
-
-# %% [markdown]
-# Activations are divided differently: *data* divides them by examples, *tensor* only inside
-# attention and MLP (chapter 18), and a first stage keeps several micro-batches (chapter 19). For
-# the sizes of your own model see deeper: Seven ways, computed.
-#
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
-# too. `clip` does that (`whole_loss`, not shown, does the same for the loss):
-
-# %%
-print(inspect.getsource(train_transformer.clip))
-
-# %% [markdown]
-# `get_total_norm` sums the squares of what is sharded over its groups, and not those of what is
-# replicated, because a DTensor knows which it is. (`full_tensor()` makes an ordinary tensor of the
-# result.)
+# too. The program's function `clip` does that, and `whole_loss` does the same for the loss. What a
+# rank holds and sends for the sizes of your own model is in deeper: Seven ways, computed.
 #
 # In a terminal, in this folder, the program is started like this:
 #
@@ -566,10 +529,9 @@ print(inspect.getsource(train_transformer.clip))
 # torchrun --standalone --nproc-per-node=4 train_transformer.py --data 2 --tensor 2
 # ```
 #
-# It learns the text of the course's `LICENSE`, letter by letter, and looks for that file beside
-# itself and one folder up. (To take the program with you, take `LICENSE` and
-# [transformer.py](transformer.py), too.) Here it takes five steps in float64 on the eight ranks of
-# the drawing, and saves the weights of the whole network:
+# It learns the text of the course's `LICENSE`, letter by letter. (To take the program with you,
+# take `LICENSE` and [transformer.py](transformer.py), too.) Here it takes five steps in float64 on
+# the eight ranks of the drawing, and saves the weights of the whole network:
 
 # %% tags=["trains", "few:DATA = 2=>DATA = 1"]
 import tempfile
@@ -579,15 +541,16 @@ from helpers.cluster import torchrun
 scratch = tempfile.TemporaryDirectory()
 saved = f"{scratch.name}/one_mesh.pt"
 DATA = 2  # ranks
-options = ["--data", DATA, "--pipeline", 2, "--tensor", 2, "--steps", 5, "--float64"]
-options += ["--save", saved]
+options = ["--data", DATA, "--pipeline", 2, "--tensor", 2,
+           "--steps", 5, "--float64", "--save", saved]
 printed = torchrun("train_transformer.py", nproc=DATA * 4, arguments=options, log=None)
 print(printed[0])  # what rank 0 printed
 
 # %% [markdown]
 # Now one process takes the same batches, in a loop that knows nothing of meshes:
 
-# %% tags=["trains"]
+# %% tags=["fold", "trains"]
+# check: one process finds the same loss, gradient norm and weights
 from transformer import Transformer
 
 text, vocabulary = train_transformer.read_text()
@@ -610,15 +573,15 @@ assert last in printed[0]
 assert apart < 1e-12
 
 # %% [markdown]
-# With `--checkpoint FOLDER` the program saves a training after its last step, and with `--resume
-# FOLDER --steps 200` another mesh goes on with it.
+# With `--checkpoint FOLDER` the program saves a training in files after its last step, and with
+# `--resume FOLDER --steps 200` another mesh goes on with it.
 #
 # ### Random numbers
 #
 # Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
 # tensor group have the same hidden states, so they must drop the same numbers of them, or their
-# replicas drift apart (chapter 18). Data ranks have different examples, and should drop different
-# ones. Both hold if the seed comes from the rank's place in its data group:
+# replicas drift apart. Data ranks have different examples, and should drop different ones. Both
+# hold if the seed comes from the rank's place in its data group:
 
 # %%
 def kept_by_dropout():
@@ -631,9 +594,9 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
     print(f"rank {rank}:", kept)
 
 # %% [markdown]
-# Stages have different layers, so their seeds should differ as well. And inside attention and MLP
-# each tensor rank has numbers of its own, so there each should draw for itself. Megatron-LM keeps a
-# second random state for these places (M. Shoeybi et al., 2019, arXiv:1909.08053, appendix B.2).
+# Inside attention and MLP each tensor rank has numbers of its own, so there each should draw for
+# itself. Megatron-LM keeps a second random state for these places (M. Shoeybi et al., 2019,
+# arXiv:1909.08053, appendix B.2).
 #
 # ## On GPUs, and on several machines
 #
@@ -652,8 +615,10 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 #     train_transformer.py --data 2 --tensor 4
 # ```
 #
-# `HOST` is one of the two machines. Both need the program, `transformer.py` and the same `LICENSE`,
-# and must see the folders of `--checkpoint` and `--resume`.
+# `--nnodes` is the number of machines. Before training, all processes meet at one address, the
+# **rendezvous** (`rdzv`), on `HOST`, which is one of the machines; c10d is the name of PyTorch's
+# own rendezvous (chapter 15). Both machines need the program, `transformer.py` and the same
+# `LICENSE`, and must see the folders of `--checkpoint` and `--resume`.
 #
 # **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
 # machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`), and in a mesh
@@ -664,18 +629,19 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 # two on each of two machines:
 
 # %%
-def tensor_group(dimensions):
-    mesh = make_mesh(dimensions)
-    found, same = train(TABLE, dimensions)
-    return dist.get_process_group_ranks(mesh.get_group("tensor")), same
+def train_on(dimensions):
+    """This rank's tensor group, and whether it matches one process."""
+    group = make_mesh(dimensions).get_group("tensor")
+    found = train(TABLE, dimensions)
+    return dist.get_process_group_ranks(group), matches_one_process(found, dimensions)
 
 
 for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
-    on_rank = ranks(tensor_group, dimensions, world=4)
-    group, same = on_rank[0]
-    print(f"{list(dimensions)}: rank 0's tensor group {group}, matches one process: {same}")
-    for group, same in on_rank:
-        assert same
+    on_ranks = ranks(train_on, dimensions, world=4)
+    group, _ = on_ranks[0]
+    print(f"{list(dimensions)}: rank 0's tensor group is {group};",
+          f"all match one process: {all(matches for _, matches in on_ranks)}")
+    assert all(matches for _, matches in on_ranks)
 
 # %% [markdown]
 # All weights are right on both meshes, because each sum still runs over a group of the right kind.
@@ -686,20 +652,11 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
 # within a machine. For each micro-batch a stage of a pipeline sends hidden states on and a gradient
 # back. *Data* gathers weights and averages gradients once in a step, which can overlap with
-# computing (chapter 14). (Once because of `reshard_after_forward=False`: by default `fully_shard`
-# frees a block's weights after the forward pass and gathers them again for the backward pass.) In
-# **hybrid sharding** (HSDP) *data* has two dimensions: weights are sharded over the inner one and
-# replicated over the outer one. With the inner one inside a machine, weights aren't gathered
-# between machines. `fully_shard` does that where its `mesh` has two dimensions (see its docstring).
+# computing (chapter 14). D. Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor
+# parallelism up to the number of GPUs in a machine, and pipelines over machines.
 #
-# D. Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number
-# of GPUs in a machine, and pipelines over machines. Llama 3's dimensions are in the same order,
-# from the innermost to the outermost: tensor, context, pipeline, data (arXiv:2407.21783, section
-# 3.3.2).
-#
-# **What we have not shown.** All of this ran on CPUs. Which sums are right doesn't depend on the
-# device. But four processes that share the cores of one machine say nothing about speed, so nothing
-# was timed here. On GPUs, messages run on streams of their own, beside the computing. And in
+# **What we have not shown.** Which sums are right doesn't depend on the device. But four processes
+# that share the cores of one machine say nothing about speed, so nothing was timed here. And in
 # float32 or bfloat16, different meshes give slightly different results, much further apart than
 # 1e-12. So run the smallest version of your own mesh on CPUs first, in float64, beside one process.
 
@@ -708,14 +665,12 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #
 # | | summed over, in our block | in the program, sharded over data |
 # | --- | --- | --- |
-# | gradients, sharded or replicated | data; divided by data ranks ¹ ² | the same |
-# | loss | data; divided by data ranks ¹ | data, from last stages |
+# | gradients, sharded or replicated | data; divided by data ranks | the same |
+# | loss | data; divided by data ranks | data, from last stages |
 # | squares of sharded parameters' gradients | tensor | data, pipeline, tensor |
 # | squares of replicated parameters' gradients | nothing | data, pipeline |
 #
-# ¹ For equal parts of the batch; else sum, and divide by the number of all tokens. ² Replicated
-# ones, too, but for two reasons: for the LayerNorm `ColumnLinear` has already summed over tensor,
-# and `down.bias` is added after the sum of `RowLinear`. With sequence parallelism see exercise 3.
+# (Divided by data ranks where these have equal parts of the batch.)
 #
 # - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
 # - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong
@@ -734,9 +689,9 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #    clipping, twice: with the right gradients, and with those of all replicated parameters doubled,
 #    as in our first wrong entry. How far apart are the weights after five steps? And with SGD? What
 #    does that mean for tests?
-# 2. **A smaller test.** Somebody tests the table on 4 × 1 ranks, and then on 1 × 4. Which of the
+# 2. **A smaller test.** Somebody tests the table on 2 × 1 ranks, and then on 1 × 2. Which of the
 #    eighteen wrong entries does a comparison with one process find on each? Is there one that
-#    neither finds? And which does it miss on 3 × 2? (Give `train` other dimensions.)
+#    neither finds? (Give `train` other dimensions.) And which would it miss on 3 × 2?
 # 3. **More dimensions, on paper.** Which rows of the table change if a pipeline of two stages is
 #    added? What if the embedding, on its first stage, and the output, on its last, share one
 #    weight? And what if the ranks of a tensor group divide the tokens among themselves wherever a
@@ -789,43 +744,33 @@ for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
 # %% [markdown]
 # ### Answer 2
 #
-# A group of one rank sums nothing. So on 4 × 1 a test can't see whether *tensor* stands in a row,
-# and on 1 × 4 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
-# them, also *divided by tensor*. On 3 × 2 one test finds all: both groups have several ranks, and
-# not equally many.
+# A group of one rank sums nothing. So on 2 × 1 a test can't see whether *tensor* stands in a row,
+# and on 1 × 2 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
+# them, also *divided by tensor*, which is 1 instead of 2 on 2 × 1. On 3 × 2 it is 2 instead of 3,
+# and a test with both groups finds the seventeen others (see above), so it misses none.
 
 # %% tags=["solution"]
-wrong_tables = {}
-for entry, right_groups in TABLE.items():
-    for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
-        if groups != right_groups:
-            table = dict(TABLE)
-            table[entry] = groups
-            wrong_tables[f"{entry} over {groups}"] = table
-
-
-def same_as_one_process(tables, dimensions):
+def all_tables(tables, dimensions):
     """For each table: does this rank match the single process?"""
     by_table = {}
     for name, table in tables.items():
-        found, same = train(table, dimensions)
-        by_table[name] = same
+        found = train(table, dimensions)
+        by_table[name] = matches_one_process(found, dimensions)
     return by_table
 
 
 missed = {}
-for data, tensor in [(4, 1), (1, 4), (3, 2)]:
+for data, tensor in [(2, 1), (1, 2)]:
     shape = (data, tensor)
     missed[shape] = []
     dimensions = {"data": data, "tensor": tensor}
-    on_rank = ranks(same_as_one_process, wrong_tables, dimensions, world=data * tensor)
+    on_ranks = ranks(all_tables, wrong_tables, dimensions)
     for name in wrong_tables:
-        if all(by_table[name] for by_table in on_rank):
+        if all(by_table[name] for by_table in on_ranks):
             missed[shape].append(name)
     print(f"{shape} misses {len(missed[shape])} of {len(wrong_tables)}")
-assert len(missed[4, 1]) == len(missed[1, 4]) == 6
-assert not any(name in missed[1, 4] for name in missed[4, 1])
-assert missed[3, 2] == []
+assert len(missed[2, 1]) == len(missed[1, 2]) == 6
+assert not any(name in missed[1, 2] for name in missed[2, 1])
 
 # %% [markdown]
 # ### Answer 3

@@ -687,12 +687,13 @@ for ours, theirs in ranks(both_losses):
 # %% [markdown]
 # ## Two more mistakes that raise no error
 #
-# **Dropout with the wrong seed.** In chapter 18 dropout needed the same seed on all ranks, because
-# each had all hidden states, and these copies had to stay equal. Where each rank has *its own*
-# tokens, the same seed means that rank 1's first token loses just the numbers that rank 0's first
-# token loses. But what tokens lose should be independent. So each rank needs a seed of its own
-# there, and also for dropout inside attention, where each has its own heads. (Megatron-LM keeps
-# several random states, among others the default one and `model-parallel-rng`, in
+# **Dropout with the wrong seed.** With chapter 18's layers each rank has all hidden states, and
+# these copies must stay equal, so that dropout needs the same seed on all ranks (chapter 20). Where
+# each rank has *its own* tokens, the same seed means that rank 1's first token loses just the
+# numbers that rank 0's first token loses. But what tokens lose should be independent. So each rank
+# needs a seed of its own there, and also for dropout inside attention, where each has its own
+# heads. (Megatron-LM keeps several random states, among others the default one and
+# `model-parallel-rng`, in
 # `megatron/core/tensor_parallel/random.py`.)
 #
 # **One matrix for query, key and value.** Many networks keep these three matrices as one, whose
