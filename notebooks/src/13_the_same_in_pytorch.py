@@ -340,9 +340,9 @@ def compare(step_in_torch):
     of_losses = []
     of_weights = []
     for step in range(5):
-        first = 64 * step
-        x = images[first : first + 64]
-        y = labels[first : first + 64]
+        begin = 64 * step
+        x = images[begin : begin + 64]
+        y = labels[begin : begin + 64]
         gluon_loss = gluon_step(gluon_net, trainer, x, y)
         torch_loss = step_in_torch(torch_net, optimizer, x, y)
         print(f"step {step + 1}: losses {gluon_loss:.10f} and {torch_loss:.10f}")
