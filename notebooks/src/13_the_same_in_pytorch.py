@@ -195,8 +195,7 @@ print("PyTorch:", weight.grad.item())
 #
 # Gluon's LeNet is chapter 06's: that of chapter 04, but each pooling takes the largest number and
 # not the mean. In PyTorch each layer is told the size of its input, so we follow an image of 28×28
-# pixels through the network. The last line compares it, layer by layer, with the LeNet that later
-# chapters take from `helpers`:
+# pixels through the network. The last line compares it with the LeNet that `helpers` has:
 
 # %%
 def lenet():
@@ -257,8 +256,7 @@ def gluon_weights(gluon_net, torch_net):
     return weights
 
 # %% [markdown]
-# Now we make both networks. If the shape of a weight differed, `load_state_dict` would raise an
-# error:
+# Now we make both networks. (`load_state_dict` raises an error if a shape differs.)
 
 # %%
 def two_lenets():
@@ -502,10 +500,9 @@ print(weight.grad.item())
 # **A broadcast, backwards, is a reduce.** Our cell has shown that for copies on one CPU. Between
 # GPUs PyTorch copies by `Broadcast`, whose `backward` adds the gradients up on the first GPU
 # (`torch/nn/parallel/_functions.py` in PyTorch 2.13). That is the first half of an all-reduce. The
-# second half, a broadcast, is the copying in the next forward pass. (Save
-# `model.module.state_dict()`: the wrapper's own names begin with `module.`)
+# second half, a broadcast, is the copying in the next forward pass.
 #
-# What are the drawbacks of `DataParallel`? One `Broadcast` copies all parameters (`replicate` in
+# `DataParallel` has drawbacks. One `Broadcast` copies all parameters (`replicate` in
 # `torch/nn/parallel/replicate.py`), so its `backward` must wait until all copies have all their
 # gradients, and nothing is sent while the GPUs still compute. And only the first GPU computes the
 # loss and the update. So PyTorch recommends `DistributedDataParallel`, even on one machine

@@ -85,9 +85,8 @@ dist.destroy_process_group()
 # ```
 #
 # Here `helpers.cluster.torchrun` does so, and returns what each rank printed. A step sees 64
-# examples, 32 on each rank, so `loss` is on each rank that of its own 32. (On GPUs each process
-# also chooses its own device. torchrun numbers the processes of a machine in the variable
-# `LOCAL_RANK`, and the script moves network and batches to the GPU of that number.)
+# examples, 32 on each rank, so `loss` is on each rank that of its own 32. (On GPUs a script also
+# moves network and batches to its own GPU, whose number torchrun puts into `LOCAL_RANK`.)
 #
 # **Predict:** the ranks begin with different weights, and in each epoch see different examples.
 # Which weights do they end with: one number, or two?
@@ -105,10 +104,10 @@ print("".join(printed))
 #
 # </details>
 #
-# Which of these lines sends? None of them says so. Apart from the sampler, the loop is the one for
-# a single device. So the work must be done in two lines: `DistributedDataParallel(net)`, which has
-# seen the network, and `loss.backward()`, after which `optimizer.step()` does the same on both
-# ranks. We rebuild both.
+# None of the lines says that it sends, and apart from the sampler the loop is that for a single
+# device. So the work must be done in two lines: `DistributedDataParallel(net)`, which has seen the
+# network, and `loss.backward()`, after which `optimizer.step()` does the same on both ranks. We
+# rebuild both.
 #
 # ## Several ranks in a notebook
 #
@@ -190,8 +189,8 @@ for bias in ranks(first_bias, world=3):
 # %% [markdown]
 # That is what `DistributedDataParallel(net)` does in its constructor. There it also broadcasts the
 # **buffers**, arrays that aren't trained, such as the running means of BatchNorm. It does so again
-# in each forward pass that follows a training pass. The first pass of an evaluation is one of them,
-# so all ranks must take part in it.
+# in the forward pass after each training pass, even if that is an evaluation. So all ranks must
+# take part in it.
 #
 # ## The second line: four ways to send
 #
@@ -258,8 +257,8 @@ print("right:", whole["last.bias"])
 #
 # </details>
 #
-# **Replicas can be equal and wrong.** Comparing the ranks with each other wouldn't show it. That is
-# why we compare with one process.
+# **Replicas can be equal and wrong.** That is why we compare with one process, and not the ranks
+# with each other.
 #
 # ### Flat: one all-reduce
 #
@@ -583,10 +582,9 @@ for world in [2, 3, 4]:
     print(f"{world} ranks:    ", found["left.bias"])
 
 # %% [markdown]
-# And does the pass go on while an all-reduce is under way? In the next cell rank 1 begins its
-# backward pass only when it has a message from rank 0, which rank 0 sends when its own pass has
-# reached `second`. Until then rank 1 has sent nothing, so none of rank 0's all-reduces can be
-# complete:
+# And does the pass go on while an all-reduce is under way? In the next cell rank 0 sends a message
+# when its backward pass reaches `second`, and rank 1 begins its own pass only then. So far rank 1
+# has sent nothing else, so none of rank 0's all-reduces can be complete:
 
 # %% tags=["fold"]
 # check: rank 0's backward pass reaches `second` before its first all-reduces are complete
@@ -739,8 +737,7 @@ for ours, pytorchs in ranks(with_both):
 #
 # `SmallDDP` has no room for frozen parameters, several dtypes or buffers. And each rank must use
 # every layer in each pass: if one rank skips a layer, a bucket is never complete there, and the
-# assertion in `finish` fails. Without the assertion later all-reduces of that rank would be added
-# to the wrong ones of the others. What PyTorch's DDP does then is in deeper: DDP's cases.
+# assertion in `finish` fails. What PyTorch's DDP does then is in deeper: DDP's cases.
 #
 # ## A complete program
 #
@@ -783,9 +780,8 @@ for found in ranks(with_the_programs):
 #   the pass goes on meanwhile. At its end `backward()` waits (on GPUs, the GPU does).
 # - Replicas can agree and be wrong. Compare with one process.
 #
-# The short path ends here: you can train on several devices, and check that it is right. Next,
-# chapter 15: the same across machines, and what happens when one of them dies. (To large models: go
-# on with chapter 16.)
+# The short path ends here. Next, chapter 15: the same across machines, and what happens when one of
+# them dies. (To large models: go on with chapter 16.)
 #
 # **Further reading.** S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel
 # Training* (2020), arXiv:2006.15704.

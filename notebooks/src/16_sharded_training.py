@@ -502,9 +502,8 @@ for (ours, _, _), (theirs, kept) in zip(results_3, ranks(by_pytorch)):
 # Both arrive at the same weights, and each rank keeps half of them. PyTorch doesn't replace the
 # layers: hooks before and after each of them gather its weight and free it (documentation of
 # `fully_shard`). With the option `reshard_after_forward=False` the weight stays whole until the
-# backward pass, and is gathered once. Here each rank first made the whole network. If a network
-# doesn't fit, one makes it without memory, on PyTorch's `meta` device, and fills it after
-# `fully_shard`.
+# backward pass, and is gathered once. A network that doesn't fit on one device is made on PyTorch's
+# `meta` device, where it takes no memory, and filled after `fully_shard`.
 #
 # ## What is held during a step
 #
@@ -512,7 +511,7 @@ for (ours, _, _), (theirs, kept) in zip(results_3, ranks(by_pytorch)):
 # tensors after each operation within its block, the backward pass included, and appends the sum to
 # its list `noted`. `note()` appends one at any other time. (PyTorch calls its `__torch_dispatch__`
 # for each operation. It remembers the memory of each tensor by a *weak* reference, which keeps
-# nothing alive. So what is left in its dictionary is what exists.)
+# nothing alive.)
 
 # %% tags=["fold"]
 # define: `Bytes`, with `noted`, the memory of all tensors after each operation, and `note()`
@@ -651,8 +650,7 @@ show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forw
 # [sharded_train.py](sharded_train.py) has the three stages for nearly any network, as the classes
 # `ShardedOptimizer`, `ShardedGradients` and `FSDP`, which refuse most of what would go wrong in
 # silence. They pad what isn't divisible, such as our layers on three ranks. After `backward()`
-# `FSDP` needs an extra call, which waits for gradients. They find what one process finds. (What
-# they hold is for the tests of the program.)
+# `FSDP` needs an extra call, which waits for gradients. They find what one process finds:
 
 # %%
 def by_the_program(stage):
@@ -701,8 +699,7 @@ for stage in [1, 2, 3]:
 #   number alone, as Adam does.
 # - Equal weights don't show that memory was saved: count what is held before the update, and look
 #   at the peak.
-# - Only stage 3 communicates more than data parallelism. (What that costs in time isn't measured
-#   here.)
+# - Only stage 3 communicates more than data parallelism.
 #
 # Next, chapter 17: the activations, which sharding leaves as they are.
 #
