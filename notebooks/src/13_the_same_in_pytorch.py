@@ -12,12 +12,11 @@
 # > **What you'll learn:** which call of PyTorch stands for which of MXNet, and where the meaning
 # > differs; how one framework checks the other; what PyTorch's `DataParallel` does.
 # >
-# > **What you need:** chapters 01, 05 and 06 (answers 2 and 4 also need 07 and 09), and PyTorch,
-# > which `make setup TORCH=1` installs. No GPU. Reading takes {reading time}, running about 15
-# > seconds.
+# > **What you need:** chapters 01 to 04, and PyTorch, which `make setup TORCH=1` installs. No GPU.
+# > The little of Gluon (chapters 05 and 06) that we use is said where it comes. Only exercises 2
+# > and 4 need more: chapters 07 and 09. Reading takes {reading time}, running about 15 seconds.
 #
-# `nd` and `gluon` are MXNet's; `nn`, `F` and everything that begins with `torch` are PyTorch's. (If
-# you know PyTorch and not MXNet, exercise 1 goes the other way.)
+# `nd` and `gluon` are MXNet's; `nn`, `F` and everything that begins with `torch` are PyTorch's.
 
 # %% tags=["torch"]
 from helpers import load_data, torch_networks, your_turn
@@ -37,7 +36,10 @@ torch.set_num_threads(1)
 # ## Word by word
 #
 # Chapter 01 trained one weight, with the model $wx$ and four examples in which $y = 3x$. Here is
-# this training in Gluon, on one device:
+# this training in Gluon, MXNet's library of layers, on one device. `Dense` is a fully connected
+# layer. `initialize` fills its weights; each is a `Parameter`, which keeps a replica and a gradient
+# for each device. The `Trainer` is the optimizer; its `step(n)` adds up the gradients of all
+# devices, divides by `n` and updates every replica.
 
 # %% tags=["your-turn", "trains"]
 inputs = [[1.0], [2.0], [3.0], [4.0]]
@@ -50,7 +52,6 @@ def train_in_gluon(x, y, lr, steps):
     y = nd.array(y)
     net = gluon.nn.Dense(1, in_units=1, use_bias=False)  # one weight: net(x) is w times x
     net.initialize(mx.init.Zero())
-    # The trainer will update the weights, by SGD.
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
 
     weights = []
@@ -59,7 +60,7 @@ def train_in_gluon(x, y, lr, steps):
             losses = (net(x) - y) ** 2  # [n, 1]
         losses.backward()
         trainer.step(len(x))  # is told the number of examples
-        weight = float(net.weight.data().asscalar())
+        weight = float(net.weight.data().asscalar())  # data() is the array of a Parameter
         weights.append(round(weight, 3))
     return weights
 
@@ -67,10 +68,10 @@ def train_in_gluon(x, y, lr, steps):
 print(train_in_gluon(inputs, targets, 0.04, 3))
 
 # %% [markdown]
-# The weight goes towards 3. Now we write the PyTorch call for each Gluon call. Three lines need
-# more thought: PyTorch records by itself, so there is no `record()`. Its `backward` needs a scalar
-# (documentation of `Tensor.backward`), so we write out the sum that MXNet takes by itself. And its
-# `step` takes no number of examples.
+# The weight goes towards 3. Now we write the PyTorch call for each Gluon call. Three lines have no
+# direct counterpart. `record()` is left out, because PyTorch records by itself. `backward` needs a
+# scalar in PyTorch (documentation of `Tensor.backward`), so we write out the sum that MXNet takes
+# by itself. And PyTorch's `step` takes no number of examples.
 
 # %%
 def word_by_word(x, y, lr, steps):
@@ -181,9 +182,8 @@ print("PyTorch:", weight.grad.item())
 # <details><summary>What came out</summary>
 #
 # −180 in MXNet, whose `backward` overwrites the gradient, and −360 in PyTorch, whose `backward`
-# adds to it (as MXNet's does with `grad_req="add"`: chapter 05, exercise 2). So in `word_by_word`
-# each step also took the gradients of all steps before it. **In PyTorch each step needs
-# `optimizer.zero_grad()`.**
+# adds to it (as MXNet's does with `grad_req="add"`). So in `word_by_word` each step also took the
+# gradients of all steps before it. **In PyTorch each step needs `optimizer.zero_grad()`.**
 #
 # </details>
 #
@@ -193,9 +193,9 @@ print("PyTorch:", weight.grad.item())
 # Let both frameworks train the same network, from the same weights, on the same batches, in
 # float64. Then all losses and all weights must agree, up to rounding.
 #
-# Gluon's LeNet is that of chapter 06. In PyTorch each layer is told the size of its input, so we
-# follow an image of 28×28 pixels through the network. The last line compares it, layer by layer,
-# with the LeNet that later chapters take from `helpers`:
+# Gluon's LeNet is chapter 06's: that of chapter 04, but each pooling takes the largest number and
+# not the mean. In PyTorch each layer is told the size of its input, so we follow an image of 28×28
+# pixels through the network. The last line compares it with the LeNet that `helpers` has:
 
 # %%
 def lenet():
@@ -238,8 +238,7 @@ for n in [25, 400]:
 #
 # Gluon gets two devices, and PyTorch one, because its CPU is *one* device. Both networks list their
 # parameters in the same order: the weights of a layer, then its biases. So Gluon's arrays can be
-# given PyTorch's names. (With BatchNorm PyTorch's list has one entry more for each layer,
-# `num_batches_tracked`.)
+# given PyTorch's names:
 
 # %%
 pair = [mx.cpu(0), mx.cpu(1)]
@@ -250,14 +249,14 @@ def gluon_weights(gluon_net, torch_net):
     names = torch_net.state_dict().keys()
     parameters = gluon_net.collect_params().values()
     weights = {}
+    # strict: an error, if one network has more parameters
     for name, parameter in zip(names, parameters, strict=True):
-        weights[name] = torch.tensor(parameter.data(pair[0]).asnumpy())
+        replica = parameter.data(pair[0])  # the one on the first device
+        weights[name] = torch.tensor(replica.asnumpy())
     return weights
 
 # %% [markdown]
-# Now we make both networks. Gluon's learns the shapes of its weights from a first image. If a shape
-# differed, `load_state_dict` would raise an error, and if one network had more parameters,
-# `strict=True` would:
+# Now we make both networks. (`load_state_dict` raises an error if a shape differs.)
 
 # %%
 def two_lenets():
@@ -265,10 +264,11 @@ def two_lenets():
     mx.random.seed(12)
     gluon_net = gluon_lenet()
     gluon_net.cast("float64")
-    gluon_net.initialize(mx.init.Xavier(), ctx=pair)
+    gluon_net.initialize(mx.init.Xavier(), ctx=pair)  # random weights, the same on both devices
+    # From a first image Gluon's layers learn the shapes of their weights.
     gluon_net(nd.zeros((1, 1, 28, 28), ctx=pair[0], dtype="float64"))
 
-    torch_net = lenet().double()
+    torch_net = lenet().double()  # float64
     torch_net.load_state_dict(gluon_weights(gluon_net, torch_net))
     return gluon_net, torch_net
 
@@ -294,8 +294,9 @@ assert largest_difference(torch_scores, gluon_scores) < 1e-12
 #
 # ### The same steps
 #
-# A step in Gluon, as in chapter 05, but with unequal shards: 48 images and 16. Equal ones would
-# hide a mean of means:
+# In Gluon a step uses both devices, because `net` computes with the replica on the device of its
+# input. The shards are unequal, 48 images and 16, since equal ones would hide a mean of means
+# (chapter 02):
 
 # %%
 def gluon_step(net, trainer, x, y):
@@ -337,16 +338,18 @@ def compare(step_in_torch):
     of_losses = []
     of_weights = []
     for step in range(5):
-        x = images[64 * step : 64 * step + 64]
-        y = labels[64 * step : 64 * step + 64]
+        begin = 64 * step
+        x = images[begin : begin + 64]
+        y = labels[begin : begin + 64]
         gluon_loss = gluon_step(gluon_net, trainer, x, y)
         torch_loss = step_in_torch(torch_net, optimizer, x, y)
-        of_losses.append(abs(gluon_loss - torch_loss))
-        expected = gluon_weights(gluon_net, torch_net)
-        of_weights.append(largest_difference(torch_net.state_dict(), expected))
-
         print(f"step {step + 1}: losses {gluon_loss:.10f} and {torch_loss:.10f}")
-        print(f"        then weights differ by {of_weights[-1]}")
+        of_losses.append(abs(gluon_loss - torch_loss))
+
+        expected = gluon_weights(gluon_net, torch_net)
+        difference = largest_difference(torch_net.state_dict(), expected)
+        print(f"        then weights differ by {difference}")
+        of_weights.append(difference)
     return of_losses, of_weights
 
 # %% tags=["measured", "trains"]
@@ -389,8 +392,8 @@ assert of_losses[2] > 1e-3
 # same weights, over several steps, with settings that are exact in both.** In float32 rounding
 # alone makes far larger differences (deeper: Why float32 jumps).
 #
-# LeNet with plain SGD doesn't show everything. Two more things differ: the *training mode*, which
-# dropout has, and *momentum*.
+# LeNet with plain SGD doesn't show everything. Two more things differ: the *training mode*,
+# in which for example dropout sets random numbers to zero, and *momentum*.
 #
 # ## Training mode
 #
@@ -468,14 +471,13 @@ for rate in rates:
 #
 # PyTorch has a wrapper that trains on several GPUs from one process, as Gluon does:
 # `model = nn.DataParallel(net)`. In each forward pass it copies the network to the other GPUs, and
-# each computes with its own shard. But the optimizer updates only the original.
-#
-# So take one weight and three copies, which the forward pass multiplies by 1, 10 and 100, so that
-# each has a decimal place of its own. **Predict:** what is the gradient of the original?
+# each computes with its own shard. But the optimizer updates only the original. Does the original
+# get the gradients of the copies? We try that with one weight and three copies of it, on the CPU.
+# The gradients of the copies are 1, 10 and 100. **Predict:** what is the gradient of the original?
 
 # %% tags=["predict"]
 weight = torch.tensor(2.0, requires_grad=True)
-copies = [weight.clone(), weight.clone(), weight.clone()]
+copies = [weight.clone(), weight.clone(), weight.clone()]  # one for each GPU, so to say
 result = 1 * copies[0] + 10 * copies[1] + 100 * copies[2]
 result.backward()
 print(weight.grad.item())
@@ -495,17 +497,16 @@ print(weight.grad.item())
 # copies. Backward, a reduce: the gradients 1, 10 and 100 of the three uses go to GPU 0 and add up
 # to 111.](src/drawings/data_parallel.svg)
 #
-# **A broadcast, backwards, is a reduce.** Our cell has shown that for copies on one CPU; between
-# GPUs, PyTorch 2.13 copies by `Broadcast` in `torch/nn/parallel/_functions.py`, and its `backward`
-# calls `ReduceAddCoalesced`, which adds the gradients on the first GPU. That is the first half of
-# an all-reduce. The second half, a broadcast, is the copying in the next forward pass. (Save
-# `model.module.state_dict()`: the wrapper's own names begin with `module.`)
+# **A broadcast, backwards, is a reduce.** Our cell has shown that for copies on one CPU. Between
+# GPUs PyTorch copies by `Broadcast`, whose `backward` adds the gradients up on the first GPU
+# (`torch/nn/parallel/_functions.py` in PyTorch 2.13). That is the first half of an all-reduce. The
+# second half, a broadcast, is the copying in the next forward pass.
 #
-# What are its drawbacks? All parameters are copied by one `Broadcast` (`replicate` in
-# `torch/nn/parallel/replicate.py`). Autograd runs its `backward` only when the gradients of all
-# copies are there, so no gradient is sent while the GPUs still compute. And the loss and the update
-# are the first GPU's work alone. So PyTorch recommends `DistributedDataParallel`, even on one
-# machine (documentation of `nn.DataParallel`). Chapter 14 builds it.
+# `DataParallel` has drawbacks. One `Broadcast` copies all parameters (`replicate` in
+# `torch/nn/parallel/replicate.py`), so its `backward` must wait until all copies have all their
+# gradients, and nothing is sent while the GPUs still compute. And only the first GPU computes the
+# loss and the update. So PyTorch recommends `DistributedDataParallel`, even on one machine
+# (documentation of `nn.DataParallel`). Chapter 14 builds it.
 #
 # ## For reference: what else differs
 #

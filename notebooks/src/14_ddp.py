@@ -12,10 +12,11 @@
 # > a right DDP from a wrong one.
 # >
 # > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
-# > Reading takes {reading time}, running about a minute on two cores.
+# > Reading takes {reading time}, running half a minute on two cores.
 #
-# New to PyTorch? Chapter 13 translates MXNet's words. PyTorch's losses are means by default, so
-# here means are averaged, where chapter 04 added up sums.
+# New to PyTorch? Chapter 13 translates MXNet's words. Three things differ here. Losses are means by
+# default, so means are averaged, where chapter 04 added up sums. `backward` adds to `p.grad`, so
+# each step begins with `zero_grad`. And a method whose name ends in `_` writes in place.
 
 # %% tags=["torch"]
 import contextlib
@@ -84,9 +85,8 @@ dist.destroy_process_group()
 # ```
 #
 # Here `helpers.cluster.torchrun` does so, and returns what each rank printed. A step sees 64
-# examples, 32 on each rank, so `loss` is on each rank that of its own 32. On GPUs each process also
-# selects its own device, from the variable `LOCAL_RANK`, which torchrun sets, moves network and
-# batches there, and usually passes `device_ids`.
+# examples, 32 on each rank, so `loss` is on each rank that of its own 32. (On GPUs a script also
+# moves network and batches to its own GPU, whose number torchrun puts into `LOCAL_RANK`.)
 #
 # **Predict:** the ranks begin with different weights, and in each epoch see different examples.
 # Which weights do they end with: one number, or two?
@@ -104,17 +104,18 @@ print("".join(printed))
 #
 # </details>
 #
-# Which of these lines sends? None of them says so. Apart from the sampler, the loop is the one for
-# a single device. So the work must be done in two lines: `DistributedDataParallel(net)`, which has
-# seen the network, and `loss.backward()`, after which `optimizer.step()` does the same on both
-# ranks. We rebuild both.
+# None of the lines says that it sends, and apart from the sampler the loop is that for a single
+# device. So the work must be done in two lines: `DistributedDataParallel(net)`, which has seen the
+# network, and `loss.backward()`, after which `optimizer.step()` does the same on both ranks. We
+# rebuild both.
 #
 # ## Several ranks in a notebook
 #
 # A notebook is one process. So `ranks(function, world=3)`, from [ranks.py](ranks.py), runs
 # `function()` in three others, with this notebook's variables, and returns a list of what they
-# returned. Without `world` it takes two. When one process fails or takes too long, it ends them
-# all. The function is the program of *one* rank, from top to bottom:
+# returned. Without `world` it takes two. Arguments after the function are passed on:
+# `ranks(f, a, world=3)` runs `f(a)`. When one process fails or takes too long, all are ended. The
+# function is the program of *one* rank, from top to bottom:
 
 # %%
 def hello():
@@ -186,9 +187,10 @@ for bias in ranks(first_bias, world=3):
     assert bias == net.first.bias[0].item()
 
 # %% [markdown]
-# That is what `DistributedDataParallel(net)` does in its constructor. PyTorch's DDP also broadcasts
-# **buffers**, arrays of a network that aren't trained, and again in later forward passes, sometimes
-# in one for evaluation. So all ranks must take part in these.
+# That is what `DistributedDataParallel(net)` does in its constructor. There it also broadcasts the
+# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. It does so again
+# in the forward pass after each training pass, even if that is an evaluation. So all ranks must
+# take part in it.
 #
 # ## The second line: four ways to send
 #
@@ -227,7 +229,7 @@ def naive():
 
 for found in ranks(naive):
     print(found["last.bias"])
-    assert largest_difference(found, whole) < 1e-12  # of all six gradients
+    assert largest_difference(found, whole) < 1e-12  # the largest of all six gradients
 
 # %% [markdown]
 # Both ranks have what one process found. Their shards are equally large, so the mean of their means
@@ -255,8 +257,8 @@ print("right:", whole["last.bias"])
 #
 # </details>
 #
-# **Replicas can be equal and wrong.** Comparing the ranks with each other wouldn't show it. That is
-# why we compare with one process.
+# **Replicas can be equal and wrong.** That is why we compare with one process, and not the ranks
+# with each other.
 #
 # ### Flat: one all-reduce
 #
@@ -272,8 +274,9 @@ def pack(parameters):
 
 def unpack(packed, parameters):
     sizes = [p.numel() for p in parameters]
-    for p, piece in zip(parameters, packed.split(sizes)):
-        p.grad.copy_(piece.view_as(p))
+    pieces = packed.split(sizes)  # one for each parameter
+    for p, piece in zip(parameters, pieces):
+        p.grad.copy_(piece.view_as(p))  # in the shape of p
 
 
 def flat():
@@ -297,23 +300,22 @@ for found in ranks(flat):
 #
 # ### Overlapped: during the backward pass
 #
-# Must we wait for the whole pass? A **hook** is a function that PyTorch calls at a certain moment:
-# here one when the gradient of a parameter is ready, and one when the backward pass reaches the
-# layer `second`. **Predict:** in which order do the six gradients become ready, and which of them
-# before the pass reaches `second`?
+# Must we wait for the whole pass? A **hook** is a function that PyTorch calls at a certain moment.
+# Here `is_ready` is called when the gradient of a parameter is ready, and `is_reached` when the
+# backward pass reaches the layer `second`. **Predict:** in which order do the six gradients become
+# ready, and which of them before the pass reaches `second`?
 
 # %% tags=["predict"]
-def name_of(p, net):
-    for name, other in net.named_parameters():
-        if other is p:
-            return name
+def names_of_parameters(net):
+    return {p: name for name, p in net.named_parameters()}
 
 
 def order_of_gradients():
     net = SmallNet()
+    names = names_of_parameters(net)
 
     def is_ready(p):
-        print(name_of(p, net))
+        print(names[p])
 
     def is_reached(layer, grad_outputs):
         print("    the pass reaches second")
@@ -370,16 +372,17 @@ for found in ranks(overlapped):
 # the two gradients of first fill bucket 2.](src/drawings/ddp_buckets.svg)
 #
 # `fill_buckets` takes the parameters in the order in which their gradients come, and a limit in
-# bytes (in the picture 250). From `last` to `first`, the biases have 16, 32 and 32 bytes, the
-# weights 64, 128 and 128. **Predict:** which parameters share the first bucket, if it holds at most
-# 200 bytes?
+# bytes (in the picture 250). From `last.bias` and `last.weight` to `first.weight`, the gradients
+# have 16, 64, 32, 128, 32 and 128 bytes. **Predict:** which parameters share the first bucket, if
+# it holds at most 200 bytes?
 
 # %% tags=["predict"]
 def fill_buckets(parameters, cap_bytes):
     buckets = [[]]
     filled = 0  # bytes in the last bucket
     for p in parameters:
-        if buckets[-1] and filled + p.nbytes > cap_bytes:
+        too_large = filled + p.nbytes > cap_bytes
+        if too_large and buckets[-1]:  # an empty bucket takes a gradient of any size
             buckets.append([])
             filled = 0
         buckets[-1].append(p)
@@ -389,8 +392,9 @@ def fill_buckets(parameters, cap_bytes):
 
 backwards = list(net.parameters())
 backwards.reverse()
+names = names_of_parameters(net)
 for bucket in fill_buckets(backwards, 200):
-    print([name_of(p, net) for p in bucket])
+    print([names[p] for p in bucket])
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -432,8 +436,9 @@ print(ranks(in_another_order))
 # ### Your turn: which buckets leave?
 #
 # Write the rule as a function without any sending. For each gradient that arrives, `departures`
-# gives the numbers of the buckets that leave then. Letters stand for gradients. In the second case
-# bucket 1 is complete first, and waits. Try it before you scroll on: `SmallDDP` has the same rule.
+# gives the numbers of the buckets that leave then, counted from 0. Letters stand for gradients. In
+# the second case the second bucket, that of `a`, is complete first, and waits. Try it before you
+# scroll on: `SmallDDP` has the same rule.
 
 # %% tags=["your-turn"]
 def departures(buckets, arriving):
@@ -452,20 +457,25 @@ your_turn(departures, cases)
 # ## And who waits?
 #
 # `overlapped` waits for its all-reduces after `backward()`. But the usual script calls nothing
-# after `backward()`, so DDP must wait within it. In a hook one can ask autograd to call a function
-# when the pass has ended:
+# after `backward()`, so DDP must wait within it. In a hook one can ask PyTorch's engine, which runs
+# backward passes, to call a function when the pass has ended:
 
 # %%
+def call_at_the_end(function):
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
 def end_of_the_pass():
     net = SmallNet()
+    names = names_of_parameters(net)
 
     def pass_has_ended():
         print("the pass has ended")
 
     def is_ready(p):
-        print("   ", name_of(p, net))
+        print("   ", names[p])
         if p is net.last.bias:  # the first one
-            torch.autograd.Variable._execution_engine.queue_callback(pass_has_ended)
+            call_at_the_end(pass_has_ended)
 
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(is_ready)
@@ -476,43 +486,39 @@ def end_of_the_pass():
 end_of_the_pass()
 
 # %% [markdown]
-# The underscore says that `_execution_engine` may change; PyTorch's own FSDP uses it, too. On GPUs
-# `wait()` doesn't block Python, but the GPU's later work, for example the optimizer's step
-# (documentation of `torch.distributed`).
+# The underscore says that `_execution_engine` may change, but PyTorch's own sharded training
+# (chapter 16) uses it, too. On GPUs `wait()` doesn't block Python, but the GPU's later work, for
+# example the optimizer's step (documentation of `torch.distributed`).
 #
 # ## SmallDDP, whole
 #
-# The fourth way is a class, because its hooks are set once, before the first pass. The hook is
-# `mark_ready`. Inside `with model.no_sync():` nothing is sent (see *Gradient accumulation*).
+# The fourth way is a class, because its hooks are set once, before the first pass. Each hook is
+# `mark_ready`, which has the rule of `departures`. `finish` is called when the pass has ended:
 
 # %%
 class SmallDDP(nn.Module):
     def __init__(self, module, cap_bytes):
         super().__init__()
-        for p in module.parameters():
-            dist.broadcast(p.detach(), src=0)
         self.module = module
         parameters = list(module.parameters())
         self.buckets = fill_buckets(reversed(parameters), cap_bytes)
-        self.synchronizing = True
         for p in parameters:
+            dist.broadcast(p.detach(), src=0)
             p.register_post_accumulate_grad_hook(self.mark_ready)
         self.begin_pass()
 
     def begin_pass(self):
         self.ready = set()  # parameters whose gradients are ready
-        self.waiting = list(self.buckets)  # those that haven't been sent
+        self.waiting = list(self.buckets)  # buckets that haven't been sent
         self.sent = []  # for each that has: the bucket, its packed gradients, and the handle
 
     def forward(self, x):
         assert not self.ready, "the last backward pass broke off"
         return self.module(x)
 
-    def mark_ready(self, p):  # called when the gradient of p is ready
-        if not self.synchronizing:
-            return
-        if not self.ready:  # the first one of this pass: finish is to be called at its end
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+    def mark_ready(self, p):
+        if not self.ready:  # p is the first of this pass
+            call_at_the_end(self.finish)
         self.ready.add(p)
         while self.waiting and self.ready.issuperset(self.waiting[0]):
             bucket = self.waiting.pop(0)
@@ -523,25 +529,17 @@ class SmallDDP(nn.Module):
         work = dist.all_reduce(packed, async_op=True)
         self.sent.append((bucket, packed, work))
 
-    def finish(self):  # called when the pass has ended
+    def finish(self):
         assert not self.waiting, "a gradient is missing"
         for bucket, packed, work in self.sent:
             work.wait()
             unpack(packed, bucket)
         self.begin_pass()
 
-    @contextlib.contextmanager
-    def no_sync(self):
-        self.synchronizing = False
-        try:
-            yield  # here the block runs
-        finally:
-            self.synchronizing = True
-
 # %% [markdown]
 # Is it right? On two ranks, on three and on four it must find what one process finds from the whole
 # batch, even if gradients arrive in another order on each rank. So the network has two branches,
-# which rank 0 computes in another order than the others. Each gradient has a bucket of its own:
+# which rank 0 computes in another order than the others. And each gradient has a bucket of its own:
 
 # %%
 class Branches(nn.Module):
@@ -554,6 +552,7 @@ class Branches(nn.Module):
 
     def forward(self, x):
         x = self.stem(x)
+        # The result is the same, but not the order in which the gradients come.
         if self.left_first:
             left = self.left(x)
             right = self.right(x)
@@ -566,7 +565,7 @@ class Branches(nn.Module):
 def with_branches():
     torch.manual_seed(dist.get_rank())
     net = Branches(left_first=dist.get_rank() == 0)
-    model = SmallDDP(net, 1)  # one byte at most
+    model = SmallDDP(net, 1)  # so low a limit that no two gradients share a bucket
     x_shard, y_shard = own_shard()
     F.cross_entropy(model(x_shard), y_shard).backward()
     return gradients(net)
@@ -583,11 +582,12 @@ for world in [2, 3, 4]:
     print(f"{world} ranks:    ", found["left.bias"])
 
 # %% [markdown]
-# And does the pass go on while an all-reduce is under way? Rank 1 begins its backward pass only
-# when rank 0's has reached `second`, which rank 0 tells it by `dist.send`. Until then rank 1 has
-# sent nothing, so none of rank 0's all-reduces can be complete:
+# And does the pass go on while an all-reduce is under way? In the next cell rank 0 sends a message
+# when its backward pass reaches `second`, and rank 1 begins its own pass only then. So far rank 1
+# has sent nothing else, so none of rank 0's all-reduces can be complete:
 
-# %%
+# %% tags=["fold"]
+# check: rank 0's backward pass reaches `second` before its first all-reduces are complete
 def rank_1_begins_late():
     net = equal_replica()
     model = SmallDDP(net, 1)
@@ -613,18 +613,37 @@ print("rank 0's all-reduces before `second`, is each complete?", on_rank_0)
 assert on_rank_0 == [False, False]
 
 # %% [markdown]
-# Rank 0 has sent two buckets, and its pass goes on although neither has arrived. If `send` waited,
-# the two ranks would wait for each other, until `ranks` ends them.
+# Rank 0 has sent the gradients of `last`, and its pass goes on although neither all-reduce is
+# complete. If `send` waited, the two ranks would wait for each other, until `ranks` ends them.
 #
 # ### Gradient accumulation
 #
 # A batch that doesn't fit into memory is computed in parts. Their gradients add up in `.grad`, and
-# then comes one update. So only the last pass must send, and the others run inside `no_sync()`.
+# then comes one update. So only the last pass must send. The others run inside
+# `with model.no_sync():`, as with PyTorch's DDP:
+
+# %%
+class AccumulatingDDP(SmallDDP):
+    synchronizing = True
+
+    def mark_ready(self, p):
+        if self.synchronizing:
+            super().mark_ready(p)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.synchronizing = False
+        try:
+            yield  # here the block runs
+        finally:
+            self.synchronizing = True
+
+# %% [markdown]
 # With two parts each loss is divided by 2. We also look at `last.bias` before the second pass:
 
 # %%
 def accumulated():
-    model = SmallDDP(equal_replica(), 200)
+    model = AccumulatingDDP(equal_replica(), 200)
     x_shard, y_shard = own_shard()
     x_0, x_1 = x_shard.chunk(2)
     y_0, y_1 = y_shard.chunk(2)
@@ -665,16 +684,16 @@ def bucket_sizes():
     model = DistributedDataParallel(net)
     sizes = []
 
-    def note_size(state, bucket):
-        sizes.append(round(bucket.buffer().nbytes / 2**20))
-        return allreduce_hook(None, bucket)
+    def note_size(state, bucket):  # state is the None below
+        packed = bucket.buffer()
+        sizes.append(round(packed.nbytes / 2**20))
+        return allreduce_hook(state, bucket)
 
     model.register_comm_hook(None, note_size)
     model(torch.ones(8, 512)).sum().backward()
-    in_first_pass = list(sizes)
-    sizes.clear()
+    in_first_pass = len(sizes)  # so many buckets
     model(torch.ones(8, 512)).sum().backward()
-    return in_first_pass, sizes
+    return sizes[:in_first_pass], sizes[in_first_pass:]
 
 
 in_first_pass, in_second_pass = ranks(bucket_sizes)[0]
@@ -684,24 +703,27 @@ print("MiB in the second pass:", in_second_pass)
 # %% [markdown]
 # So that is what the line `loss.backward()` sends. In the first pass everything is in one bucket
 # (unless `find_unused_parameters=True`), so that nothing is overlapped. Then PyTorch rebuilds the
-# buckets in the order in which the gradients became ready. All ranks take rank 0's order, from a
-# broadcast in the next forward pass (`rebuild_buckets` in `reducer.hpp`). By default the first
+# buckets in the order in which the gradients became ready. All ranks take rank 0's order, which it
+# broadcasts in the next forward pass (`rebuild_buckets` in `reducer.hpp`). By default the first
 # bucket is now about 1 MiB, so that sending begins soon, and the others are about 25 MiB.
 #
 # And the gradients are ours:
 
 # %%
+def after_two_passes(model):
+    x_shard, y_shard = own_shard()
+    for _ in range(2):  # the second time PyTorch has rebuilt its buckets
+        model.zero_grad()
+        F.cross_entropy(model(x_shard), y_shard).backward()
+    return gradients(model.module)
+
+
 def with_both():
     torch.manual_seed(dist.get_rank())
-    ours = SmallDDP(SmallNet(), 200)
+    ours = after_two_passes(SmallDDP(SmallNet(), 200))
     torch.manual_seed(dist.get_rank())
-    pytorchs = DistributedDataParallel(SmallNet())
-    x_shard, y_shard = own_shard()
-    for _ in range(2):  # the second time with rebuilt buckets
-        for model in [ours, pytorchs]:
-            model.zero_grad()
-            F.cross_entropy(model(x_shard), y_shard).backward()
-    return gradients(ours.module), gradients(pytorchs.module)
+    pytorchs = after_two_passes(DistributedDataParallel(SmallNet()))
+    return ours, pytorchs
 
 
 for ours, pytorchs in ranks(with_both):
@@ -713,10 +735,9 @@ for ours, pytorchs in ranks(with_both):
 # That is DDP: **each gradient becomes its mean over all ranks, in buckets that are sent while the
 # pass goes on.** How much that saves depends on the link (deeper: What overlap is worth).
 #
-# `SmallDDP` has no room for frozen parameters, several dtypes or buffers. And if one rank's data
-# leave out a layer, a bucket is never complete there, and the assertion in `finish` fails. Without
-# it that rank's next all-reduces would be summed with the wrong ones of the other ranks, without an
-# error where the sizes are equal. What PyTorch's DDP does then is in deeper: DDP's cases.
+# `SmallDDP` has no room for frozen parameters, several dtypes or buffers. And each rank must use
+# every layer in each pass: if one rank skips a layer, a bucket is never complete there, and the
+# assertion in `finish` fails. What PyTorch's DDP does then is in deeper: DDP's cases.
 #
 # ## A complete program
 #
@@ -727,10 +748,10 @@ for ours, pytorchs in ranks(with_both):
 # torchrun --standalone --nproc-per-node=2 ddp_train.py --snapshot lenet.pt
 # ```
 #
-# Its class `DDP` is `SmallDDP` with several dtypes, frozen parameters, layers unused on some rank,
-# and a guard that refuses, for example, a step before the gradients are averaged (deeper: DDP's
-# cases). Here `backward()` doesn't wait: you call `finish_gradient_synchronization()` after it, as
-# in assignment 2 of Stanford's CS336. It finds the same gradients:
+# Its class `DDP` is `SmallDDP` with `no_sync`, several dtypes, frozen parameters, layers unused on
+# some rank, and a guard that refuses, for example, a step before the gradients are averaged. Its
+# `backward()` doesn't wait: you call `finish_gradient_synchronization()` after it. It finds the
+# same gradients:
 
 # %%
 def with_the_programs():
@@ -753,13 +774,14 @@ for found in ranks(with_the_programs):
 #
 # - A DDP script is the script for one device, with a process group, a sampler, and two lines that
 #   do the work: `DistributedDataParallel(net)` broadcasts rank 0's weights, and `backward()`
-#   averages the gradients, by hooks. Forward passes send buffers, and once the order of the
-#   buckets.
+#   averages the gradients, by hooks. In forward passes PyTorch's DDP also sends buffers, and once
+#   rank 0's order of the gradients.
 # - A bucket is one all-reduce of several gradients. All ranks send theirs in the same order, and
 #   the pass goes on meanwhile. At its end `backward()` waits (on GPUs, the GPU does).
 # - Replicas can agree and be wrong. Compare with one process.
 #
-# Next, chapter 15: the same across machines, and what happens when one of them dies.
+# The short path ends here. Next, chapter 15: the same across machines, and what happens when one of
+# them dies. (To large models: go on with chapter 16.)
 #
 # **Further reading.** S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel
 # Training* (2020), arXiv:2006.15704.
@@ -774,8 +796,9 @@ for found in ranks(with_the_programs):
 #    in that order. Why must all ranks take the same one?
 # 2. **Two halves of an all-reduce.** In `send`, replace it by `dist.reduce_scatter_single(part,
 #    padded)`, which leaves each rank its part of the sum, and `dist.all_gather_single(padded,
-#    part)`. All parts must be equally long, so pad with zeros. Show that the gradients are the
-#    same. What could a rank do between the two?
+#    part)`. (Before PyTorch 2.13 they are called `reduce_scatter_tensor` and
+#    `all_gather_into_tensor`.) All parts must be equally long, so pad with zeros. Show that the
+#    gradients are the same. What could a rank do between the two?
 # 3. **Uneven shards.** Make the gradients those of the mean over all examples, whatever the sizes
 #    of the shards, with one pass a step.
 
@@ -862,8 +885,7 @@ assert largest_difference(found_1, expected) < 1e-12
 #
 # Between the two each rank has the mean of its part only. So it could update just these parameters,
 # with the optimizer's state for just these, and then gather *weights*. That is stage 1 of ZeRO
-# (chapter 16). (`reduce_scatter_single` waits within the hook here, so less is overlapped. Before
-# PyTorch 2.13 these two are called `reduce_scatter_tensor` and `all_gather_into_tensor`.)
+# (chapter 16). (`reduce_scatter_single` waits within the hook here, so less is overlapped.)
 
 # %% tags=["solution"]
 class InHalves(SmallDDP):

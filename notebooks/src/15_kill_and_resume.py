@@ -122,13 +122,13 @@ for step in [20, 21, 47]:
 #
 # </details>
 #
-# **So a checkpoint is tested by a kill, and by comparing bit for bit.** Compare on two ranks: on
-# three, a resumed training has other last digits, because DDP's first pass has other buckets than
-# the later ones (chapter 14), which changes the order in which gradients are added up (exercise 1).
-# On GPUs even two uninterrupted runs may differ unless `torch.use_deterministic_algorithms(True)`
-# is set (see PyTorch's *Reproducibility*): on an H200 one process with chapter 14's program then
-# repeated itself bit for bit, also when it was resumed between epochs; without it two runs on MNIST
-# ended with weights up to 0.2 apart.
+# **So a checkpoint is tested by a kill, and by comparing bit for bit.** Compare on two ranks. On
+# three, a resumed training ends with other last digits, because its first pass has other buckets
+# (chapter 14), so that some gradients are added up in another order (exercise 1). On GPUs even two
+# uninterrupted runs may differ, unless `torch.use_deterministic_algorithms(True)` is set (see
+# PyTorch's *Reproducibility*). We tried one process of chapter 14's program on an H200. Without the
+# setting two runs on MNIST ended with weights up to 0.2 apart. With it a run repeated itself bit
+# for bit, also when it was resumed between epochs.
 #
 # torchrun can do the second start itself. With `--max-restarts=1` it starts *all* processes anew
 # when one has failed, once. It brings back no state: the new processes have their program, its
@@ -203,10 +203,14 @@ def go_on(kept):
 def interrupted(done):
     net, optimizer = small_training()
     small_steps(net, optimizer, 0, done)
-    file = io.BytesIO()  # as a file on the disk
-    torch.save(keep(net, optimizer, done), file)
-    file.seek(0)
-    net = go_on(torch.load(file))
+    kept = keep(net, optimizer, done)
+
+    file = io.BytesIO()  # like a file on the disk, but in memory
+    torch.save(kept, file)
+    file.seek(0)  # back to its beginning
+    loaded = torch.load(file)
+
+    net = go_on(loaded)
     return net[2].bias.item()
 
 
@@ -217,8 +221,7 @@ your_turn(interrupted, cases, stubs=[keep, go_on])
 # ### All that changes
 #
 # A checkpoint must hold all that changes during the training. In our program that is the model's
-# weights, the optimizer's momentum, the step, and the state of each rank's random numbers. (DDP's
-# buckets change, too, after the first pass, but on two ranks that shows nowhere: exercise 1.)
+# weights, the optimizer's momentum, the step, and the state of each rank's random numbers.
 #
 # Why a random state for each rank, but only one of everything else? After each step weights and
 # momentum are the same on all ranks (chapter 14). But each rank draws its own random numbers for
@@ -248,8 +251,8 @@ def new_training():
 
 # %% tags=["torch"]
 def snapshot(model, optimizer, step):
-    random_states = [None] * dist.get_world_size()  # to be filled
-    dist.all_gather_object(random_states, torch.get_rng_state())
+    random_states = [None] * dist.get_world_size()  # a place for each rank's
+    dist.all_gather_object(random_states, torch.get_rng_state())  # fills the places
     return {
         # `module` is the network within DDP.
         "model": model.module.state_dict(),
@@ -277,14 +280,17 @@ def checkpoint(model, optimizer, step, path):
         os.replace(f"{path}.new", path)  # the rename
 
 # %% [markdown]
-# A process may be killed while it writes, or the disk may be full. We try the latter: the operating
-# system lets these processes write no file longer than 200,000 bytes, and a checkpoint is longer.
-# The old one, from step 20, is there already. **Predict:** what does `torch.load` find after each?
+# A process may be killed while it writes, or the disk may be full. We imitate a full disk: these
+# processes may write no file longer than 200,000 bytes, and a checkpoint is longer. The old one,
+# from step 20, is there already. **Predict:** what does `torch.load` find after each of the two
+# functions?
 
 # %% tags=["torch", "predict"]
 def on_full_disk(way, path):
     model, optimizer = new_training()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    longest = 200_000  # bytes
+    # From now on the operating system lets this process write no longer file.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest, longest))
     way(model, optimizer, 24, path)
 
 
@@ -338,11 +344,12 @@ def restore(path, model, optimizer):
 
 # %% tags=["torch"]
 def batch_rows(step):
-    epoch = step // 16  # 16 steps of 32 images
-    # Every rank makes the same one.
+    epoch = step // 16  # an epoch is 512 images: 16 steps of 32
+    step_in_epoch = step % 16
+    # Every rank makes the same generator.
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(512, generator=generator)
-    first = 32 * (step % 16)  # the step's place in its epoch
+    first = 32 * step_in_epoch
     return order[first : first + 32]
 
 
@@ -422,14 +429,14 @@ def snapshot_of_new():
 
 
 new = ranks(snapshot_of_new)[0]
-random_0 = left["random"][0]
+of_rank_0 = left["random"][0]
 
 incomplete = {
     "new momentum": dict(left, optimizer=new["optimizer"]),
     # Only the epoch is saved, and this one began at step 16.
     "step 16": dict(left, step=16),
     "new random states": dict(left, random=new["random"]),
-    "rank 0's random state twice": dict(left, random=[random_0, random_0]),
+    "rank 0's random state twice": dict(left, random=[of_rank_0, of_rank_0]),
 }
 
 # %% [markdown]
@@ -456,7 +463,7 @@ for change, saved in incomplete.items():
 # the epoch's 512 images. With **new momentum** the running sum of the gradients begins again at
 # zero. If **rank 0's state** is taken for both ranks, both leave out the same units. With **new
 # random states** the random numbers of step 0 are drawn again. That is another training than
-# `whole`, but as valid a one, because each rank still has numbers of its own. Comparing the ranks
+# `whole`, but just as valid, because each rank still has numbers of its own. Comparing the ranks
 # with each other would show none of this: DDP gives both the same gradients in any case.
 #
 # **No error tells you that a part was forgotten. A kill and a comparison do.** In a program of your
@@ -543,13 +550,17 @@ def show_lines(processes):
 # the other machine has joined?
 
 # %% tags=["torch", "predict"]
-(folder / "who.txt").write_text("")
-machines = [start_machine("HOST", "127.0.0.2")]
+(folder / "who.txt").write_text("")  # the processes' lines will be added to it
+machines = []
 try:
+    host = start_machine("HOST", "127.0.0.2")
+    machines.append(host)
     show_lines(processes=2)
-    machines.append(start_machine("other", "127.0.0.1"))
+
+    other = start_machine("other", "127.0.0.1")
+    machines.append(other)
     show_lines(processes=4)
-finally:
+finally:  # also after an error
     end(machines)
 
 # %% [markdown]
@@ -565,18 +576,18 @@ finally:
 # `dynamic_rendezvous.py`). HOST isn't guaranteed rank 0; it hosts the rendezvous, so it must stay
 # up. (With `--node-rank` and `--master-addr` instead of c10d, you number the machines yourself.)
 #
-# A machine that joins costs none of the `--max-restarts`. If one leaves, a training's processes on
-# the others fail, because its messages don't come. That costs a restart, so with the default, 0,
-# the job ends (`_invoke_run` in torchrun's `api.py`).
+# When a machine joins, that doesn't count as one of the `--max-restarts`. When one leaves, a
+# training's processes on the others fail, because its messages don't come. That counts, so with the
+# default, 0, the job ends (`_invoke_run` in torchrun's `api.py`).
 #
 # **So a rank is a number for one start only.** What rank 1 has written on its own disk may lie on a
 # machine that is rank 0 after a restart, or on one that is gone. That is why our checkpoint is in a
 # folder that all machines see, and why a random state belongs to a rank and not to a machine.
 #
-# > **In PyTorch 2.13** a training in the place of `who.py` doesn't come up again when rank 0 moves
-# > like this. We tried it with gloo: HOST's processes failed in some tries and waited in others,
-# > since by the source torchrun keeps the old rank 0's address (`next_rendezvous`, in the same
-# > file). After `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on both machines it went on.
+# > **In PyTorch 2.13** a training, unlike `who.py`, doesn't go on when rank 0 moves like this. In
+# > our tries with gloo HOST's processes failed or waited. (By the source torchrun keeps the old
+# > rank 0's address: `next_rendezvous`, in the same file.) After
+# > `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on both machines it went on.
 #
 # The number of ranks may change as well, when a machine has left. Can our training go on with one
 # rank? It can: one rank takes all 32 images of each step. But it ends with other weights, since it
@@ -617,10 +628,10 @@ except RuntimeError as error:
 # The rank that failed is rank 0, which waited. Rank 1, the one that hangs, notices nothing; `ranks`
 # ended it, as torchrun ends all processes once one has failed. So a time-out makes a hang visible,
 # as the failure of a rank that waits, and from there on all is as above: restart, and resume. (With
-# NCCL there is no error to catch: the process that waits is ended.) In a program it is the argument
-# `timeout` of `init_process_group`. If you give none, it is 30 minutes, and with NCCL 10 (PyTorch's
-# documentation, for both). Choose it longer than anything that ranks may legitimately wait for,
-# such as rank 0's writing of a large checkpoint.
+# NCCL the process that waits is ended, so it can't catch an error.) In a program the time-out is
+# the argument `timeout` of `init_process_group`. If you give none, it is 30 minutes, and with NCCL
+# 10 (PyTorch's documentation, for both). Choose it longer than anything that ranks may legitimately
+# wait for, such as rank 0's writing of a large checkpoint.
 #
 # MXNet trains across machines in a different way: deeper: The parameter server.
 

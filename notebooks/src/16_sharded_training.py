@@ -2,7 +2,8 @@
 # # 16 · Sharded training
 #
 # Data parallelism divides the batch and copies everything else: each device holds all weights, all
-# gradients and the whole **optimizer state**, which for Adam is two running means for each weight.
+# gradients and the whole **optimizer state**. For the optimizer Adam these are two running means
+# for each weight, of its gradient and of the gradient's square.
 # *What must a device really hold, and for how long?* **ZeRO** (*Zero Redundancy Optimizer*,
 # S. Rajbhandari et al., 2020, arXiv:1910.02054) divides these three as well, in three stages,
 # ZeRO-1 to ZeRO-3. PyTorch calls the third **FSDP**, *Fully Sharded Data Parallel*. From here on a
@@ -72,15 +73,15 @@ size = sum(p.numel() for p in net.parameters())
 held = 0
 for p in net.parameters():
     held += p.numel() + p.grad.numel()
-    means = adam.state[p]
+    means = adam.state[p]  # the two running means
     held += means["exp_avg"].numel() + means["exp_avg_sq"].numel()
 print(size, "parameters,", held / size, "numbers held for each")
 
 # %% [markdown]
 # A weight, its gradient and two means: four numbers a parameter. In float32 these are **16 bytes a
-# parameter**, so 7 billion parameters take 112 GB on every device, however many there are. (In
-# mixed precision it is 16, too: exercise 3. The **activations**, which layers keep for the backward
-# pass, are extra. We leave them out.)
+# parameter**, so 7 billion parameters take 112 GB on every device, however many there are. (With
+# weights and gradients of 2 bytes each, in *mixed precision*, it is 16, too: exercise 3. The
+# **activations**, which layers keep for the backward pass, are extra. We leave them out.)
 #
 # ## Two halves of an all-reduce
 #
@@ -152,9 +153,9 @@ def mean_shard(gradient):
 # number's gradient and two means. So a rank can update *its shard*, with means for its shard only,
 # and then the new shards are gathered.
 #
-# We make the shard a **view**: it shares the weight's memory and needs none of its own.
-# **Predict:** Adam, whose first step is as long as its rate, gets only a view of the first two of
-# four zeros. What is in the weight afterwards?
+# We make the shard a **view**: it shares the weight's memory and needs none of its own. Adam gets
+# only a view of the first two of four zeros. Its first step is as long as its rate, however large
+# the gradient is. **Predict:** what is in the weight afterwards?
 
 # %% tags=["predict"]
 weight = nn.Parameter(torch.zeros(4))
@@ -173,8 +174,7 @@ print(weight.data)
 # </details>
 #
 # Memory that tensors share must be counted once. So `numbers_held` looks at the memory of all that
-# the network and Adam hold. After an update `gather_weights` gathers the new shards into each
-# rank's weights, and after a training `report` compares with one process:
+# the network and Adam hold, and takes each address once:
 
 # %% tags=["your-turn"]
 def numbers_held(net, adam):
@@ -188,11 +188,16 @@ def numbers_held(net, adam):
     sizes = {}  # by the address of the memory
     for tensor in tensors:
         if tensor is not None:
-            memory = tensor.untyped_storage()
-            sizes[memory.data_ptr()] = memory.nbytes() / 8  # float64: 8 bytes a number
+            memory = tensor.untyped_storage()  # of a view: that of the whole tensor
+            address = memory.data_ptr()
+            sizes[address] = memory.nbytes() / 8  # float64: 8 bytes a number
     return sum(sizes.values())
 
+# %% [markdown]
+# After an update `gather_weights` gathers the new shards into each rank's weights, and after a
+# training `report` compares with one process:
 
+# %% tags=["your-turn"]
 def gather_weights(net):
     for p in net.parameters():
         whole = gather_whole(p.shard)
@@ -205,9 +210,10 @@ def report(results):
         print(f"as one process: {same}, numbers held for each parameter: {held / size}")
 
 # %% [markdown]
-# This is what one rank does in stage 1, from top to bottom. All ranks make the same network,
-# from one seed, and each takes its part of every batch. The shard of the mean gradient is written
-# into the whole gradient's own memory. We count what is held just before the update:
+# This is what one rank does in stage 1, from top to bottom. All ranks make the same network, from
+# one seed, and each takes its part of every batch. The shard of the mean gradient overwrites its
+# part of the whole gradient, so that it needs no memory of its own. We count what is held just
+# before the update:
 
 # %%
 def stage_1():
@@ -216,12 +222,13 @@ def stage_1():
         p.shard = my_part(p.detach().flatten())  # a view of p
     adam = torch.optim.Adam([p.shard for p in net.parameters()], lr=0.01)
     for x, y in batches:
-        net.zero_grad()
+        net.zero_grad()  # the whole gradients
         adam.zero_grad()  # the gradients of the shards
         F.cross_entropy(net(my_part(x)), my_part(y)).backward()
         for p in net.parameters():
-            p.shard.grad = my_part(p.grad.flatten())  # a view of p.grad
-            p.shard.grad.copy_(mean_shard(p.grad))
+            place = my_part(p.grad.flatten())  # a view of p.grad
+            place.copy_(mean_shard(p.grad))
+            p.shard.grad = place
         held = numbers_held(net, adam)
         adam.step()  # updates my shard of each p
         gather_weights(net)
@@ -262,8 +269,9 @@ def stage_2(hook):
 # ### Your turn: `reduce_and_free`
 #
 # Write that hook, before you scroll on. It gets a parameter `p`, whose whole gradient is `p.grad`.
-# (Setting it to `None` frees it.) The cell trains with it on two ranks and on four. Of a weight's
-# four numbers a rank should hold the weight, $1/k$ of the gradient and $1/k$ of each mean.
+# (Setting it to `None` frees it, unless a view of it is left.) The cell trains with it on two ranks
+# and on four. Of a weight's four numbers a rank should hold the weight, $1/k$ of the gradient and
+# $1/k$ of each mean.
 
 # %% tags=["your-turn"]
 def reduce_and_free(p):
@@ -272,7 +280,8 @@ def reduce_and_free(p):
 
 
 def train_with_it(k):
-    weights, held, _ = ranks(stage_2, reduce_and_free, world=k)[0]  # of rank 0
+    results = ranks(stage_2, reduce_and_free, world=k)
+    weights, held, _ = results[0]  # of rank 0
     same = largest_difference(weights, one_process) < 1e-12
     return {"as one process": same, "held": held / size}
 
@@ -449,19 +458,18 @@ for stage, results in enumerate([results_1, results_2, results_3], 1):
 # </details>
 #
 # So stage 3 communicates **up to one and a half times as much**. (We count the lengths of whole
-# tensors. What goes over a wire depends on the library.) With several backward passes before an
-# update (chapter 14's gradient accumulation) stage 1 can add up the gradients first. Stage 2 has no
-# room for whole ones, so it reduces after each pass, and stage 3 in addition gathers twice per
-# pass. What that costs in time, and what published runs say, is in deeper: When sharding pays.
+# tensors. What goes over a wire depends on the library.) With gradient accumulation (chapter 14)
+# stage 1 can add up whole gradients and reduce them once. Stage 2 has no room for them, so it
+# reduces after each pass. So does stage 3, which also gathers the weights twice in each pass. What
+# that costs in time, and what published runs say, is in deeper: When sharding pays.
 #
 # ## And PyTorch's?
 #
 # PyTorch's FSDP is the function `fully_shard`. Each call makes a group of parameters that is
-# gathered and freed together: here those of each linear layer. (The last call is for what is left
-# of the network, which is nothing, and lets it manage the whole.) A parameter is then a `DTensor`,
-# which knows that it is a shard: `to_local()` is this rank's part, `full_tensor()` gathers all.
-# The loop is the usual one. PyTorch waits for messages in `backward()`, by the `queue_callback` of
-# chapter 14.
+# gathered and freed together: here those of each linear layer. (The last call finds no parameters
+# left, but lets PyTorch manage the network as a whole.) A parameter is then a `DTensor`, which
+# knows that it is a shard: `to_local()` is this rank's part, `full_tensor()` gathers all. The loop
+# is the usual one, because `backward()` waits for messages, as in chapter 14.
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -492,21 +500,21 @@ for (ours, _, _), (theirs, kept) in zip(results_3, ranks(by_pytorch)):
 
 # %% [markdown]
 # Both arrive at the same weights, and each rank keeps half of them. PyTorch doesn't replace the
-# layers: hooks before and after each of them gather its weight and free it. (With
-# `reshard_after_forward=False` it stays whole from the forward pass to the backward pass, and is
-# gathered once; both by the documentation of `fully_shard`.) Here each rank first made the whole
-# network. One that doesn't fit is made on PyTorch's `meta` device, where tensors have no memory,
-# and filled after `fully_shard`.
+# layers: hooks before and after each of them gather its weight and free it (documentation of
+# `fully_shard`). With the option `reshard_after_forward=False` the weight stays whole until the
+# backward pass, and is gathered once. A network that doesn't fit on one device is made on PyTorch's
+# `meta` device, where it takes no memory, and filled after `fully_shard`.
 #
 # ## What is held during a step
 #
 # So far we counted at one moment, and only what we knew of. `Bytes` adds up the memory of *all*
-# tensors after each operation within its block, the backward pass included. (PyTorch calls its
-# `__torch_dispatch__` for each operation. It remembers the memory of each tensor by a *weak*
-# reference, which keeps nothing alive. So what is left in its dictionary is what exists.)
+# tensors after each operation within its block, the backward pass included, and appends the sum to
+# its list `noted`. `note()` appends one at any other time. (PyTorch calls its `__torch_dispatch__`
+# for each operation. It remembers the memory of each tensor by a *weak* reference, which keeps
+# nothing alive.)
 
 # %% tags=["fold"]
-# define: `Bytes`, which notes the memory of all tensors after each operation
+# define: `Bytes`, with `noted`, the memory of all tensors after each operation, and `note()`
 import weakref
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -556,31 +564,38 @@ def in_stage_3(net):
 # The network has eight equal layers, and batches have two examples, so that activations hardly
 # count:
 
-# %% tags=["measured"]
-def bytes_in_a_step(prepare):
+# %%
+def eight_layers():
     torch.manual_seed(16)
-    layers = []
+    net = nn.Sequential()
     for _ in range(8):
-        layers += [nn.Linear(64, 64), nn.Tanh()]
-    net = nn.Sequential(*layers)
+        net.append(nn.Linear(64, 64))
+        net.append(nn.Tanh())
+    return net
+
+
+def bytes_in_a_step(prepare):
+    """Bytes a parameter after each operation, of the forward pass and of the backward pass."""
+    net = eight_layers()
     numbers = sum(p.numel() for p in net.parameters())
     adam = torch.optim.Adam(prepare(net), lr=0.01)
     x = torch.ones(2, 64)
     y = torch.arange(2)
     with Bytes() as memory:
-        for step in range(2):
+        for step in range(2):  # what the first step noted is overwritten
             adam.zero_grad()
-            memory.noted.clear()
+            memory.noted = []
             memory.note()  # before the first operation
             loss = F.cross_entropy(net(x), y)
-            forward_ends = len(memory.noted)
+            forward = memory.noted
+            memory.noted = []
             loss.backward()
-            backward_ends = len(memory.noted)
+            backward = memory.noted
+            memory.noted = []
             adam.step()
-    noted = np.array(memory.noted) / numbers
-    return noted[:forward_ends], noted[forward_ends:backward_ends]
+    return np.array(forward) / numbers, np.array(backward) / numbers
 
-
+# %% tags=["measured"]
 curves = {}
 peaks = {}
 for name, prepare in [("data parallel", in_data_parallel), ("stage 2", in_stage_2),
@@ -617,9 +632,9 @@ show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forw
 # parallelism begins with 12 bytes a parameter, for weights and means, and each of eight layers adds
 # its gradient, up to 16. Stage 2 begins with 6. A layer's gradient comes whole and is freed, but
 # for its shard. Stage 3 begins with 3. In its forward pass a layer gathers its weight, half a byte
-# a parameter, and frees it before the next one gathers. In the backward pass the teeth are higher,
-# because the whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there
-# together; and they climb, because the gradients of the shards stay.
+# a parameter, and frees it before the next one gathers. In the backward pass the teeth are higher:
+# the whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there
+# together. And they climb, because the gradients of the shards stay.
 #
 # **Whether a model fits depends on the peak of a step**, and on its activations. The two assertions
 # fail on mistakes that the counts above can't see: on a stage 2 that reduces after the pass and not
@@ -635,8 +650,7 @@ show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forw
 # [sharded_train.py](sharded_train.py) has the three stages for nearly any network, as the classes
 # `ShardedOptimizer`, `ShardedGradients` and `FSDP`, which refuse most of what would go wrong in
 # silence. They pad what isn't divisible, such as our layers on three ranks. After `backward()`
-# `FSDP` needs an extra call, which waits for gradients. They find what one process finds. (What
-# they hold is for the tests of the program.)
+# `FSDP` needs an extra call, which waits for gradients. They find what one process finds:
 
 # %%
 def by_the_program(stage):
@@ -685,8 +699,7 @@ for stage in [1, 2, 3]:
 #   number alone, as Adam does.
 # - Equal weights don't show that memory was saved: count what is held before the update, and look
 #   at the peak.
-# - Only stage 3 communicates more than data parallelism. (What that costs in time isn't measured
-#   here.)
+# - Only stage 3 communicates more than data parallelism.
 #
 # Next, chapter 17: the activations, which sharding leaves as they are.
 #
