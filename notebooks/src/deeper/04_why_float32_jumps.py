@@ -298,11 +298,10 @@ if data.name == "mnist" and len(SEEDS) == 5:
     assert max(runs["relu", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
 
 # %% [markdown]
-# In four of the five seeds the difference rises 20- to 70-fold at the first flip. In seed 1 one
-# unit flipped and nothing jumped: what it changed was no more than rounding. *One* unit was enough
-# in seeds 0, 3 and 4. In seeds 3 and 4 others followed, nearly 3,000 by step 60; in the others
-# hardly any. Every seed had a flip within sixty steps, so the controls have to show what happens
-# without one.
+# In four of the five seeds the difference rises about twenty- to a hundredfold at the first flip, in
+# each of them that of *one* unit. Others follow, thousands by step 60. In seed 0 nothing flipped,
+# and nothing jumped. (On another CPU, which rounds in another way, other units flip, in other
+# steps.) But a seed without a flip is no control: it shows one case.
 #
 # **Borrowed (the blue lines) or smooth, no seed jumped: relu's kink is what makes float32 jump
 # here.**
