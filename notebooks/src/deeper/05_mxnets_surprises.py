@@ -523,7 +523,7 @@ for line in [draft_of_2018, straight_dope, layer_by_name, no_gpu]:
 # | `import gluonbook as gb` | the draft's package | `pip install --no-deps gluonbook` |
 # | `gluon.autograd` | Gluon no longer imports it | `from mxnet import autograd` |
 # | `"cnn_conv2d0_weight"` | Gluon has changed the names it makes | `net[0].weight` |
-# | `split_and_load(x, [])` | d2l's `try_all_gpus()` without a GPU | `helpers.devices(2)` |
+# | `split_and_load(x, [])` | `try_all_gpus()` of d2l 1.0 without a GPU | `helpers.devices(2)` |
 #
 # (Install `gluonbook` in an environment of its own: it is for older versions of other packages.)
 

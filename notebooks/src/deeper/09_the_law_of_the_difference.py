@@ -212,7 +212,7 @@ assert 6 < relu_of_step < 12  # 8 by the estimate below
 # It shrinks more slowly than with the smooth activation, but still faster than one device's error.
 # Of $m$ inputs about $\sqrt m$ are moved across zero. If their jumps are independent, the sum of
 # these grows with $m^{1/4}$, so per image it shrinks with $m^{-3/4}$. From 64 to 1,024 images that
-# is 1/8, and it came out near that.
+# is 1/8; here it came out at 1/10.
 #
 # </details>
 #
