@@ -617,7 +617,7 @@ assert not torch.equal(norm_of_0, norm_of_1)
 #
 # **So a falling loss is no test.** Compare the gradient of the input with that of one process, and,
 # during training, compare the ranks' losses with each other. (A mistake that is the same on all
-# ranks keeps these equal. Exercise 1 has three.) Ranks can drift apart in two more ways, when they
+# ranks keeps these equal. Exercise 1 shows some.) Ranks can drift apart in two more ways, when they
 # clip gradients or drop numbers at random. Chapter 20 has both.
 #
 # ## What is sent?
