@@ -695,9 +695,9 @@ print(f"and computes for {operations / 156e12:.1f} s")
 # %% [markdown]
 # So inside a machine the messages take about a fifth of the computing time, or more, because a
 # message gets at most the full rate of its link. Between machines they take longer than this step's
-# computation. In the forward pass the next layer needs the sum at once, so it can't be hidden behind
-# other work, as DDP hides its buckets. **That is why tensor parallelism wants the fast links inside
-# a machine.**
+# computation. In the forward pass the next layer needs the sum at once, so it can't be hidden
+# behind other work, as DDP hides its buckets. **That is why tensor parallelism wants the fast links
+# inside a machine.**
 #
 # ## What is held?
 #
