@@ -66,10 +66,10 @@ print("labels:", repr("".join(alphabet[number] for number in y[0])))
 
 # %% [markdown]
 # In the network each token is a row of `width` numbers. Tokens meet in **attention**, where each
-# token gathers from the others what it can use. Three matrices turn each token into a *query*, what
-# it looks for, a *key*, what it can be found by, and a *value*, what it has to give. The product of
-# one token's query and another one's key is a *score*. A softmax turns a token's scores into
-# **attention weights**, and its result is the mean of all values, weighted by these.
+# token gathers from the others what it can use. Three matrices turn each token into a *query* (what
+# it looks for), a *key* (what it can be found by) and a *value* (what it has to give). The product
+# of one token's query and another one's key is a *score*. A softmax turns a token's scores into
+# **attention weights**, and the token's result is the mean of all values, weighted by these.
 #
 # Several **heads** do that, each with its own part of the width, and a last matrix, the **output
 # projection** `join`, brings their results together. Because the network is to predict the later
@@ -106,7 +106,8 @@ class Attention(nn.Module):
 # %% [markdown]
 # The other part of a block, an **MLP**, works on each token alone. Between its matrices is GELU, a
 # smooth ReLU. Before attention and before the MLP a LayerNorm scales each token's numbers to mean 0
-# and deviation 1. What they find is *added* to what came in, so that gradients also pass unchanged:
+# and deviation 1. The results of attention and of the MLP are *added* to what came in, so that
+# gradients can also pass unchanged:
 
 # %%
 class MLP(nn.Module):
@@ -199,8 +200,9 @@ print(f"loss {loss_of(net, x, y):.2f}; if all characters were equally likely: "
 # gradient and Adam's two moments (chapter 16's means), 16 bytes in float32. Activations come on
 # top. We count what autograd **saves for backward** by `saved_tensors_hooks`, which calls a
 # function of ours with each tensor that is saved, and another one when the backward pass uses it.
-# Tensors that share memory have the same address and count once. Parameters are left out, because
-# they are there anyway.
+# Tensors that share memory share a *storage*, and so an address, and count once. A *weak*
+# dictionary of the storages forgets what has been freed, as in chapter 16. Parameters are left out,
+# because they are there anyway.
 
 # %%
 def address(tensor):
@@ -230,8 +232,8 @@ class Kept:
         return tensor
 
 # %% [markdown]
-# (A *weak* dictionary forgets what has been freed, as in chapter 16.) Here is what is kept when the
-# forward pass ends:
+# Here is what is kept when the forward pass ends. (`net` is passed twice: for its parameters, and
+# as an argument of `loss_of`.)
 
 # %%
 def bytes_kept(net, function, *inputs):
@@ -263,7 +265,7 @@ print(f"{bytes_kept(net, loss_of, net, x, y):,} bytes of activations")
 # output projection 64; plus what came in. Norm 66; up 64; GELU 256; down 256; plus what came in.
 # Together 1,156.](src/drawings/block_keeps.svg)
 #
-# Three things can't be seen at once. Besides its input a norm keeps two numbers, the token's mean
+# Three things are not obvious. Besides its input a norm keeps two numbers, the token's mean
 # and 1 / deviation. The matrices of query, key and value share their input, so it counts once. And
 # the product with the values needs the attention weights, too, but the softmax has kept them
 # already. As a formula, in the picture's order:
@@ -298,7 +300,7 @@ for n, tokens, width, heads in [(16, 32, 64, 4), (3, 7, 24, 2), (1, 50, 16, 8)]:
 
 # %% [markdown]
 # The formula matches. In short, a block keeps $16 \cdot \text{width} + \text{heads} \cdot
-# \text{tokens} + 4$ numbers for each token. So the longer the sequences, the more of it are
+# \text{tokens} + 4$ numbers for each token. So the longer the sequences, the larger is the share of
 # attention weights: in one sequence of 512 they would be 2,048 of 3,076 numbers.
 #
 # The whole step keeps the activations of all blocks, and something at both ends of the network,
@@ -329,13 +331,12 @@ assert bytes_kept(net, loss_of, net, x, y) == predicted
 # four? It can keep each block's *input*, and compute the rest from it when it is needed:
 #
 # ![Two panels over the same time. All are kept: the activations of blocks 1 to 4 pile up in the
-# forward pass, four high, and go one after the other in the backward pass; it ends after 12 units.
-# Recomputed: a thin layer of inputs, and in the backward pass four teeth, for blocks 4, 3, 2 and 1,
-# each one block high; it ends after 16 units.](src/drawings/saw.svg)
+# forward pass, four high, and go one after the other in the backward pass. Recomputed: a thin layer
+# of inputs, and in the backward pass four teeth, for blocks 4, 3, 2 and 1, each one block high. It
+# ends later.](src/drawings/saw.svg)
 #
 # Memory is drawn to scale, with the inputs in grey. The price is time: each tooth begins with a
-# second forward pass of its block. (We assume that a backward pass takes twice as long as a forward
-# pass.)
+# second forward pass of its block.
 #
 # ### Your turn: the backward pass
 #
@@ -464,8 +465,8 @@ assert counted == 4 * input_bytes + end_bytes
 #
 # Memory is saved, and operations are added. PyTorch's `FlopCounterMode` counts the floating-point
 # operations of all matrix products inside its `with`. We compare with PyTorch's own function, too,
-# which is called `checkpoint`. **Predict:** let the forward pass of the four blocks count as 1.
-# What does their backward pass take, without recomputation and with it?
+# which is called `checkpoint`. **Predict:** let the forward pass of the four blocks count as 1. How
+# many forward passes' worth of operations is the backward pass, without recomputation and with it?
 
 # %% tags=["predict"]
 def by_pytorch(function, x):
@@ -492,10 +493,11 @@ assert backward_in_forwards == {"plain": 2, "recomputed": 3, "by PyTorch": 2.69}
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Without recomputation the backward pass takes 2, because each product has two gradients, one for
-# each factor. With ours it takes 3. Together that is 4 instead of 3. PyTorch's takes 2.69, because
-# it stops the second forward pass early, when it has all that is to be kept (`early_stop` in
-# `torch/utils/checkpoint.py`). So the block's last product, `down`, isn't computed again.
+# Without recomputation the backward pass takes 2, as it is drawn above, because each product has
+# two gradients, one for each factor. With ours it takes 3. Together with the forward pass that is
+# 4 instead of 3. PyTorch's takes 2.69, because it stops the second forward pass early, when it has
+# all that is to be kept (`early_stop` in `torch/utils/checkpoint.py`). So the block's last product,
+# `down`, isn't computed again.
 #
 # </details>
 #
@@ -540,8 +542,8 @@ show(fig, alt="Megabytes kept during a step. All kept: up to 9.9 in the forward 
 # %% [markdown]
 # Those are the drawing's hill and saw. In a tooth a block's activations are computed again and then
 # freed. The first tooth is the highest, because it belongs to the last block, so that the inputs of
-# the three blocks before it are still kept. That is the peak, together with the ids, unless the end
-# of the forward pass is higher: a large vocabulary has large logits.
+# the three blocks before it are still kept. Its height, plus the ids, is the peak, unless more is
+# kept when the forward pass ends. That is so with a large vocabulary, whose logits are large.
 
 # %% tags=["fold"]
 # check: this peak as a formula, with 76 different tokens and with 2,000
@@ -607,10 +609,10 @@ for name, each in [("plain", plain), ("recomputed", thrifty)]:
     print(f"{name}: {peak_of_all(each, x, y):,} bytes at the peak")
 
 # %% [markdown]
-# So besides weights, gradients and moments the recomputed step needs 3.6 MB rather than 2.8, and
-# the plain one hardly more than what is kept.
+# Of all tensors but weights, gradients and moments, the recomputed step holds 3.6 MB at its peak,
+# and the plain one 10.2 MB. (What autograd keeps had peaks of 2.8 and 9.9 MB.)
 #
-# ## Dropout: a mistake without an error
+# ## Dropout
 #
 # Is `FirstRecompute` right for any block? Dropout sets numbers to 0 at random and scales up the
 # others. Here a dropout of one half gets eight ones, so that some become 0 and the others 2.
@@ -633,8 +635,8 @@ print("gradient:", ones.grad.tolist())
 #
 # </details>
 #
-# Such a training goes on without a word, with wrong gradients. So the second forward pass must draw
-# what the first one drew. We save the **random state** before the first, and set it before the
+# Such a training goes on without an error, with wrong gradients. So the second pass must draw what
+# the first one drew. We save the **random state** before the first, and set it before the
 # second. When the block of `fork_rng` ends, it puts back the state that was there before, so that
 # what is drawn later doesn't change.
 
@@ -660,8 +662,8 @@ class Recompute(torch.autograd.Function):
 
 # %% [markdown]
 # `recompute` in [transformer.py](transformer.py) is the same for several inputs and outputs, and
-# saves a GPU's random state, too. (On GPUs it is untried.) Do all of them find what a plain step
-# finds?
+# saves a GPU's random state, too. (On GPUs it is untried.) We compare four ways with a plain step:
+# our first, our second, transformer.py's and PyTorch's.
 
 # %%
 expected = gradients(make_net(dropout=0.1))  # plain
@@ -681,17 +683,17 @@ assert list(equal.values()) == [False, True, True, True]
 # for bit.
 #
 # Ours starts a backward pass inside a backward pass, which is called a **reentrant** checkpoint.
-# The inner `backward` adds to the parameters' `.grad` even if somebody only asks for another
-# gradient, by `torch.autograd.grad(loss, x)`, so transformer.py raises an error there. PyTorch's
+# Somebody may want one gradient only, by `torch.autograd.grad(loss, x)`. The inner `backward` would
+# still add to the `.grad` of all parameters, so transformer.py raises an error there. PyTorch's
 # `checkpoint` with `use_reentrant=False` works by hooks like those that we count with, and has no
 # such limit.
 #
-# ## Running statistics: a second mistake
+# ## Running statistics
 #
-# What a block changes besides its result, it changes twice. BatchNorm keeps a running mean, to be
-# used after the training. In each forward pass the new one is 0.9 times the old one plus 0.1 times
-# the batch's mean (chapter 09). Below, the batch's mean is 10, and the running mean begins with 0.
-# **Predict** the running mean after one step, plain and with recomputation.
+# BatchNorm keeps a running mean, to be used after the training. In each forward pass the new one is
+# 0.9 times the old one plus 0.1 times the batch's mean (chapter 09). Below, the batch's mean is 10,
+# and the running mean begins with 0. **Predict** the running mean after one step, plain and with
+# recomputation.
 
 # %% tags=["predict"]
 def plainly(function, x):
@@ -713,9 +715,10 @@ for name, way in [("plain", plainly), ("ours", Recompute.apply), ("PyTorch's", b
 #
 # </details>
 #
-# Loss and gradients are right, because in training BatchNorm uses the batch's own mean. But the
-# running mean forgets faster than it should, and it is what evaluation uses. So keep such a layer
-# out of what is recomputed. Our network has only LayerNorms, which keep nothing from step to step.
+# What a block changes besides its result, it changes twice. Loss and gradients are right, because
+# in training BatchNorm uses the batch's own mean. But the running mean forgets faster than it
+# should, and it is what evaluation uses. So keep such a layer out of what is recomputed. Our
+# network has only LayerNorms, which keep nothing from step to step.
 #
 # ## What stays held
 #
@@ -740,7 +743,8 @@ print(f"activations {large_kept / 1e9:.1f} GB, of them attention weights "
 assert large_kept == 32 * kept_by_block(1, 4096, 4096, 32) + kept_at_the_ends(1, 4096, 4096, 32_000)
 
 # %% [markdown]
-# And now both networks, plain and with all blocks recomputed:
+# And now both networks. The second row is what autograd keeps in a plain step. The third row is the
+# peak of all tensors besides those of the first row, with all blocks recomputed:
 
 # %%
 recompute_blocks(large, FirstRecompute.apply)
@@ -847,7 +851,7 @@ for which in [(0,), *itertools.combinations(range(4), 2)]:
 # ### Answer 2
 #
 # For $L$ blocks the highest tooth is $L/b - 1$ inputs and the activations of $b$ blocks. (With $b =
-# 4$ nothing is left to the saw.) Segments of two save half of the inputs and add a block's
+# 4$ almost nothing is saved.) Segments of two save half of the inputs and add a block's
 # activations, which are as much as 18 inputs, so they are better from 38 blocks on. Where layers
 # keep about as much as their input, the best $b$ is about $\sqrt{L}$, and the peak grows like
 # $\sqrt{L}$: hence the paper's title.

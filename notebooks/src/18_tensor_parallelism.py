@@ -81,13 +81,12 @@ for rank, (part, total) in enumerate(ranks(two_matrices)):
 # %% [markdown]
 # So **two matrices need one all-reduce**, and no rank needs a whole matrix. A rank's columns or
 # rows are its **shard** of the matrix, as in chapter 16. A tensor that is the same on all ranks,
-# such as `x`, is **replicated**, and one whose sum over the ranks is wanted, such as `part`, is
-# **partial**.
+# such as `x`, is **replicated**. One that is only a term of a sum over the ranks, such as `part`,
+# is **partial**.
 #
-# Why columns first and then rows? Let us try the other order. If `A` is cut by rows, each rank
-# needs only one of the two numbers of `x`, and its product is a part of all four numbers of
-# `x @ A`. **Predict:** if each rank applies ReLU to its part, and then the parts are added up, is
-# the sum the middle?
+# Could `A` also be cut by rows? Each rank then needs only one of the two numbers of `x`, and its
+# product has one term of each of the four numbers of `x @ A`. **Predict:** if each rank applies
+# ReLU to its product, and then these are added up, is the sum equal to `middle`?
 
 # %% tags=["predict"]
 def rows_first():
@@ -119,7 +118,7 @@ print("sum first, then ReLU: ", F.relu(part_0 + part_1).tolist())
 # To train, we need the gradients of `A` and `B`, and also that of `x`, because in a network other
 # layers come before these two. Let the loss be the sum of `y`, so that the gradient of `y` is all
 # ones. Both ranks have `y`, so both compute the same loss and know this gradient without any
-# message. From there each rank goes backward through its own rows and columns:
+# message. From there each rank goes backward through its own rows and columns, from right to left:
 #
 # ![The same two ranks, from right to left. Both have the gradient 1, 1 of y. Rank 0 finds 3, 0 in
 # the middle, and for x 3, 3. Rank 1 finds 1, 2 in the middle, and for x −2, 4. The all-reduce gives
@@ -446,10 +445,11 @@ for world in [1, 2, 4]:
 #
 # ### PyTorch's
 #
-# In PyTorch a plan says how each layer is cut, and `parallelize_module` does it. Parameters become
-# **DTensors**, which know how they are divided: `Shard(0)` is cut along dimension 0, `Replicate()`
-# is whole on every rank, and `Partial()` waits for its sum. So `full_tensor` can join them. A
-# **device mesh** says which ranks take part, here all.
+# In PyTorch a plan says how each layer is cut, and `parallelize_module` does it. The parameters of
+# these layers become **DTensors**, which know how they are divided: `Shard(0)` is cut along
+# dimension 0, `Replicate()` is whole on every rank, and `Partial()` waits for its sum. Their
+# gradients are DTensors, too, and `full_tensor` joins them. The layers' outputs, and so the logits,
+# are ordinary tensors. A **device mesh** says which ranks take part, here all.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -503,12 +503,11 @@ kept = ranks(by_ranks, tensor_parallel.ColumnLinear, tensor_parallel.RowLinear)[
 assert largest_difference(kept["gradients"], ours["gradients"]) == 0
 
 # %% [markdown]
-# ## Without the backward sum
+# ## Without `copy_to_ranks`
 #
-# Now we leave out one of the two exchanges: `copy_to_ranks`, which does nothing in the forward
-# pass. Then a column layer is a plain layer with fewer outputs, as one might well write it.
-# **Predict:** are the logits right? Is the loss right? Which gradients are wrong, of the two blocks
-# and of what comes before and after them?
+# Now we leave out one of the two exchanges, `copy_to_ranks`. Then a column layer is a plain layer
+# with fewer outputs, as one might well write it. **Predict:** are the logits right? Is the loss
+# right? Which gradients are wrong, of the two blocks and of what comes before and after them?
 
 # %% tags=["predict"]
 class ColumnWithoutSum(ColumnLinear):
@@ -571,8 +570,8 @@ def after_training(column):
     return loss, joined(net.state_dict())
 
 # %% [markdown]
-# One process loads what was saved and should find the same loss. **Predict:** do these losses show
-# that the sum is missing?
+# One process loads what a rank has saved, and should find that rank's loss of the new batch.
+# **Predict:** do the ranks' losses, or those of the loaded networks, show that the sum is missing?
 
 # %% tags=["predict", "trains"]
 results = {}
@@ -606,18 +605,19 @@ assert not torch.equal(norm_of_0, norm_of_1)
 #
 # One rank's loss doesn't show it: without the sum each rank finds even a *lower* loss here.
 # But with the sum both ranks find the same loss, to the last bit, and their copies of the last norm
-# are equal. Without it they differ, and what was saved has another loss than either rank found.
+# are equal. Without it the ranks' losses differ, and so do these copies, and what was saved has
+# another loss than either rank found.
 #
 # </details>
 #
 # In the first step, all that comes before the last MLP gets wrong gradients, different ones on each
 # rank. So from the second step on the ranks have other hidden states, and then everything is wrong,
-# the last norm too. What a rank saves has its own copies and *both* ranks' shards, and nobody has
-# ever trained that network.
+# the last norm too. A saved network consists of this rank's own copies and of *both* ranks' shards.
+# These were never trained together.
 #
 # **So a falling loss is no test.** Compare the gradient of the input with that of one process, and,
 # during training, compare the ranks' losses with each other. (A mistake that is the same on all
-# ranks keeps these equal. Exercise 1 has three.) Ranks can drift apart in two more ways, when they
+# ranks keeps these equal. Exercise 1 shows some.) Ranks can drift apart in two more ways, when they
 # clip gradients or drop numbers at random. Chapter 20 has both.
 #
 # ## What is sent?
@@ -625,8 +625,8 @@ assert not torch.equal(norm_of_0, norm_of_1)
 # The folded function takes the place of `dist.all_reduce` during a step, and notes what is sent.
 # Hidden states are `[8, 32, 16]`: 8 sequences, 32 tokens, width 16, and 8 bytes per number.
 # **Predict:** how many all-reduces are there in our two blocks, forward and backward, and of how
-# many bytes is each? (Count the layers in `divide`: the drawing joins the sums of layers that have
-# the same input.)
+# many bytes is each? (Count the layers in `divide`, not the bars in the drawing, where one bar
+# stands for all layers that have the same input.)
 
 # %% tags=["fold"]
 # define: `sent_in_a_step(net)`, the bytes of each all-reduce, of both passes
@@ -677,8 +677,8 @@ print("backward:", backward)
 # How long does that take? Let us compute it for 8 GPUs, 32 blocks of width 4,096, 8 sequences of
 # 4,096 tokens and 2 bytes per number. Inside a machine an A100 sends 300 GB/s, by NVLink. Between
 # machines each GPU has a network card of 25 GB/s. For comparison, this step's computation: a block
-# has $12 \cdot \text{width}^2$ weights. For each token a weight takes a multiplication and an
-# addition forward, 2 operations, and twice as many backward (chapter 17), together 6. We assume
+# has $12 \cdot \text{width}^2$ weights. Per token a weight takes 2 operations forward, one
+# multiplication and one addition, and 4 backward (chapter 17), together 6. We assume
 # 156 · 10¹² operations a second, half of an A100's peak in bfloat16.
 
 # %%
@@ -693,10 +693,11 @@ operations = 6 * 32 * 12 * 4096 ** 2 * tokens / k
 print(f"and computes for {operations / 156e12:.1f} s")
 
 # %% [markdown]
-# So the messages add a fifth or more inside a machine, since these are the full rates of the links.
-# Between machines they take longer than this step's computation. In the forward pass the next layer
-# needs the sum at once, so it can't be hidden behind other work, as DDP hides its buckets. **That
-# is why tensor parallelism wants the fast links inside a machine.**
+# So inside a machine the messages take about a fifth of the computing time, or more, because a
+# message gets at most the full rate of its link. Between machines they take longer than this step's
+# computation. In the forward pass the next layer needs the sum at once, so it can't be hidden
+# behind other work, as DDP hides its buckets. **That is why tensor parallelism wants the fast links
+# inside a machine.**
 #
 # ## What is held?
 #
@@ -738,8 +739,8 @@ for world in [1, 2, 4]:
           f"{activations:,} of activations ({activations / one_activations:.2f})")
 
 # %% [markdown]
-# The weights are divided but for norms and the biases of row layers. Of the activations only those
-# *between* the two matrices are divided. What comes before and after them, such as the norms'
+# The weights are divided, except for norms and the biases of row layers. Of the activations only
+# those *between* the two matrices are divided. What comes before and after them, such as the norms'
 # inputs, is whole on every rank. **Sequence parallelism** divides this by tokens: the copy becomes
 # an all-gather, and the sum a reduce-scatter (V. Korthikanti et al., 2022, arXiv:2205.05198,
 # section 4.2). How it is written, and how the vocabulary is divided, is in deeper: Tokens and the

@@ -114,9 +114,8 @@ for rank in range(2):
 # %% [markdown]
 # In the forward pass rank 0 sends its output, the **hidden states**, to rank 1. The backward pass
 # goes the other way. Rank 1 has the loss, so it finds the gradient of what it got. Rank 0 needs
-# just that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything that
-# made
-# `hidden`.
+# only that gradient to go on: `hidden.backward(gradient)` is the backward pass of everything that
+# made `hidden`.
 #
 # ![Rank 0 has the embedding and blocks 0 and 1, rank 1 blocks 2 and 3, norm, output and loss. The
 # hidden states go from rank 0 to rank 1; their gradient, of the same shape, comes
@@ -186,7 +185,7 @@ def gpipe(stages, micro_batches):
 print(gpipe(stages=2, micro_batches=3)[0])
 
 # %% [markdown]
-# ## Who sends first?
+# ## Two neighbours, two messages
 #
 # Before we write the function that runs such a list, one question. With several micro-batches there
 # are moments when two neighbours have something for each other: rank 0 has hidden states for rank
@@ -230,14 +229,14 @@ assert str(came_out).startswith("TimeoutError")
 #
 # ## One function runs any schedule
 #
-# This is what one rank does with its list. It is `two_stages` once more, with
-# micro-batches. Two dictionaries keep, for each micro-batch, what came in and what came out (on the
-# last stage the loss), because its backward pass needs both. Then both are dropped. Messages have
-# no names, so neighbours must run the micro-batches in the same order.
+# This is what one rank does with its list. It is `two_stages` once more, with micro-batches. Two
+# dictionaries keep, for each micro-batch, what came in and what came out (on the last stage the
+# loss), because its backward pass needs both. Then both are dropped. Messages have no names, so
+# neighbours must run the micro-batches in the same order.
 #
 # When do we wait for handles? When the gradient of a micro-batch comes back, its hidden states have
 # arrived, so we wait for their handle then, and drop it. Before we send a gradient, we wait for the
-# handle of the one before, so that one gradient at most is kept.
+# previous gradient's handle. So at most one gradient is kept.
 
 # %%
 def receive(source, n):
@@ -354,8 +353,8 @@ for stages in [1, 3, 4]:
         assert largest_difference(found, whole) < 1e-12
 
 # %% [markdown]
-# By its list, a stage holds *all* micro-batches when the backward passes begin: their inputs, their
-# outputs, and what autograd keeps of each layer.
+# In GPipe's list all forward passes come first. So a stage holds *all* micro-batches when the
+# backward passes begin: their inputs, their outputs, and what autograd keeps of each layer.
 #
 # ## 1F1B: a backward pass as soon as possible
 #
@@ -364,20 +363,20 @@ for stages in [1, 3, 4]:
 # schedule is called **1F1B**, one forward, one backward (PipeDream-Flush, D. Narayanan et al.,
 # 2020, arXiv:2006.09503):
 #
-# ![Two timelines of four stages and eight micro-batches; both end after 33 units of time. GPipe
-# runs all forward passes, then all backward passes. In 1F1B a stage runs a few forward passes, then
-# backward and forward in turns.](src/drawings/pipeline_schedules.svg)
+# ![Two timelines of four stages and eight micro-batches; both end at the same time. GPipe runs all
+# forward passes, then all backward passes. In 1F1B a stage runs a few forward passes, then backward
+# and forward in turns.](src/drawings/pipeline_schedules.svg)
 #
 # In the drawing a forward pass takes 1, a backward pass 2, and a message no time. Read it row by
 # row. A stage's forward passes before its first backward pass are its **warm-up**: one on the last
-# stage, and one more for each stage after it. Then comes the **steady state**, in which backward
+# stage, two on the stage before it, and so on. Then comes the **steady state**, in which backward
 # and forward passes take turns, and at last the **cool-down**, in which only backward passes are
 # left.
 #
 # ### Your turn: the list of one stage
 #
-# Write the list of stage `stage` of `stages`. The drawing's lists are what you need; take care of
-# fewer micro-batches than stages.
+# Write the list of stage `stage` of `stages`. Read the order from the drawing, and take care of the
+# case of fewer micro-batches than stages.
 
 # %% tags=["fold", "your-turn"]
 # define: cases for your function, five stages and their lists
@@ -568,8 +567,8 @@ def on_the_clock(schedule, micro_batches):
 
 # %% [markdown]
 # The folded `on_the_clock` runs `run_schedule` with `sleeping` as a stage's layers, and returns
-# what a rank has noted. The bubble is the share of the time, from the start of the first pass to
-# the end of the last, in which a stage doesn't sleep, on average:
+# what a rank has noted. We take the time from the start of the first pass to the end of the last.
+# The bubble is the share of it in which a stage doesn't sleep, on average over the stages:
 
 # %%
 def bubble(of_ranks):
@@ -612,8 +611,8 @@ for schedule in [gpipe, one_f_one_b]:
 # <details><summary>What came out</summary>
 #
 # The formula says 43 % with 4 micro-batches and 27 % with 8, whichever schedule it is. In our runs
-# the measured bubbles are larger, because whatever isn't sleeping counts as idle, so also messages
-# and Python.
+# the measured bubbles are larger, because whatever isn't sleep counts as idle, also messages and
+# Python.
 #
 # </details>
 #
@@ -642,8 +641,8 @@ for name, title in [("gpipe", "GPipe"), ("one_f_one_b", "1F1B")]:
 # %% [markdown]
 # **More micro-batches make the bubble smaller. GPipe and 1F1B have the same one when messages take
 # no time and all stages take equally long.** So why not a hundred micro-batches? Each must be large
-# enough to keep a device busy, and a batch can't grow without end. What 1F1B saves is memory, since
-# it holds fewer, and therefore it can afford more of them.
+# enough to keep a device busy, and a batch can't grow without end. 1F1B saves memory, because it
+# holds fewer micro-batches at a time. So in the same memory a batch can have more of them.
 #
 # ## PyTorch's schedules
 #
@@ -712,10 +711,10 @@ for rank in range(4):
 # %% [markdown]
 # ## When a pipeline, and where?
 #
-# A stage sends hidden states forward and gets their gradient back, once for each token, whatever
-# the number of its layers. Tensor parallelism (chapter 18) sums them over all ranks in every block,
-# and data parallelism sends all gradients. We compute it for chapter 18's example, 8 GPUs, 32
-# blocks of width 4,096, 8 sequences of 4,096 tokens and 2 bytes per number:
+# For each token a stage sends one row of hidden states forward and one row of gradients back,
+# however many layers it has. Tensor parallelism (chapter 18) sums hidden states over all ranks in
+# every block, and data parallelism sends all gradients. We compute it for chapter 18's example, 8
+# GPUs, 32 blocks of width 4,096, 8 sequences of 4,096 tokens and 2 bytes per number:
 
 # %%
 k = 8
@@ -728,10 +727,10 @@ print(f"tensor parallelism:       {by_tensors / 1e9:4.1f} GB")
 print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
 
 # %% [markdown]
-# So here a pipeline sends least. (What it sends grows with the tokens of a step, and gradients
-# don't.) That suits slow links, such as those between machines. D. Narayanan et al. (2021,
-# arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline across
-# machines. The price is the bubble, and stages that must take equally long.
+# So here a pipeline sends least. (What it sends grows with the tokens of a step. What data
+# parallelism sends doesn't.) That suits slow links, such as those between machines. D. Narayanan
+# et al. (2021, arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a pipeline
+# across machines. The price is the bubble, and stages that must take equally long.
 #
 # Before you train with a pipeline, take one step of a small network on it and in one process, and
 # compare all gradients, as we did.
@@ -743,8 +742,8 @@ print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
 # - Several stages work at the same time when the batch comes in micro-batches. With $p$ stages that
 #   take equally long and $m$ micro-batches each is idle for $(p-1)/(m+p-1)$ of the time, if
 #   messages take no time.
-# - GPipe and 1F1B both have this bubble. GPipe holds $m$ micro-batches, 1F1B at most as many as
-#   there are stages to the end, if what was sent is dropped, too.
+# - GPipe and 1F1B both have this bubble. GPipe holds $m$ micro-batches. 1F1B holds at most as many
+#   as there are stages from this one to the last, if a stage also drops what it has sent.
 # - If two neighbours both send first and each waits until its message is received, they deadlock.
 #
 # Next, chapter 20: each way of dividing has its limit, such as the number of heads, of layers, or
@@ -758,8 +757,8 @@ print(f"data parallelism:         {by_data / 1e9:4.1f} GB")
 # ## Exercises
 #
 # 1. **Beat the bubble.** Four ranks, eight stages: rank $r$ has the stages $r$ and $r + 4$, each
-#    with half as many layers. A forward pass of a stage now takes 1, a backward pass 2, where
-#    stages twice as large would take 2 and 4. With 8 micro-batches 1F1B has a bubble of 27 %. Write
+#    with half as many layers. A forward pass of such a stage takes 1, a backward pass 2; those of a
+#    stage twice as large would take 2 and 4. With 8 micro-batches 1F1B has a bubble of 27 %. Write
 #    lists of `(kind, i, stage)` for the four ranks with a smaller one. Predict it, then run
 #    `simulate(lists, 8, 8)`.
 # 2. **A slow stage.** Let stage 1 sleep twice as long in both passes. Predict the time of 8

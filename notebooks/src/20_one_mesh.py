@@ -128,7 +128,8 @@ last_step = {"loss": loss.detach(), "norm": norm}  # and what each rank must fin
 #
 # On the mesh each data rank gets half of the examples, and each tensor rank half of the matrices.
 # `up` is **sharded** by its outputs, with its bias, and `down` by its inputs, as in chapter 18. The
-# LayerNorm and the bias of `down` are **replicated**: each rank has all of them.
+# LayerNorm and the bias of `down` are **replicated**: each rank has all of them. (In the drawing
+# the thin columns are biases, and the two rows of the norm are its weight and its bias.)
 #
 # ![What each of four ranks holds. Ranks 0 and 1 have the first half of the batch, ranks 2 and 3 the
 # second. Ranks 0 and 2 have the first half of up, with its bias, and of down; ranks 1 and 3 the
@@ -224,9 +225,10 @@ assert abs((sharded[0] + sharded[2]) / 2 - up_bias[0]) < 1e-12  # the left data 
 assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
 
 # %% [markdown]
-# The loss is the same on ranks 0 and 1, too, so it needs only the mean over the data group. All
-# three are summed over the data group and divided by the number of data ranks. (That is right
-# because each has equally many examples. Else sum, and divide by the number of all examples.)
+# The loss is the same on ranks 0 and 1, too, so it needs only the mean over the data group. Both
+# kinds of gradients and the loss are therefore summed over the data group and divided by the number
+# of data ranks. (That is right because each has equally many examples. Else sum, and divide by the
+# number of all examples.)
 #
 # ## The gradient norm: write it before you scroll on
 #
@@ -271,7 +273,8 @@ your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 # Squares of sharded parameters are summed over the tensor group, because its ranks have different
 # numbers. They are not summed over the data group, because data ranks have equal weights and
 # gradients here, so that each would be counted twice. Squares of replicated parameters are not
-# summed over any group. So this is the answer to the chapter's question:
+# summed over any group. So this is the answer to the chapter's question. (*Divided by* names groups
+# as well: the three rows above it are divided by the number of ranks in these.)
 
 # %%
 TABLE = {
@@ -332,8 +335,9 @@ def train(table, dimensions=MESH):
 # %% [markdown]
 # We ask two questions about the four ranks. Does each match one process? To see that, a rank
 # divides the network that one process has trained, and so gets the parts that it should have. And
-# do the ranks agree that should have the same numbers? This can be asked even where no single
-# process can hold the model.
+# do the ranks agree where they should? The ranks of a data group should have the same numbers
+# everywhere, and all four ranks the same replicated parameters, loss and norm. This can be asked
+# even where no single process can hold the model.
 
 # %%
 def matches_one_process(found, dimensions=MESH):
@@ -409,7 +413,7 @@ answers = try_out({"replicated over both": table})
 # </details>
 #
 # Next, each rank takes the norm of what it has, as `nn.utils.clip_grad_norm_` does with ordinary
-# tensors like these. **Predict:** do the ranks agree now?
+# tensors like these. **Predict:** do the ranks agree?
 
 # %% tags=["predict"]
 table = dict(TABLE)
@@ -426,9 +430,7 @@ answers = try_out({"squares of sharded over nothing": table})
 # </details>
 #
 # These are two of eighteen wrong entries, because each of the six rows could have three other lists
-# of groups. We run them all. **Predict:** how many raise an error? Which kinds leave all ranks
-# agreeing, so that comparing them with each other finds nothing? One isn't found by the comparison
-# with one process either: which?
+# of groups. We make a table for each:
 
 # %%
 wrong_tables = {}
@@ -438,6 +440,11 @@ for entry, right_groups in TABLE.items():
             table = dict(TABLE)
             table[entry] = groups
             wrong_tables[f"{entry}: {groups}"] = table
+
+# %% [markdown]
+# **Predict:** how many of the eighteen raise an error? After which do all ranks agree, so that
+# comparing them with each other finds nothing? One isn't found by the comparison with one process
+# either: which?
 
 # %% tags=["predict"]
 answers = try_out(wrong_tables)
@@ -452,19 +459,21 @@ assert answers["divided by: ['tensor']"] == (True, True)
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# None raises an error. Ranks agree after ten of the eighteen: where both groups are listed, since
-# then all have the same sum; with a wrong divisor, which is the same for all; and with squares of
-# what is equal on all anyway. The comparison doesn't find *divided by tensor*, because our mesh has
-# as many tensor ranks as data ranks.
+# None raises an error. After ten of the eighteen the ranks agree. Six of these list both groups, so
+# that all ranks get the same sum. Two others have a wrong divisor, which is the same on all ranks.
+# The last two add up squares of replicated parameters, which are equal on all ranks anyway. The
+# comparison with one process doesn't find *divided by tensor*, because our mesh has as many tensor
+# ranks as data ranks.
 #
 # </details>
 #
-# A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: with
-# each of the first two wrong entries it fell, and with the second even below the right one. **The
-# comparison with one process finds all that is wrong on its mesh.** That is why you make it, with a
-# model that is small enough, on a mesh with more than one rank in each direction, and best with
-# different numbers of them (exercise 2). In such a test let some steps stay below the limit, since
-# a step that is clipped hides a common factor.
+# A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: it fell
+# with both entries that we broke by hand, and with the second even below the right one. **The
+# comparison with one process finds every table that gives wrong numbers on its mesh.** (On ours
+# *divided by tensor* gives right ones.) That is why you make it, with a model that is small enough,
+# on a mesh with more than one rank in each direction, and best with different numbers of them
+# (exercise 2). In some steps of such a test the norm should be below `LARGEST`, because clipping
+# hides a mistake that multiplies all gradients by the same factor.
 #
 # ## The program that you keep
 #
@@ -514,8 +523,9 @@ for dimensions, placements in found.values():
 # <details><summary>What came out</summary>
 #
 # Every parameter is sharded over *data*. So the last two rows change: squares of sharded parameters
-# are summed over data and tensor, and squares of replicated ones over data. In our block both
-# entries were wrong.
+# are summed over data and tensor, and squares of replicated ones over data. In our block these two
+# lists were wrong, as the run above shows. (`norm1` isn't in the plan for `parallelize_module`, so
+# its mesh has only *data*. The bias of `down` is, and is replicated along *tensor*.)
 #
 # </details>
 #
@@ -579,9 +589,9 @@ assert apart < 1e-12
 # ### Random numbers
 #
 # Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
-# tensor group have the same hidden states, so they must drop the same numbers of them, or their
-# replicas drift apart. Data ranks have different examples, and should drop different ones. Both
-# hold if the seed comes from the rank's place in its data group:
+# tensor group have the same hidden states, so they must drop the same entries, or their replicas
+# drift apart. Data ranks have different examples, and should drop different ones. You get both with
+# a seed that comes from the rank's place in its data group:
 
 # %%
 def kept_by_dropout():
@@ -650,10 +660,10 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
-# within a machine. For each micro-batch a stage of a pipeline sends hidden states on and a gradient
-# back. *Data* gathers weights and averages gradients once in a step, which can overlap with
-# computing (chapter 14). D. Narayanan et al. (arXiv:2104.04473, section 3.2) recommend tensor
-# parallelism up to the number of GPUs in a machine, and pipelines over machines.
+# within a machine. For each micro-batch a stage of a pipeline sends hidden states to the next stage
+# and a gradient to the previous one. *Data* gathers weights and averages gradients once in a step,
+# which can overlap with computing (chapter 14). D. Narayanan et al. (arXiv:2104.04473, section 3.2)
+# recommend tensor parallelism up to the number of GPUs in a machine, and pipelines over machines.
 #
 # **What we have not shown.** Which sums are right doesn't depend on the device. But four processes
 # that share the cores of one machine say nothing about speed, so nothing was timed here. And in
@@ -747,7 +757,7 @@ for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
 # A group of one rank sums nothing. So on 2 × 1 a test can't see whether *tensor* stands in a row,
 # and on 1 × 2 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
 # them, also *divided by tensor*, which is 1 instead of 2 on 2 × 1. On 3 × 2 it is 2 instead of 3,
-# and a test with both groups finds the seventeen others (see above), so it misses none.
+# and the seventeen others are found as on 2 × 2, so it misses none.
 
 # %% tags=["solution"]
 def all_tables(tables, dimensions):
