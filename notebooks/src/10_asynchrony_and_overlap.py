@@ -234,8 +234,8 @@ print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 
 # %% [markdown]
 # Compared with a whole step this is so short that the picture hardly shows it. (There is a middle
-# way: wait after each step for the one *before* it, which bounds how far Python runs ahead and still
-# lets steps overlap.)
+# way: waiting after each step for the loss of the step *before* it bounds how far Python runs
+# ahead, and steps can still overlap.)
 #
 # ## When can communication begin?
 #
