@@ -22,9 +22,10 @@
 # The model is $wx$, and in all four examples $y = 3x$. Each device gets two of them, its **shard**,
 # and a copy of the weight, a **replica**.
 #
-# A **device** has memory and cores of its own, such as the GPUs `mx.gpu(0)` and `mx.gpu(1)`. We
-# take two *simulated* devices: they compute on one core each and share the machine's memory. Import
-# `helpers` before `mxnet`, because it sets environment variables that MXNet reads on import.
+# A **device** has memory and cores of its own, such as the GPUs `mx.gpu(0)` and `mx.gpu(1)`. (In a
+# terminal, `nvidia-smi` lists NVIDIA GPUs and shows how busy each is.) We take two *simulated*
+# devices: they compute on one core each and share the machine's memory. Import `helpers` before
+# `mxnet`, because it sets environment variables that MXNet reads on import.
 
 # %%
 from helpers import your_turn
@@ -145,6 +146,9 @@ for step in range(20):
 # 2. each device computes the gradient of its shard;
 # 3. every device receives the sum of these gradients (chapter 03);
 # 4. every device makes the same update (chapter 04).
+#
+# Besides data parallelism there is *model parallelism*, which divides the model itself (chapters 18
+# to 20).
 
 # %% [markdown]
 # ## Who works when?

@@ -3,13 +3,13 @@
 #
 # *Dive into Deep Learning* (d2l) trains ResNet-18 on one GPU with batches of 256 images, and then
 # on two GPUs with batches of 512 at twice the rate. So the batch has changed together with the
-# number of devices. *Does a second device bring the same training sooner, or another training?*
+# number of devices. *Does a second device bring the same training sooner, or a different training?*
 #
 # > **What you'll do:** build a ResNet-18 as one graph, train a narrow one on one device and on two,
 # > with the same batch and with twice the batch, and compare the graph with d2l's.
 # >
 # > **What you'll learn:** what a residual block computes; how to see that a network is one graph;
-# > why images a second don't tell how a training run goes.
+# > how to compare training runs on different numbers of devices.
 # >
 # > **What you need:** chapters 04 to 06. No GPU. Reading takes {reading time}, running about two
 # > minutes on two idle cores.
@@ -128,7 +128,9 @@ print("from", two_images.shape, "to", block(two_images).shape)
 #
 # The first block of stages 2, 3 and 4 has stride 2 and a projection. The name's 18 are one
 # convolution, sixteen in blocks, and one dense layer; the three projections aren't counted. (`norm`
-# is an argument so that we can leave the norms out.)
+# is an argument so that we can leave the norms out.) The standard ResNet-18 begins with a 7×7
+# convolution of stride 2 and max pooling; ours begins with a 3×3 convolution of stride 1 and no
+# pooling, because the images are small.
 
 # %%
 def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm):
@@ -175,11 +177,9 @@ print("equal:", largest_difference(kept(eight_images), full(eight_images)) == 0)
 # %% [markdown]
 # ## One graph
 #
-# Unless a network is hybridised, as the narrow one above was, Python runs each line of
-# `hybrid_forward` in each call, and hands MXNet's engine one operator at a time. `hybridize`
-# changes that. In the next call Gluon runs `hybrid_forward` with **symbols** instead of arrays, and
-# `F` is `mx.sym`, whose operators compute nothing. They note what is to be computed from what.
-# These notes are the **graph**, which from then on runs as a whole.
+# Without `hybridize`, Python runs each line of `hybrid_forward` in each call, and hands MXNet's
+# engine one operator at a time. `hybridize`, which we called on the narrow network above, changes
+# that.
 #
 # This layer prints what it is given. **Predict:** what does it print in two calls before
 # `hybridize`, and in three after it?
@@ -204,11 +204,15 @@ for call in range(3):
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Before, an `NDArray` in each call. After, a `Symbol`, once: the other two calls ran the graph, and
-# no line of Python. (So a `print` or an `if` on values has no place in a network that is to be
-# hybridised.)
+# Before, an `NDArray` in each call. After, a `Symbol`, once: the other two calls ran no line of
+# `hybrid_forward`.
 #
 # </details>
+#
+# In the first call after `hybridize` Gluon runs `hybrid_forward` with **symbols** instead of
+# arrays, and `F` is `mx.sym`, whose operators compute nothing. They note what is to be computed
+# from what. These notes are the **graph**, which from then on runs as a whole. (So a `print` or an
+# `if` on values has no place in a network that is to be hybridised.)
 #
 # How can we see that a whole network has become one graph? We look at what `autograd` has recorded
 # of a forward pass. It gives the record as text in JSON, with a list of nodes:
@@ -283,9 +287,9 @@ print_times(in_turns(contestants, ROUNDS, warm_up=1))
 # | 2 | 512 | 256 | 0.2 | 118 |
 #
 # With the *same* batch, each of two devices has half as many images (**strong scaling**). d2l keeps
-# the images of a device instead, so that the batch grows with the devices (**weak scaling**). Then
-# an epoch has half as many steps, and a higher rate is meant to make up for that (the **linear
-# scaling rule**: Goyal et al., 2017).
+# the number of images per device instead, so that the batch grows with the devices (**weak
+# scaling**). Then an epoch has half as many steps, and a higher rate is meant to make up for that
+# (the **linear scaling rule**: Goyal et al., 2017).
 #
 # So d2l's runs differ in three things: the devices, the batch and the rate. We first change the
 # number of devices alone, in a quarter of the width and with a quarter of the batch. For that we
@@ -361,10 +365,11 @@ def train(net, trainer, batches, devices):
     return np.array(losses), np.array(seconds)
 
 # %% [markdown]
-# With the same batch it should be the same training, but for BatchNorm, which sees a shard instead
-# of the batch. Without norms we can test that, in float64 and with 4 to 8 channels. The reference
-# is `fit` on one device. The last of three batches is smaller, so that a wrong `n` is noticed.
-# Instead of a norm we put an empty `HybridSequential`, which returns what it gets.
+# With the same batch it should be the same training, except for BatchNorm, which sees a shard
+# instead of the batch. Without norms we can test that, in float64 and with 4 to 8 channels. The
+# reference is `fit` on one device. The last of three batches is smaller, so that a wrong number in
+# `trainer.step` is noticed. Instead of a norm we put an empty `HybridSequential`, which returns
+# what it gets.
 
 # %% tags=["fold", "trains"]
 # check: without norms, one, two and three devices have the losses and weights of fit
@@ -472,21 +477,22 @@ show(fig, "Loss against seconds in three settings. Both runs with batch 64 end a
 
 # %% [markdown]
 # So **with the same batch the second device brought the same training sooner. With twice the batch
-# it brought another training**: after the same number of images its loss was higher.
+# it brought a different training**: after the same number of images its loss was higher.
 #
 # Why then does anybody take larger batches? Because half of a small batch may be too little work to
 # keep a device busy (chapter 11). And in a long training run the lost steps can be made up for:
 # ImageNet was trained with batches of 8,192 to the accuracy of batches of 256 (Goyal et al., 2017).
 #
-# We compared with one device that has *one* core. One device with *both* cores was as fast as two
-# devices at full width, or faster (`notebooks/src/bench/README.md`). As in chapter 04, a CPU device
-# can be made larger, and a GPU can't be. How much faster two GPUs are, these figures don't say.
+# We compared with one device that has *one* core. At full width, one device with *both* cores was
+# at least as fast as two devices with one core each (`notebooks/src/bench/README.md`). As in
+# chapter 04, a CPU device can be made larger, and a GPU can't be. These figures don't say how much
+# faster two GPUs are.
 #
 # ### In full width
 #
 # At full width an epoch takes minutes, so these two runs, one of each of d2l's settings, are
 # stored. Each loss is the mean of 1,536 images, 39 of them an epoch (we leave out the last 96
-# images). We spread the minutes evenly over them.
+# images). Only the minutes of whole epochs are stored, so we spread them evenly over the losses.
 
 # %% tags=["fold"]
 # define: `lines`, the minutes and losses of both stored runs
@@ -523,8 +529,8 @@ for label, (minutes, means) in lines.items():
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The one-device run, on both counts. The other needed three times as many images, which 1.8 times
-# as many images a minute don't make up for.
+# The one-device run, on both counts. The other needed three times as many images, and was only 1.8
+# times as fast.
 #
 # </details>
 #
@@ -543,9 +549,9 @@ show(fig, "Loss against minutes, with a logarithmic axis. One device with batch 
 
 # %% [markdown]
 # Batch 512 stalled at the start: for two minutes its loss stayed near 2.3, that of guessing. Later
-# the curves cross, and one run each names no winner. But after one epoch, in 14.2 minutes, one
-# device had more test images right than two devices after both epochs, in 15.7. Images a minute
-# don't show that.
+# the curves cross, and one run of each isn't enough to name a winner. But after one epoch, in 14.2
+# minutes, one device had more test images right than two devices after both epochs, in 15.7. Images
+# a minute don't show that.
 #
 # Where a high rate fails at the start, the usual remedy is **warm-up**: the rate begins low, and
 # rises in the first epoch or the first few (Goyal et al., 2017, section 2.2). We haven't tried it
@@ -583,8 +589,8 @@ print("scores:", their_scores.shape)
 print("equal to 1e-5:", largest_difference(their_scores, full(eight_images)) < 1e-5)
 
 # %% [markdown]
-# It is the same network. But d2l's blocks are plain `Block`s, not `HybridBlock`s. It can be
-# hybridised all the same, and nothing complains. **Predict:** how many operators are recorded then?
+# It is the same network, but d2l's blocks are plain `Block`s, not `HybridBlock`s. We hybridise it,
+# too. **Predict:** how many operators are recorded then?
 
 # %% tags=["predict"]
 theirs.hybridize(static_alloc=True)
@@ -600,7 +606,7 @@ print(len(operators), "operators, of which", operators.count("_CachedOp"), "are 
 #
 # </details>
 #
-# So every block must be a `HybridBlock`.
+# No error tells us so: for one graph, every block must be a `HybridBlock`.
 #
 # d2l takes its devices by `try_gpu(i)` or `try_all_gpus()`. If there are no such GPUs, the first
 # gives the CPU, without an error, and the second an empty list:
@@ -619,7 +625,7 @@ print(d2l.try_gpu(98), d2l.try_gpu(99), d2l.try_all_gpus())
 # - A residual block adds a change to its input.
 # - A network of `HybridBlock`s becomes one graph by `hybridize`; the record shows whether it did.
 # - With the same batch a second device brings the same training sooner. With twice the batch and
-#   rate it brings another one, with half as many steps.
+#   rate it brings a different one, with half as many steps.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU: check that devices differ.
 #
 # Next, chapter 09: why BatchNorm makes two devices differ from one. (The short path goes on with

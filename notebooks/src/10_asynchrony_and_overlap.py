@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 10 · Asynchrony and overlap
 #
-# Python dispatches work and goes on (chapter 01), so its clock says little about what the devices
-# do. What *do* they do during a training step, and can they compute **while** gradients are sent?
-# To see that, we record steps and draw them as **timelines**:
+# Python dispatches work, and the devices carry it out (chapter 01). What do they do during a
+# training step, and can they compute **while** gradients are sent? To see that, we record steps and
+# draw them as **timelines**:
 #
 # ![Two rows from left to right. cpu(0): compute, idle, communicate, update. cpu(1): idle, a longer
 # compute, communicate, idle.](src/drawings/lane_parts.svg)
@@ -177,7 +177,7 @@ print("equal to the bit:", all_equal(without, waited))
 #
 # They do. The engine knows which arrays each operator reads and writes, and starts it when these
 # are ready. So the weights need no `waitall`. It is for clocks, for errors (chapter 01), and to
-# keep Python from running so far ahead that batches which wait fill the memory.
+# keep Python from running so far ahead that waiting batches fill the memory.
 #
 # </details>
 #
@@ -219,10 +219,10 @@ show(fig, alt="Two panels. Above, Python dispatches a step, waits until the devi
               "and dispatches the next. Below, it dispatches all three at the beginning.")
 
 # %% [markdown]
-# With `waitall` Python dispatches the second step only when the first one is done. Until its first
-# operators arrive, both devices are idle. Without `waitall` these are in the queue already. How
-# long do both devices wait? (The gaps in which only *one* device is idle have other causes. In some
-# of them it waits for the other's gradients.)
+# With `waitall` Python dispatches the second step only when the first one is done. Until the second
+# step's first operators arrive, both devices are idle. Without `waitall` these operators are in the
+# queue already. How long do both devices wait? (The gaps in which only *one* device is idle have
+# other causes. In some of them it waits for the other's gradients.)
 
 # %% tags=["fold", "measured"]
 # measure: for how long both devices are idle before the second step, with waitall
@@ -233,7 +233,9 @@ work_begins = min(event.start for event in on_devices if event.start > second_st
 print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 
 # %% [markdown]
-# That is so little beside a step of these devices that the picture hardly shows it.
+# Compared with a whole step this is so short that the picture hardly shows it. (There is a middle
+# way: waiting after each step for the loss of the step *before* it bounds how far Python runs
+# ahead, and steps can still overlap.)
 #
 # ## When can communication begin?
 #
@@ -243,11 +245,11 @@ print(f"both devices are idle for {work_begins - work_ends:.1f} ms")
 # of a gradient needs nothing but this gradient.
 #
 # ![At the end: the link carries three gradients after the backward pass, and all of that time is
-# exposed. At once: it starts with layer 3's as soon as that is ready, so only layer 1's is exposed,
-# and all ends earlier.](src/drawings/overlap.svg)
+# exposed. At once: it starts with layer 3's as soon as that is ready, and only layer 1's is
+# exposed.](src/drawings/overlap.svg)
 #
-# Communication that runs beside computing is **overlapped**. What is left, while no device
-# computes, is **exposed communication**. That makes the step longer.
+# Communication that runs beside computing is **overlapped**. Communication while no device computes
+# is **exposed communication**, which makes the step longer.
 #
 # Which gradients should be sent together, then?
 #
@@ -292,8 +294,8 @@ print(f"for all of them, from both devices: {ms_for_bytes:.1f} ms")
 # If sending is an *operator* with two inputs, `gradient` and `after`, MXNet's engine sees to points
 # 1 and 2: it starts an operator when its inputs are ready, and Python doesn't wait. For point 3 we
 # take a *lock*, which one thread at a time can hold. MXNet runs an operator that is written in
-# Python, a `CustomOp`, in a thread beside the devices' (`custom-inl.h`, 1.9.1), so a sleeping
-# message doesn't stop a device from computing:
+# Python, a `CustomOp`, in a thread beside the devices' (`custom-inl.h`, 1.9.1). So while a message
+# sleeps, the devices can go on computing:
 
 # %%
 link_is_free = threading.Lock()
@@ -359,7 +361,7 @@ def step_at_once(net, trainer):
     trainer.step(256)
 
 # %% [markdown]
-# Is that faster? We need a **control** that doesn't overlap, and differs in as little else as
+# Is that faster? We need a **control** that doesn't overlap, and otherwise differs as little as
 # possible: the same messages, **at the end** of the backward passes. So `after` must be an array
 # that is ready only when both devices have computed all gradients. The first layer's gradients come
 # last, so the sum of both devices' is such an array. (A `waitall` instead would make Python wait,
@@ -400,8 +402,8 @@ for step in [step_at_once, step_at_the_end]:
     nd.waitall()
 
 # %% [markdown]
-# We record one step of each kind. From the control we also take when the first backward pass begins
-# and when the last one ends, to compare that with what can be saved:
+# We record one step of each kind. From the control we also note when the first backward pass begins
+# and when the last one ends, for a comparison below:
 
 # %% tags=["trains"]
 at_once = record(step_at_once, net, trainer)
@@ -429,8 +431,8 @@ for recording in [at_once, at_the_end]:
 assert at_the_end.lanes["link"][0].start > passes_end - tick, "a message left early"
 
 # %% [markdown]
-# Now eight steps of each kind take turns, for several rounds. We wait after each step, in both
-# ways, because otherwise the control's last messages could overlap with the next step's forward
+# Now eight steps of each kind take turns, for several rounds. We wait after each step of either
+# kind, because otherwise the control's last messages could overlap with the next step's forward
 # pass. Each line shows the median of the rounds, and in brackets their middle half, the *spread*.
 # The course has one rule for "faster": **if two spreads overlap, there is no winner.**
 
@@ -510,10 +512,9 @@ print(f"{at_the_end.length - last_arrives:5.1f} ms for the last updates")
 # ## Your turn: how much is exposed?
 #
 # Read a recording: `messages` has the begin and the end of each message, in whole ms, and
-# `computing` those of all that the devices compute, on whichever device. How long does the link
-# work while no device computes? Write it before you scroll on. (A message from 10 to 15 takes the
-# five ms 10, 11, 12, 13, 14. A set of them may help, since two devices can compute at the same
-# time.)
+# `computing` those of each computation, on any device. How long does the link work while no device
+# computes? Write it before you scroll on. (A message from 10 to 15 takes the five ms 10, 11, 12,
+# 13, 14. A set of them may help, since two devices can compute at the same time.)
 
 # %% tags=["your-turn"]
 def exposed(messages, computing):
@@ -555,9 +556,10 @@ assert abs(exposed_ms(at_the_end) - sending) < 0.1  # ms: all messages are expos
 # Both steps send the same messages. *At the end* all the time of the messages is exposed, while *at
 # once* hides most of it beside computing. (The time won may be shorter than the time hidden:
 # while one device computes, the other one may have to wait for a message.) So **ask not how long
-# communication takes, but how much of it is exposed.** That depends on both lengths. If the link
-# were ten times as fast, there would be little to hide (exercise 3). If it were ten times as slow,
-# the messages would take much longer than the backward pass, and most of them would stay exposed.
+# communication takes, but how much of it is exposed.** That depends on how long the messages take
+# and how long the backward pass takes. If the link were ten times as fast, there would be little to
+# hide (exercise 3). If it were ten times as slow, the messages would take much longer than the
+# backward pass, and most of them would stay exposed.
 #
 # Overlap can also go on beyond a step. The next forward pass needs the first layer's weights first,
 # so **priority scheduling** sends these gradients before others that wait (P3: Jayarajan et al.,
@@ -579,8 +581,8 @@ assert abs(exposed_ms(at_the_end) - sending) < 0.1  # ms: all messages are expos
 # - A gradient can be sent when it is ready: the last layer's first. A bucket leaves with its last
 #   gradient.
 # - Exposed communication, while no device computes, makes a step longer.
-# - In a single step overlap can save at most the backward passes, from the first one's begin to the
-#   last one's end, or the communication, whichever is shorter.
+# - In a single step overlap can save at most the shorter of two times: that of the backward passes,
+#   from the first one's begin to the last one's end, or that of the communication.
 # - A control should differ from the experiment only in what is being tested. Here that is when the
 #   messages leave.
 #

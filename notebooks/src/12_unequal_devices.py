@@ -421,7 +421,7 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 # 1. **If it is much slower, leave it out**, or let it evaluate. It saves little computing, and the
 #    all-reduce that it needs takes time, too. For example, a fast device takes 128 ms for a batch,
 #    and one that is forty times as slow brings that to 125 ms. If an all-reduce takes 5 ms, both
-#    together need 130 ms.
+#    together need 130 ms. A CPU beside a GPU is the extreme case of unequal devices.
 # 2. **If it is nearly as fast, keep equal shards**, which are simpler. With $h = 1.1$ a step takes
 #    0.55 instead of 0.52 seconds, by the count on paper.
 # 3. **Otherwise cut by measured speed**, compare with the fast device alone before you keep it, and

@@ -14,9 +14,10 @@
 # > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
 # > Reading takes {reading time}, running half a minute on two cores.
 #
-# New to PyTorch? Chapter 13 translates MXNet's words. Three things differ here. Losses are means by
-# default, so means are averaged, where chapter 04 added up sums. `backward` adds to `p.grad`, so
-# each step begins with `zero_grad`. And a method whose name ends in `_` writes in place.
+# New to PyTorch? Chapter 13 translates MXNet's words. Three things differ here. PyTorch's losses
+# are means by default, so ranks average their gradients; in chapter 04 losses were sums, and
+# gradients were added up. `backward` adds to `p.grad`, so each step begins with `zero_grad`. And a
+# method whose name ends in `_` writes in place.
 
 # %% tags=["torch"]
 import contextlib
@@ -85,8 +86,8 @@ dist.destroy_process_group()
 # ```
 #
 # Here `helpers.cluster.torchrun` does so, and returns what each rank printed. A step sees 64
-# examples, 32 on each rank, so `loss` is on each rank that of its own 32. (On GPUs a script also
-# moves network and batches to its own GPU, whose number torchrun puts into `LOCAL_RANK`.)
+# examples, 32 on each rank, so on each rank `loss` is the mean of its own 32. (On GPUs a script
+# also moves network and batches to its own GPU, whose number torchrun puts into `LOCAL_RANK`.)
 #
 # **Predict:** the ranks begin with different weights, and in each epoch see different examples.
 # Which weights do they end with: one number, or two?
@@ -188,19 +189,19 @@ for bias in ranks(first_bias, world=3):
 
 # %% [markdown]
 # That is what `DistributedDataParallel(net)` does in its constructor. There it also broadcasts the
-# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. It does so again
-# in the forward pass after each training pass, even if that is an evaluation. So all ranks must
-# take part in it.
+# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. After each
+# training pass, the next forward pass broadcasts the buffers again, even if it is an evaluation. So
+# no rank may skip that evaluation.
 #
 # ## The second line: four ways to send
 #
 # When should gradients be sent, and in how many all-reduces? Our network has three layers with two
 # gradients each, one of the bias and one of the weight:
 #
-# ![Timelines of a backward pass through the layers last, second and first, with two gradients each.
-# Naive: six all-reduces after the pass, of one gradient each. Flat: one of all six after the pass.
-# Overlapped: six, beginning during the pass. Buckets: one of four during the pass and then one of
-# two; it ends first.](src/drawings/ddp_ways.svg)
+# ![Timelines of a backward pass through three layers, with two gradients each. Naive: six
+# all-reduces after the pass, of one gradient each. Flat: one of all six after the pass. Overlapped:
+# six, beginning during the pass. Buckets: one of four during the pass and then one of two; it ends
+# first.](src/drawings/ddp_ways.svg)
 #
 # The durations are invented, but as in chapter 03 an all-reduce of little data is mostly latency.
 # So the six of *overlapped* end later than the one of *flat*, although they begin earlier.
@@ -234,7 +235,7 @@ for found in ranks(naive):
 # %% [markdown]
 # Both ranks have what one process found. Their shards are equally large, so the mean of their means
 # is the mean of the batch. For unequal shards it isn't (chapter 02). PyTorch's DDP has the same
-# limitation, and exercise 3 removes it. **Predict:** if we forget to divide, do the ranks disagree?
+# limitation, and exercise 3 removes it. **Predict:** what do the ranks find if we forget to divide?
 
 # %% tags=["predict"]
 def without_division():
@@ -583,8 +584,8 @@ for world in [2, 3, 4]:
 
 # %% [markdown]
 # And does the pass go on while an all-reduce is under way? In the next cell rank 0 sends a message
-# when its backward pass reaches `second`, and rank 1 begins its own pass only then. So far rank 1
-# has sent nothing else, so none of rank 0's all-reduces can be complete:
+# when its backward pass reaches `second`, and rank 1 begins its own pass only then. Until then rank
+# 1 has called no all-reduce, so none of rank 0's can be complete:
 
 # %% tags=["fold"]
 # check: rank 0's backward pass reaches `second` before its first all-reduces are complete
@@ -664,8 +665,8 @@ assert not torch.equal(on_rank_0[0], on_rank_1[0])
 
 # %% [markdown]
 # Before the second pass each rank has a gradient of its own, because nothing was sent. After it
-# both have that of the whole batch. So clip gradients after the last `backward()`, when the means
-# are there.
+# both have that of the whole batch. So if you clip gradients (limit their size), do it after the
+# last `backward()`, when the means are there.
 #
 # ## What PyTorch's DDP sends
 #
@@ -701,11 +702,11 @@ print("MiB in the first pass: ", in_first_pass)
 print("MiB in the second pass:", in_second_pass)
 
 # %% [markdown]
-# So that is what the line `loss.backward()` sends. In the first pass everything is in one bucket
-# (unless `find_unused_parameters=True`), so that nothing is overlapped. Then PyTorch rebuilds the
-# buckets in the order in which the gradients became ready. All ranks take rank 0's order, which it
-# broadcasts in the next forward pass (`rebuild_buckets` in `reducer.hpp`). By default the first
-# bucket is now about 1 MiB, so that sending begins soon, and the others are about 25 MiB.
+# So that is what the line `loss.backward()` sends. In this first pass everything is in one bucket,
+# so that nothing is overlapped. Then PyTorch rebuilds the buckets in the order in which the
+# gradients became ready. All ranks take rank 0's order, which it broadcasts in the next forward
+# pass (`rebuild_buckets` in `reducer.hpp`). By default the first bucket is now about 1 MiB, so that
+# sending begins soon, and the others are about 25 MiB.
 #
 # And the gradients are ours:
 
@@ -774,8 +775,8 @@ for found in ranks(with_the_programs):
 #
 # - A DDP script is the script for one device, with a process group, a sampler, and two lines that
 #   do the work: `DistributedDataParallel(net)` broadcasts rank 0's weights, and `backward()`
-#   averages the gradients, by hooks. In forward passes PyTorch's DDP also sends buffers, and once
-#   rank 0's order of the gradients.
+#   averages the gradients, by hooks. In forward passes PyTorch's DDP also sends buffers, and one
+#   time the order in which rank 0's gradients became ready.
 # - A bucket is one all-reduce of several gradients. All ranks send theirs in the same order, and
 #   the pass goes on meanwhile. At its end `backward()` waits (on GPUs, the GPU does).
 # - Replicas can agree and be wrong. Compare with one process.

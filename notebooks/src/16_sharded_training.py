@@ -79,9 +79,9 @@ print(size, "parameters,", held / size, "numbers held for each")
 
 # %% [markdown]
 # A weight, its gradient and two means: four numbers a parameter. In float32 these are **16 bytes a
-# parameter**, so 7 billion parameters take 112 GB on every device, however many there are. (With
-# weights and gradients of 2 bytes each, in *mixed precision*, it is 16, too: exercise 3. The
-# **activations**, which layers keep for the backward pass, are extra. We leave them out.)
+# parameter**, so 7 billion parameters take 112 GB on every device, no matter how many devices there
+# are. (With weights and gradients of 2 bytes each, in *mixed precision*, it is 16, too: exercise 3.
+# The **activations**, which layers keep for the backward pass, are extra. We leave them out.)
 #
 # ## Two halves of an all-reduce
 #
@@ -153,9 +153,10 @@ def mean_shard(gradient):
 # number's gradient and two means. So a rank can update *its shard*, with means for its shard only,
 # and then the new shards are gathered.
 #
-# We make the shard a **view**: it shares the weight's memory and needs none of its own. Adam gets
-# only a view of the first two of four zeros. Its first step is as long as its rate, however large
-# the gradient is. **Predict:** what is in the weight afterwards?
+# We make the shard a **view**: it shares the weight's memory and needs none of its own. Here the
+# weight is four zeros, and Adam gets a view of the first two. (Adam's first step changes a number
+# by the learning rate, however large its gradient is.) **Predict:** what is in the weight
+# afterwards?
 
 # %% tags=["predict"]
 weight = nn.Parameter(torch.zeros(4))
@@ -240,8 +241,9 @@ report(results_1)
 
 # %% [markdown]
 # Both ranks end with the weights of one process, and hold one number less for each parameter,
-# because they have half of the two means. (We compare this closely because Adam hardly sees how
-# large a gradient is: without the division in `mean_shard` the weights differ by only $10^{-5}$.)
+# because they have half of the two means. (The limit, `1e-12`, is so small because Adam hardly sees
+# how large a gradient is: without the division in `mean_shard` the weights differ by only
+# $10^{-5}$.)
 #
 # ## Stage 2: gradients
 #
@@ -308,9 +310,8 @@ report(results_2)
 # whole ones, but only a layer's at a time, because the hook is called before the pass reaches the
 # next layer. This count can't show that. The curves at the end do.)
 #
-# Would we notice a mistake? This hook forgets to free. `zero_grad` frees the gradients later, at
-# the beginning of the next step. **Predict:** are the weights right, and how many numbers are held
-# for each parameter?
+# The next hook forgets to free. `zero_grad` frees the gradients later, at the beginning of the next
+# step. **Predict:** are the weights right, and how many numbers are held for each parameter?
 
 # %% tags=["predict"]
 def frees_late(p):
@@ -323,7 +324,7 @@ report(ranks(stage_2, frees_late))
 # <details><summary>What came out</summary>
 #
 # The weights are right. But just before the update a rank holds all whole gradients, as in stage 1,
-# and those of its shards besides: 3.5 numbers, more than stage 1's 3.
+# and in addition those of its shards: 3.5 numbers, more than stage 1's 3.
 #
 # </details>
 #
@@ -459,17 +460,17 @@ for stage, results in enumerate([results_1, results_2, results_3], 1):
 #
 # So stage 3 communicates **up to one and a half times as much**. (We count the lengths of whole
 # tensors. What goes over a wire depends on the library.) With gradient accumulation (chapter 14)
-# stage 1 can add up whole gradients and reduce them once. Stage 2 has no room for them, so it
-# reduces after each pass. So does stage 3, which also gathers the weights twice in each pass. What
-# that costs in time, and what published runs say, is in deeper: When sharding pays.
+# stage 1 can add up whole gradients and reduce them once. Stage 2 has no room for them, so it must
+# reduce in each pass. So must stage 3, which also gathers the weights twice in each pass. What that
+# costs in time, and what published runs say, is in deeper: When sharding pays.
 #
 # ## And PyTorch's?
 #
 # PyTorch's FSDP is the function `fully_shard`. Each call makes a group of parameters that is
-# gathered and freed together: here those of each linear layer. (The last call finds no parameters
-# left, but lets PyTorch manage the network as a whole.) A parameter is then a `DTensor`, which
-# knows that it is a shard: `to_local()` is this rank's part, `full_tensor()` gathers all. The loop
-# is the usual one, because `backward()` waits for messages, as in chapter 14.
+# gathered and freed together: here those of each linear layer. (The last call takes what no layer
+# has taken, which is nothing here.) A parameter is then a `DTensor`, which knows that it is a
+# shard: `to_local()` is this rank's part, `full_tensor()` gathers all. The loop is the usual one,
+# because `backward()` waits for messages, as in chapter 14.
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -509,9 +510,9 @@ for (ours, _, _), (theirs, kept) in zip(results_3, ranks(by_pytorch)):
 #
 # So far we counted at one moment, and only what we knew of. `Bytes` adds up the memory of *all*
 # tensors after each operation within its block, the backward pass included, and appends the sum to
-# its list `noted`. `note()` appends one at any other time. (PyTorch calls its `__torch_dispatch__`
-# for each operation. It remembers the memory of each tensor by a *weak* reference, which keeps
-# nothing alive.)
+# its list `noted`. `note()` appends one at any other time. (PyTorch calls
+# `Bytes.__torch_dispatch__` for each operation. `Bytes` remembers the memory of each tensor by a
+# *weak* reference, which keeps nothing alive.)
 
 # %% tags=["fold"]
 # define: `Bytes`, with `noted`, the memory of all tensors after each operation, and `note()`
@@ -630,10 +631,10 @@ show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forw
 # %% [markdown]
 # From left to right are the operations of a step, each pass stretched to one width. Data
 # parallelism begins with 12 bytes a parameter, for weights and means, and each of eight layers adds
-# its gradient, up to 16. Stage 2 begins with 6. A layer's gradient comes whole and is freed, but
-# for its shard. Stage 3 begins with 3. In its forward pass a layer gathers its weight, half a byte
-# a parameter, and frees it before the next one gathers. In the backward pass the teeth are higher:
-# the whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there
+# its gradient, up to 16. Stage 2 begins with 6. A layer's whole gradient appears, is reduced to a
+# shard, and is freed. Stage 3 begins with 3. In its forward pass a layer gathers its weight, half a
+# byte a parameter, and frees it before the next one gathers. In the backward pass the teeth are
+# higher: the whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there
 # together. And they climb, because the gradients of the shards stay.
 #
 # **Whether a model fits depends on the peak of a step**, and on its activations. The two assertions
@@ -648,9 +649,10 @@ show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forw
 # ## The program that you keep
 #
 # [sharded_train.py](sharded_train.py) has the three stages for nearly any network, as the classes
-# `ShardedOptimizer`, `ShardedGradients` and `FSDP`, which refuse most of what would go wrong in
-# silence. They pad what isn't divisible, such as our layers on three ranks. After `backward()`
-# `FSDP` needs an extra call, which waits for gradients. They find what one process finds:
+# `ShardedOptimizer`, `ShardedGradients` and `FSDP`, which raise an error for most mistakes that
+# would otherwise go unnoticed. They pad what isn't divisible, such as our layers on three ranks.
+# After `backward()` `FSDP` needs an extra call, which waits for gradients. They find what one
+# process finds:
 
 # %%
 def by_the_program(stage):
