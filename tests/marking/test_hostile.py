@@ -231,7 +231,7 @@ for name in list(sys.modules):
     if name.startswith("numpy"):
         sys.modules[name] = None
 def split_even(batch, devices): return [batch] * len(devices)
-""", "ended by itself")
+""", "ended by itself|hung up")
 attack(EVEN, "an import hook that hands out its own modules", """
 import sys, types
 class Hook:

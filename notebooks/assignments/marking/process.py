@@ -258,7 +258,7 @@ class Process:
         except (EOFError, OSError):
             # It may have closed the socket and live on.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
+                self._process.wait(5)   # a busy machine takes its time
             code = self._process.poll()
             self.end(f"{who} hung up" if code is None else
                      f"its process ended by itself, with exit status {code}")
