@@ -524,12 +524,12 @@ def test_a_chapter_runs_from_top_to_bottom(page, opened, folder):
 
 def test_training_is_interrupted_and_begun_again(page, opened):
     # An epoch of the digits is over sooner than a page is looked at: the first time there are more.
-    notebook = nbformat.read(COPY / "notebooks" / CHAPTERS["06"], 4)
-    (cell,) = [cell for cell in code(notebook) if "two, epochs=1, " in cell.source]
+    notebook = nbformat.read(COPY / "notebooks" / CHAPTERS["08"], 4)
+    (cell,) = [cell for cell in code(notebook) if 'two, title="narrow")' in cell.source]
     cell.source = "begun = globals().get('begun', 0) + 1\n" + cell.source.replace(
-        "epochs=1, ", "epochs=1000 if begun == 1 else 1, ")
-    nbformat.write(notebook, COPY / "notebooks/06_interrupted.ipynb")
-    book = opened("notebooks/06_interrupted.ipynb")
+        "title=", "epochs=1000 if begun == 1 else 1, title=")
+    nbformat.write(notebook, COPY / "notebooks/08_interrupted.ipynb")
+    book = opened("notebooks/08_interrupted.ipynb")
     book.choose("Edit", "editmenu:clear-all")
     book.start()
     bar = page.locator(".jp-OutputArea-output", has_text=re.compile(r"\d+%\|"))
@@ -537,7 +537,7 @@ def test_training_is_interrupted_and_begun_again(page, opened):
     shares = set()
     until(page, lambda: shares.update(re.findall(r"(\d+)%\|", book.texts())) or len(shares) > 2)
     bar.scroll_into_view_if_needed()
-    page.screenshot(path=PICTURES / "lab-06-training.png")
+    page.screenshot(path=PICTURES / "lab-08-training.png")
     book.choose("Kernel", "kernelmenu:interrupt")
     book.wait(1)
     saved = book.save()
@@ -549,7 +549,7 @@ def test_training_is_interrupted_and_begun_again(page, opened):
 
     cell = page.locator(".jp-CodeCell").nth(number - 1)
     cell.scroll_into_view_if_needed()
-    page.screenshot(path=PICTURES / "lab-06-interrupted.png")
+    page.screenshot(path=PICTURES / "lab-08-interrupted.png")
     cell.locator(".jp-InputPrompt").click()
     book.start("notebook:run-all-below")
     book.wait()

@@ -298,10 +298,10 @@ if data.name == "mnist" and len(SEEDS) == 5:
     assert max(runs["relu", seed][-1, 0] for seed in SEEDS) > 1e-2, "none jumped: nothing is shown"
 
 # %% [markdown]
-# In four of the five seeds the difference rises about twenty- to a hundredfold at the first flip, in
-# each of them that of *one* unit. Others follow, thousands by step 60. In seed 0 nothing flipped,
-# and nothing jumped. (On another CPU, which rounds in another way, other units flip, in other
-# steps.) But a seed without a flip is no control: it shows one case.
+# In four of the five seeds the difference rises about twenty- to a hundredfold at the first flip,
+# in each of them that of *one* unit. Others follow, thousands by step 60. In seed 0 nothing
+# flipped, and nothing jumped. (On another CPU, which rounds in another way, other units flip, in
+# other steps.) But a seed without a flip is no control: it shows one case.
 #
 # **Borrowed (the blue lines) or smooth, no seed jumped: relu's kink is what makes float32 jump
 # here.**

@@ -212,7 +212,8 @@ for rank, (weights, between, after) in enumerate(ranks(by_units)):
 #
 # | `Unit` | PyTorch's function | in |
 # | --- | --- | --- |
-# | `before_forward` | `_pre_forward`, then the group's `pre_forward` | `_fsdp_state.py`, then `_fsdp_param_group.py` |
+# | `before_forward` | `_pre_forward`, which calls | `_fsdp_state.py` |
+# | | the group's `pre_forward` | `_fsdp_param_group.py` |
 # | `after_forward` | `_post_forward`: `reshard`; `register_hook` on the output | `_fsdp_state.py` |
 # | `before_backward` | `_pre_backward`: `unshard` | `_fsdp_state.py` |
 # | `gradient_came` | `post_backward`: `reshard`, then reduces | `_fsdp_param_group.py` |
