@@ -568,9 +568,8 @@ assert abs(exposed_ms(at_the_end) - sending) < 0.1  # ms: all messages are expos
 # **On GPUs**, MXNet's engine has queues and threads for copies beside those for computing
 # (`threaded_engine_perdevice.cc`, 1.9.1), so that both can run at the same time. In PyTorch, DDP
 # sends a bucket when all its gradients are ready and the buckets before it have been sent (chapter
-# 14). Overlap isn't free there: NCCL
-# runs a collective as a kernel (*Overview of NCCL*), and that takes resources from kernels that
-# compute.
+# 14). Overlap isn't free there: NCCL runs a collective as a kernel (*Overview of NCCL*), and that
+# takes resources from kernels that compute.
 #
 # ## Summary
 #

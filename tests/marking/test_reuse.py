@@ -2,11 +2,12 @@
 the later exercise nothing; one that ends the process ends what comes after it."""
 
 import re
+import types
 
 import book
 import pytest
 import sandboxed
-from marking import assignment
+from marking import assignment, judge
 
 UNEVEN = next(e.answer for e in assignment.read_assignment("ps1").exercises if e.name == "uneven")
 PAIRS = """
@@ -144,3 +145,22 @@ def test_ranks_too(pool, name, exercise, earlier, answer):
                               {"work": 8, "memory": 2**31}, False, earlier).result()
     assert all(mark.points == mark.of for mark in marks), marks
     assert left == 0
+
+
+class Line:
+    """A connection on which the answers are known."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.send = lambda tree: None
+
+    def receive(self):
+        return self.answers.pop(0)
+
+
+def test_a_cell_that_broke_on_one_rank_alone_is_broken():
+    running = types.SimpleNamespace(lines=[
+        Line("started", "given", {"broke": "ValueError: rank 0"}), Line("given", "read")])
+    running.start_clock = lambda: None
+    solution = judge.Solution(running, [], [judge.Cell("linear", "", 0)], [])
+    assert "ValueError: rank 0" in solution.failed

@@ -103,13 +103,14 @@ class Solution:
 
     def _read(self, running, cell, last):
         """Have a cell read. One that ends the process ends all that comes after it."""
+        cell.broke = ""
         try:
             for line in self.lines:
                 line.send([cell.exercise, cell.source, cell.given, last])
             for line in self.lines:
                 match line.receive():
                     case "read":
-                        cell.broke = ""
+                        pass
                     case {"broke": str(why)}:
                         cell.broke = shorten(why)
                     case _:
@@ -118,8 +119,9 @@ class Solution:
                 running.start_clock()   # the next one has time and memory of its own
         except process.Ended as error:
             cell.broke = f"stopped: {error}"
-            self.failed = (f"not run, as your cell {cell.exercise!r} above it could not be read to "
-                           f"its end: {cell.broke}")
+            if not last:
+                self.failed = (f"not run, as your cell {cell.exercise!r} above it could not be read "
+                               f"to its end: {cell.broke}")
         if last and cell.broke:
             self.failed = f"not run, as the cell could not be read to its end: {cell.broke}"
 
