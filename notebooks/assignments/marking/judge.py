@@ -119,9 +119,8 @@ class Solution:
                 running.start_clock()   # the next one has time and memory of its own
         except process.Ended as error:
             cell.broke = f"stopped: {error}"
-            if not last:
-                self.failed = (f"not run, as your cell {cell.exercise!r} above it could not be read "
-                               f"to its end: {cell.broke}")
+            self.failed = (f"not run, as your cell {cell.exercise!r} above it could not be read to "
+                           f"its end: {cell.broke}")
         if last and cell.broke:
             self.failed = f"not run, as the cell could not be read to its end: {cell.broke}"
 
