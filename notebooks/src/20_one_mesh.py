@@ -756,8 +756,8 @@ for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
 #
 # A group of one rank sums nothing. So on 2 × 1 a test can't see whether *tensor* stands in a row,
 # and on 1 × 2 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
-# them, also *divided by tensor*, which is 1 instead of 2 on 2 × 1. On 3 × 2 it is 2 instead of 3,
-# and the seventeen others are found as on 2 × 2, so it misses none.
+# them, also *divided by tensor*, which is 1 instead of 2 on 2 × 1. On 3 × 2 one test finds all,
+# because both groups have several ranks, and not equally many.
 
 # %% tags=["solution"]
 def all_tables(tables, dimensions):
@@ -770,17 +770,18 @@ def all_tables(tables, dimensions):
 
 
 missed = {}
-for data, tensor in [(2, 1), (1, 2)]:
+for data, tensor in [(2, 1), (1, 2), (3, 2)]:
     shape = (data, tensor)
     missed[shape] = []
     dimensions = {"data": data, "tensor": tensor}
-    on_ranks = ranks(all_tables, wrong_tables, dimensions)
+    on_ranks = ranks(all_tables, wrong_tables, dimensions, world=data * tensor)
     for name in wrong_tables:
         if all(by_table[name] for by_table in on_ranks):
             missed[shape].append(name)
     print(f"{shape} misses {len(missed[shape])} of {len(wrong_tables)}")
 assert len(missed[2, 1]) == len(missed[1, 2]) == 6
 assert not any(name in missed[1, 2] for name in missed[2, 1])
+assert missed[3, 2] == []
 
 # %% [markdown]
 # ### Answer 3
