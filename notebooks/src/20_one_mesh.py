@@ -40,53 +40,36 @@ from tensor_parallel import ColumnLinear, RowLinear
 # ## Four ranks, four groups
 #
 # Such an arrangement of ranks is a **device mesh**. That of chapter 18 had one dimension. Ours has
-# two, each with a name, and a rank can ask the mesh for its group in each of them. Collectives such
-# as `all_reduce` take a group as an argument: then only the ranks of this group take part.
+# two, each with a name, and a rank can ask the mesh for its group in each of them.
 
 # %%
-MESH = {"data": 2, "tensor": 2}  # two data ranks times two tensor ranks
-
-
-def make_mesh(dimensions=MESH):
-    names = tuple(dimensions)
-    shape = tuple(dimensions.values())
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+def make_mesh(data=2, tensor=2):
+    mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
     dist.barrier()  # wait for all: no rank may end while another still connects its groups
     return mesh
 
 
-def sums_of_ranks():
+def my_groups():
     mesh = make_mesh()
-    over_data = torch.tensor(dist.get_rank())
-    dist.all_reduce(over_data, group=mesh.get_group("data"))
-    over_tensor = torch.tensor(dist.get_rank())
-    dist.all_reduce(over_tensor, group=mesh.get_group("tensor"))
-    return over_data.item(), over_tensor.item()
+    data_group = mesh.get_group("data")
+    tensor_group = mesh.get_group("tensor")
+    return dist.get_process_group_ranks(data_group), dist.get_process_group_ranks(tensor_group)
 
 
-for rank, (over_data, over_tensor) in enumerate(ranks(sums_of_ranks, world=4)):
-    print(f"rank {rank}: sum over its data group {over_data}, over its tensor group {over_tensor}")
+for rank, (data_group, tensor_group) in enumerate(ranks(my_groups, world=4)):
+    print(f"rank {rank}: data group {data_group}, tensor group {tensor_group}")
 
 # %% [markdown]
-# Rank 2's data group is the left column, 0 + 2, and its tensor group the lower row, 2 + 3. A group
-# is named after what differs inside it: the ranks of a data group have different data.
+# Rank 2's data group is the left column, ranks 0 and 2, and its tensor group the lower row, ranks 2
+# and 3. A group is named after what differs inside it: the ranks of a data group have different
+# data.
 #
 # ## A block, and what must come out
 #
 # Our network is half a block of a transformer: a LayerNorm, and two matrices with GELU between
-# them. In float64 one process trains it for five steps on a batch of 12 examples, and we want the
-# same weights from four ranks.
-#
-# Before each step the gradient is **clipped**, so that no batch makes too large a step. The
-# **gradient norm** is the root of the sum of all squares, of every number in every gradient. Where
-# it is more than `LARGEST`, all gradients are scaled down by the same factor. In PyTorch
-# `nn.utils.clip_grad_norm_` does both; here we write it.
+# them. It is in float64, so that only the last digits may differ.
 
 # %%
-LARGEST = 0.55
-RATE = 0.5
-
-
 class HalfBlock(nn.Module):
     def __init__(self):
         super().__init__()
@@ -107,8 +90,28 @@ def make_net():
 torch.manual_seed(20)
 x = torch.randn(12, 4).double()
 y = torch.randn(12, 4).double()
+for name, p in make_net().named_parameters():
+    print(f"{name:12} {list(p.shape)}")
 
-one_process = make_net()  # what must come out
+# %% [markdown]
+# One process trains it for five steps on the batch of 12 examples, and we want the same weights
+# from four ranks. Before each step the gradient is **clipped**, so that no batch makes too large a
+# step. The **gradient norm** is the root of the sum of all squares, of every number in every
+# gradient. Where it is more than `LARGEST`, all gradients are scaled down by the same factor. In
+# PyTorch `nn.utils.clip_grad_norm_` does both; here we write it.
+
+# %%
+LARGEST = 0.55
+RATE = 0.5
+
+
+def clip_and_step(net, norm):
+    for p in net.parameters():
+        p.grad *= min(1, LARGEST / norm)
+        p.data -= RATE * p.grad
+
+
+one_process = make_net()
 for step in range(5):
     one_process.zero_grad()
     loss = F.mse_loss(one_process(x), y)
@@ -117,23 +120,15 @@ for step in range(5):
     for p in one_process.parameters():
         square += p.grad.square().sum()
     norm = square.sqrt()
-    for p in one_process.parameters():
-        p.grad *= min(1, LARGEST / norm)
-        p.data -= RATE * p.grad
+    clip_and_step(one_process, norm)
     print(f"step {step + 1}: loss {loss:.3f}, norm {norm:.3f}")
-last_step = {"loss": loss.detach(), "norm": norm}  # and what each rank must find at the end
 
 # %% [markdown]
 # ## Who holds what
 #
 # On the mesh each data rank gets half of the examples, and each tensor rank half of the matrices.
 # `up` is **sharded** by its outputs, with its bias, and `down` by its inputs, as in chapter 18. The
-# LayerNorm and the bias of `down` are **replicated**: each rank has all of them. (In the drawing
-# the thin columns are biases, and the two rows of the norm are its weight and its bias.)
-#
-# ![What each of four ranks holds. Ranks 0 and 1 have the first half of the batch, ranks 2 and 3 the
-# second. Ranks 0 and 2 have the first half of up, with its bias, and of down; ranks 1 and 3 the
-# second. All have the whole norm and the whole bias of down.](src/drawings/held_on_the_mesh.svg)
+# LayerNorm and the bias of `down` are **replicated**: each rank has all of them.
 #
 # The layers are those of chapter 18, from [tensor_parallel.py](tensor_parallel.py). They take a
 # second argument, the group in which they send. We give them the tensor group, so they know nothing
@@ -158,7 +153,8 @@ def divide(net, mesh):
 
 
 def my_examples(batch, mesh):
-    return batch.chunk(mesh["data"].size())[mesh.get_local_rank("data")]
+    shards = batch.chunk(mesh["data"].size())
+    return shards[mesh.get_local_rank("data")]
 
 
 def what_i_hold():
@@ -190,19 +186,14 @@ def two_gradients():
     return net.norm.bias.grad[0].item(), net.up.bias.grad[0].item()
 
 
-replicated = []  # by rank
-sharded = []
-for rank, (of_norm_bias, of_up_bias) in enumerate(ranks(two_gradients, world=4)):
+found = ranks(two_gradients, world=4)
+for rank, (of_norm_bias, of_up_bias) in enumerate(found):
     print(f"rank {rank}: norm.bias {of_norm_bias:+.4f}, up.bias {of_up_bias:+.4f}")
-    replicated.append(of_norm_bias)
-    sharded.append(of_up_bias)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # There are two different numbers for `norm.bias`, one in each tensor group, and four for `up.bias`.
-#
-# </details>
 #
 # **Replicated: two numbers.** Ranks 0 and 1 have the same gradient of the LayerNorm, because they
 # have the same examples, and because `ColumnLinear` has already summed over the tensor group, in
@@ -213,22 +204,26 @@ for rank, (of_norm_bias, of_up_bias) in enumerate(ranks(two_gradients, world=4))
 # **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. To add it to rank 0's,
 # which belongs to `up.bias[0]`, would make no sense. But rank 2's belongs to `up.bias[0]`, too, and
 # comes from other examples. So again only the mean over the data group is missing.
+#
+# </details>
+#
+# We take this mean for ranks 0 and 2, the left column:
 
-# %% tags=["fold"]
-# check: these means are the gradients of one process
+# %%
+norm_bias_0, up_bias_0 = found[0]
+norm_bias_2, up_bias_2 = found[2]
+print(f"mean of ranks 0 and 2: norm.bias {(norm_bias_0 + norm_bias_2) / 2:+.4f}, "
+      f"up.bias {(up_bias_0 + up_bias_2) / 2:+.4f}")
+
 net = make_net()
 F.mse_loss(net(x), y).backward()
-norm_bias = net.norm.bias.grad
-up_bias = net.up.bias.grad
-assert abs((replicated[0] + replicated[2]) / 2 - norm_bias[0]) < 1e-12
-assert abs((sharded[0] + sharded[2]) / 2 - up_bias[0]) < 1e-12  # the left data group
-assert abs((sharded[1] + sharded[3]) / 2 - up_bias[4]) < 1e-12  # the right one
+print(f"one process:           norm.bias {net.norm.bias.grad[0]:+.4f}, "
+      f"up.bias {net.up.bias.grad[0]:+.4f}")
 
 # %% [markdown]
-# The loss is the same on ranks 0 and 1, too, so it needs only the mean over the data group. Both
-# kinds of gradients and the loss are therefore summed over the data group and divided by the number
-# of data ranks. (That is right because each has equally many examples. Else sum, and divide by the
-# number of all examples.)
+# Both kinds of gradients are therefore summed over the data group, and divided by the number of
+# data ranks, not by that of all ranks. So is the loss, which is the same on ranks 0 and 1, too.
+# (A mean of means is right here because each data rank has equally many examples.)
 #
 # ## The gradient norm: write it before you scroll on
 #
@@ -273,126 +268,129 @@ your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 # Squares of sharded parameters are summed over the tensor group, because its ranks have different
 # numbers. They are not summed over the data group, because data ranks have equal weights and
 # gradients here, so that each would be counted twice. Squares of replicated parameters are not
-# summed over any group. So this is the answer to the chapter's question. (*Divided by* names groups
-# as well: the three rows above it are divided by the number of ranks in these.)
+# summed over any group. So this is the answer to the chapter's question:
 
 # %%
 TABLE = {
     "sharded": ["data"],  # gradients
     "replicated": ["data"],
-    "loss": ["data"],
-    "divided by": ["data"],  # the number of ranks in these groups; the three rows above
     "squares of sharded": ["tensor"],
     "squares of replicated": [],
 }
 
+# %% [markdown]
+# Two functions do what such a table says. Collectives such as `all_reduce` take a group as an
+# argument: then only the ranks of this group take part.
 
+# %%
 def add_up(tensor, groups, mesh):
     """The sum over each of these groups, one after another, in place."""
     for name in groups:
         dist.all_reduce(tensor, group=mesh.get_group(name))
 
+
+def average_gradients(net, table, mesh):
+    for name, p in net.named_parameters():
+        add_up(p.grad, table[KIND[name]], mesh)
+        p.grad /= mesh["data"].size()
+
+
+def gradient_norm(net, table, mesh):
+    of_sharded = torch.tensor(0.0).double()  # sums of squares
+    of_replicated = torch.tensor(0.0).double()
+    for name, p in net.named_parameters():
+        if KIND[name] == "sharded":
+            of_sharded += p.grad.square().sum()
+        else:
+            of_replicated += p.grad.square().sum()
+    add_up(of_sharded, table["squares of sharded"], mesh)
+    add_up(of_replicated, table["squares of replicated"], mesh)
+    return (of_sharded + of_replicated).sqrt()
+
 # %% [markdown]
-# And this is what one rank does, by any such table. In the end it has its parts of the weights, and
-# the loss and the gradient norm of the last step:
+# And this is what one rank does, by any such table:
 
 # %%
-def train(table, dimensions=MESH):
-    mesh = make_mesh(dimensions)
-    divisor = 1
-    for name in table["divided by"]:
-        divisor *= mesh[name].size()
+def train(table, mesh):
+    """This rank's network after five steps, and the last step's loss and norm."""
     net = make_net()
     divide(net, mesh)
     for step in range(5):
         net.zero_grad()
         loss = F.mse_loss(net(my_examples(x, mesh)), my_examples(y, mesh))
         loss.backward()
+        average_gradients(net, table, mesh)
+        norm = gradient_norm(net, table, mesh)
+        clip_and_step(net, norm)
 
-        loss = loss.detach()
-        add_up(loss, table["loss"], mesh)
-        loss /= divisor
-
-        squares = {
-            "sharded": torch.tensor(0.0).double(),
-            "replicated": torch.tensor(0.0).double(),
-        }
-        for name, p in net.named_parameters():
-            kind = KIND[name]
-            add_up(p.grad, table[kind], mesh)
-            p.grad /= divisor
-            squares[kind] += p.grad.square().sum()
-
-        add_up(squares["sharded"], table["squares of sharded"], mesh)
-        add_up(squares["replicated"], table["squares of replicated"], mesh)
-        norm = (squares["sharded"] + squares["replicated"]).sqrt()
-        for p in net.parameters():
-            p.grad *= min(1, LARGEST / norm)
-            p.data -= RATE * p.grad
-
-    return {**net.state_dict(), "loss": loss, "norm": norm}
+    loss = loss.detach()
+    add_up(loss, ["data"], mesh)
+    loss /= mesh["data"].size()
+    return net, loss.item(), norm.item()
 
 # %% [markdown]
-# We ask two questions about the four ranks. Does each match one process? To see that, a rank
-# divides the network that one process has trained, and so gets the parts that it should have. And
-# do the ranks agree where they should? The ranks of a data group should have the same numbers
-# everywhere, and all four ranks the same replicated parameters, loss and norm. This can be asked
-# even where no single process can hold the model.
+# We ask two questions about the four ranks. The first is whether each *matches one process*. A rank
+# answers it by itself: it divides the network that one process has trained, and so gets the parts
+# that it should have.
 
 # %%
-def matches_one_process(found, dimensions=MESH):
-    """Whether this rank has its parts of what one process has."""
-    trained = copy.deepcopy(one_process)
-    divide(trained, make_mesh(dimensions))
-    expected = {**trained.state_dict(), **last_step}
-    return largest_difference(found, expected) < 1e-12
+def compare(table, mesh):
+    """This rank's weights, whether they match one process, the loss and the norm."""
+    net, loss, norm = train(table, mesh)
+    found = net.state_dict()
+
+    expected = copy.deepcopy(one_process)
+    divide(expected, mesh)
+    matches = largest_difference(found, expected.state_dict()) < 1e-12
+    return found, matches, loss, norm
 
 
-def all_agree(on_ranks):
-    """Whether ranks have the same numbers where they should; on_ranks[rank] is a dictionary."""
-    for name in on_ranks[0]:
-        if KIND.get(name) == "sharded":
+def compare_by(table):
+    return compare(table, make_mesh())
+
+
+for rank, (found, matches, loss, norm) in enumerate(ranks(compare_by, TABLE, world=4)):
+    print(f"rank {rank}: matches {matches}, loss {loss:.3f}, norm {norm:.3f}")
+    assert matches
+
+# %% [markdown]
+# The table is right: all four ranks have their parts of one process's weights, and its last loss
+# and norm.
+#
+# The second question can be asked even where no single process can hold the model: do the ranks
+# *agree* where they should? The ranks of a data group should have the same numbers everywhere, and
+# all four ranks the same replicated parameters.
+
+# %%
+def all_agree(weights):
+    """Whether ranks have the same numbers where they should; weights[rank] is a dictionary."""
+    for name in KIND:
+        if KIND[name] == "sharded":
             pairs = [(0, 2), (1, 3)]  # the data groups
-        else:  # also the loss and the norm
+        else:
             pairs = [(0, 1), (0, 2), (0, 3)]
         for a, b in pairs:
-            if largest_difference(on_ranks[a][name], on_ranks[b][name]) > 1e-12:
+            if largest_difference(weights[a][name], weights[b][name]) > 1e-12:
                 return False
     return True
 
-# %% tags=["fold"]
-# define: `try_out(tables)`, which asks both for each table, on four ranks, and prints a line
-def train_by_each(tables):
-    results = []
-    for table in tables.values():
-        found = train(table)
-        results.append((found, matches_one_process(found)))
-    return results
+
+def try_out(name, table):
+    """Ask both about the four ranks."""
+    weights = []
+    all_match = True
+    for found, matches, loss, norm in ranks(compare_by, table, world=4):
+        weights.append(found)
+        all_match = all_match and matches
+    agree = all_agree(weights)
+    print(f"{name}: match {all_match}, agree {agree}, loss {loss:.3f}, norm {norm:.3f}")
+    return all_match, agree
 
 
-def try_out(tables):
-    """{name: table} -> {name: (whether all match one process, whether they agree)}"""
-    answers = {}
-    for name, results in zip(tables, zip(*ranks(train_by_each, tables, world=4))):
-        on_ranks = [found for found, matches in results]
-        match = all(matches for found, matches in results)
-        agree = all_agree(on_ranks)
-        loss = on_ranks[0]["loss"]
-        norm = on_ranks[0]["norm"]
-        yes_no = {True: "yes", False: "no"}
-        print(f"{name}: match {yes_no[match]}, agree {yes_no[agree]}, loss {loss:.3f}, "
-              f"norm {norm:.3f}")
-        answers[name] = (match, agree)
-    return answers
-
-# %%
-answers = try_out({"the table": TABLE})
-assert answers["the table"] == (True, True)
+match, agree = try_out("the table", TABLE)
+assert match and agree
 
 # %% [markdown]
-# The table is right: all four ranks have their parts of one process's weights, and the loss and the
-# norm that we saw above.
-#
 # ## Broken, entry by entry
 #
 # Does each entry matter? We change one at a time. The gradients of replicated parameters are the
@@ -402,7 +400,7 @@ assert answers["the table"] == (True, True)
 # %% tags=["predict"]
 table = dict(TABLE)
 table["replicated"] = ["data", "tensor"]
-answers = try_out({"replicated over both": table})
+match, agree = try_out("replicated over both", table)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -418,7 +416,7 @@ answers = try_out({"replicated over both": table})
 # %% tags=["predict"]
 table = dict(TABLE)
 table["squares of sharded"] = []
-answers = try_out({"squares of sharded over nothing": table})
+match, agree = try_out("squares of sharded over nothing", table)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -429,51 +427,49 @@ answers = try_out({"squares of sharded over nothing": table})
 #
 # </details>
 #
-# These are two of eighteen wrong entries, because each of the six rows could have three other lists
+# These are two of twelve wrong entries, because each of the four rows could have three other lists
 # of groups. We make a table for each:
 
 # %%
 wrong_tables = {}
-for entry, right_groups in TABLE.items():
+for entry in TABLE:
     for groups in [[], ["data"], ["tensor"], ["data", "tensor"]]:
-        if groups != right_groups:
+        if groups != TABLE[entry]:
             table = dict(TABLE)
             table[entry] = groups
             wrong_tables[f"{entry}: {groups}"] = table
 
 # %% [markdown]
-# **Predict:** how many of the eighteen raise an error? After which do all ranks agree, so that
-# comparing them with each other finds nothing? One isn't found by the comparison with one process
-# either: which?
+# **Predict:** how many of the twelve raise an error? After how many do all ranks agree, so that
+# comparing them with each other finds nothing? And after how many do they match one process?
 
 # %% tags=["predict"]
-answers = try_out(wrong_tables)
+answers = {}
+for name, table in wrong_tables.items():
+    answers[name] = try_out(name, table)
 
 # %% tags=["fold"]
 # check: what came out
-assert len(answers) == 18
-assert [match for match, agree in answers.values()].count(True) == 1
-assert [agree for match, agree in answers.values()].count(True) == 10
-assert answers["divided by: ['tensor']"] == (True, True)
+assert len(answers) == 12
+assert [match for match, agree in answers.values()].count(True) == 0
+assert [agree for match, agree in answers.values()].count(True) == 6
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# None raises an error. After ten of the eighteen the ranks agree. Six of these list both groups, so
-# that all ranks get the same sum. Two others have a wrong divisor, which is the same on all ranks.
-# The last two add up squares of replicated parameters, which are equal on all ranks anyway. The
-# comparison with one process doesn't find *divided by tensor*, because our mesh has as many tensor
-# ranks as data ranks.
+# None raises an error, and none matches one process. After six of the twelve the ranks agree. Four
+# of these list both groups, so that all ranks get the same sum. The other two add up squares of
+# replicated parameters, which are equal on all ranks anyway.
 #
 # </details>
 #
 # A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: it fell
-# with both entries that we broke by hand, and with the second even below the right one. **The
-# comparison with one process finds every table that gives wrong numbers on its mesh.** (On ours
-# *divided by tensor* gives right ones.) That is why you make it, with a model that is small enough,
-# on a mesh with more than one rank in each direction, and best with different numbers of them
-# (exercise 2). In some steps of such a test the norm should be below `LARGEST`, because clipping
-# hides a mistake that multiplies all gradients by the same factor.
+# with both entries that we broke by hand, and with the second even below the right one. **Only the
+# comparison with one process finds every wrong table.** That is why you make it, with a model that
+# is small enough, on a mesh with more than one rank in each direction (exercise 2), and best with
+# different numbers of them, so that a division by the wrong number shows. In some steps of such a
+# test the norm should be below `LARGEST`, because clipping hides a mistake that multiplies all
+# gradients by the same factor.
 #
 # ## The program that you keep
 #
@@ -498,7 +494,8 @@ import train_transformer
 
 def who_shards():
     """Of each parameter: the dimensions of its mesh, and how it is divided along each."""
-    mesh = make_mesh({"data": 2, "pipeline": 1, "tensor": 2})
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("data", "pipeline", "tensor"))
+    dist.barrier()
     net = train_transformer.Transformer(70, width=64, heads=4, layers=1, tokens=64)
     stage = train_transformer.divide(net, mesh)
     found = {}
@@ -508,8 +505,7 @@ def who_shards():
 
 
 found = ranks(who_shards, world=4)[0]
-for name in ["token.weight", "blocks.0.norm1.weight", "blocks.0.mlp.down.weight",
-             "blocks.0.mlp.down.bias"]:
+for name in ["token.weight", "blocks.0.mlp.down.weight", "blocks.0.mlp.down.bias"]:
     dimensions, placements = found[name]
     print(f"{name:24} on {dimensions}: {placements}")
 
@@ -524,14 +520,12 @@ for dimensions, placements in found.values():
 #
 # Every parameter is sharded over *data*. So the last two rows change: squares of sharded parameters
 # are summed over data and tensor, and squares of replicated ones over data. In our block these two
-# lists were wrong, as the run above shows. (`norm1` isn't in the plan for `parallelize_module`, so
-# its mesh has only *data*. The bias of `down` is, and is replicated along *tensor*.)
+# lists were wrong, as the run above shows.
 #
 # </details>
 #
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
-# too. The program's function `clip` does that, and `whole_loss` does the same for the loss. What a
-# rank holds and sends for the sizes of your own model is in deeper: Seven ways, computed.
+# too. The program's function `clip` does that, and `whole_loss` does the same for the loss.
 #
 # In a terminal, in this folder, the program is started like this:
 #
@@ -586,28 +580,6 @@ assert apart < 1e-12
 # With `--checkpoint FOLDER` the program saves a training in files after its last step, and with
 # `--resume FOLDER --steps 200` another mesh goes on with it.
 #
-# ### Random numbers
-#
-# Our program has no dropout. With dropout, each rank must draw the right random numbers. Ranks of a
-# tensor group have the same hidden states, so they must drop the same entries, or their replicas
-# drift apart. Data ranks have different examples, and should drop different ones. You get both with
-# a seed that comes from the rank's place in its data group:
-
-# %%
-def kept_by_dropout():
-    mesh = make_mesh()
-    torch.manual_seed(mesh.get_local_rank("data"))
-    return F.dropout(torch.ones(8), p=0.5).tolist()
-
-
-for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
-    print(f"rank {rank}:", kept)
-
-# %% [markdown]
-# Inside attention and MLP each tensor rank has numbers of its own, so there each should draw for
-# itself. Megatron-LM keeps a second random state for these places (M. Shoeybi et al., 2019,
-# arXiv:1909.08053, appendix B.2).
-#
 # ## On GPUs, and on several machines
 #
 # For GPUs two lines at the top of the program change (we have run it on CPUs only):
@@ -617,46 +589,40 @@ for rank, kept in enumerate(ranks(kept_by_dropout, world=4)):
 # | `BACKEND` | `"gloo"` | `"nccl"` |
 # | `DEVICE` | `torch.device("cpu")` | `torch.device("cuda", int(os.environ["LOCAL_RANK"]))` |
 #
-# `LOCAL_RANK` is a process's number on its machine, which torchrun sets, so that each process takes
-# a GPU of its own. On several machines the command changes. On each of two with four GPUs it is:
+# On several machines the command changes. On each of two with four GPUs it is:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 \
 #     train_transformer.py --data 2 --tensor 4
 # ```
 #
-# `--nnodes` is the number of machines. Before training, all processes meet at one address, the
-# **rendezvous** (`rdzv`), on `HOST`, which is one of the machines; c10d is the name of PyTorch's
-# own rendezvous (chapter 15). Both machines need the program, `transformer.py` and the same
-# `LICENSE`, and must see the folders of `--checkpoint` and `--resume`.
+# All processes meet at one address, the **rendezvous** (`rdzv`, chapter 15), on `HOST`, which is
+# one of the machines. Both need the program, `transformer.py` and the same `LICENSE`, and must see
+# the folders of `--checkpoint` and `--resume`.
 #
 # **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
-# machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`), and in a mesh
-# the *last* dimension has consecutive ranks. So with four GPUs a machine, ranks 0 to 3 are one
-# tensor group, on one machine, and ranks 0 and 4 are a data group, on both.
-#
-# A mesh whose dimensions are exchanged is a mistake that our table can't express. Take four ranks,
-# two on each of two machines:
+# machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`). So with two
+# ranks on each of two machines, ranks 0 and 1 are on the first. What happens if somebody exchanges
+# the dimensions of our mesh?
 
 # %%
-def train_on(dimensions):
-    """This rank's tensor group, and whether it matches one process."""
-    group = make_mesh(dimensions).get_group("tensor")
-    found = train(TABLE, dimensions)
-    return dist.get_process_group_ranks(group), matches_one_process(found, dimensions)
+def train_on(names):
+    """The ranks of this rank's tensor group, and the last loss."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    dist.barrier()
+    net, loss, norm = train(TABLE, mesh)
+    return dist.get_process_group_ranks(mesh.get_group("tensor")), loss
 
 
-for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
-    on_ranks = ranks(train_on, dimensions, world=4)
-    group, _ = on_ranks[0]
-    print(f"{list(dimensions)}: rank 0's tensor group is {group};",
-          f"all match one process: {all(matches for _, matches in on_ranks)}")
-    assert all(matches for _, matches in on_ranks)
+for names in [("data", "tensor"), ("tensor", "data")]:
+    tensor_group, loss = ranks(train_on, names, world=4)[0]
+    print(f"{names}: rank 0's tensor group {tensor_group}, loss {loss:.3f}")
 
 # %% [markdown]
-# All weights are right on both meshes, because each sum still runs over a group of the right kind.
-# So no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor
-# group, one on each machine, and whatever it sends goes between machines.
+# The loss is right on both meshes, because each sum still runs over a group of the right kind. So
+# no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor
+# group, one on each machine, and whatever it sends goes between machines. The *last* dimension of a
+# mesh has consecutive ranks, and stays inside a machine.
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
@@ -665,10 +631,12 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 # which can overlap with computing (chapter 14). D. Narayanan et al. (arXiv:2104.04473, section 3.2)
 # recommend tensor parallelism up to the number of GPUs in a machine, and pipelines over machines.
 #
-# **What we have not shown.** Which sums are right doesn't depend on the device. But four processes
-# that share the cores of one machine say nothing about speed, so nothing was timed here. And in
-# float32 or bfloat16, different meshes give slightly different results, much further apart than
-# 1e-12. So run the smallest version of your own mesh on CPUs first, in float64, beside one process.
+# **What we have not shown.** Four processes that share the cores of one machine say nothing about
+# speed, so nothing was timed here. Our program has no dropout: with it, ranks of a tensor group
+# would need the same random numbers wherever they hold the same hidden states (M. Shoeybi et al.,
+# 2019, arXiv:1909.08053, appendix B.2). And in float32 or bfloat16 different meshes give slightly
+# different results, much further apart than 1e-12. So run the smallest version of your own mesh on
+# CPUs first, in float64, beside one process.
 
 # %% [markdown]
 # ## Summary
@@ -680,12 +648,10 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 # | squares of sharded parameters' gradients | tensor | data, pipeline, tensor |
 # | squares of replicated parameters' gradients | nothing | data, pipeline |
 #
-# (Divided by data ranks where these have equal parts of the batch.)
-#
 # - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
 # - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong
 #   weights. The comparison with one process finds it, on a mesh whose dimensions are larger than
-#   one and differ.
+#   one.
 # - In the gradient norm, add up the squares of all shards, but count a replicated gradient once.
 # - The dimension that sends most often goes inside a machine: the last one of the mesh.
 #
@@ -700,11 +666,10 @@ for dimensions in [{"data": 2, "tensor": 2}, {"tensor": 2, "data": 2}]:
 #    as in our first wrong entry. How far apart are the weights after five steps? And with SGD? What
 #    does that mean for tests?
 # 2. **A smaller test.** Somebody tests the table on 2 × 1 ranks, and then on 1 × 2. Which of the
-#    eighteen wrong entries does a comparison with one process find on each? Is there one that
-#    neither finds? (Give `train` other dimensions.) And which would it miss on 3 × 2?
+#    twelve wrong entries does a comparison with one process find on each? Is there one that neither
+#    finds? (`make_mesh` and `compare` help.)
 # 3. **More dimensions, on paper.** Which rows of the table change if a pipeline of two stages is
-#    added? What if the embedding, on its first stage, and the output, on its last, share one
-#    weight? And what if the ranks of a tensor group divide the tokens among themselves wherever a
+#    added? And what if the ranks of a tensor group divide the tokens among themselves wherever a
 #    LayerNorm computes (*sequence parallelism*)?
 
 # %% [markdown]
@@ -755,33 +720,30 @@ for make_optimizer in [torch.optim.Adam, torch.optim.SGD]:
 # ### Answer 2
 #
 # A group of one rank sums nothing. So on 2 × 1 a test can't see whether *tensor* stands in a row,
-# and on 1 × 2 it can't see *data*: each finds twelve. But each of the eighteen is found by one of
-# them, also *divided by tensor*, which is 1 instead of 2 on 2 × 1. On 3 × 2 one test finds all,
-# because both groups have several ranks, and not equally many.
+# and on 1 × 2 it can't see *data*: each misses four. But each of the twelve is found by one of the
+# two.
 
 # %% tags=["solution"]
-def all_tables(tables, dimensions):
-    """For each table: does this rank match the single process?"""
-    by_table = {}
-    for name, table in tables.items():
-        found = train(table, dimensions)
-        by_table[name] = matches_one_process(found, dimensions)
-    return by_table
+def matches_by_name(data, tensor):
+    """For each wrong table: does this rank match one process?"""
+    mesh = make_mesh(data, tensor)
+    by_name = {}
+    for name, table in wrong_tables.items():
+        found, matches, loss, norm = compare(table, mesh)
+        by_name[name] = matches
+    return by_name
 
 
 missed = {}
-for data, tensor in [(2, 1), (1, 2), (3, 2)]:
-    shape = (data, tensor)
-    missed[shape] = []
-    dimensions = {"data": data, "tensor": tensor}
-    on_ranks = ranks(all_tables, wrong_tables, dimensions, world=data * tensor)
+for data, tensor in [(2, 1), (1, 2)]:
+    rank_0, rank_1 = ranks(matches_by_name, data, tensor, world=2)
+    missed[data, tensor] = []
     for name in wrong_tables:
-        if all(by_table[name] for by_table in on_ranks):
-            missed[shape].append(name)
-    print(f"{shape} misses {len(missed[shape])} of {len(wrong_tables)}")
-assert len(missed[2, 1]) == len(missed[1, 2]) == 6
+        if rank_0[name] and rank_1[name]:
+            missed[data, tensor].append(name)
+    print(f"{data} x {tensor} misses", missed[data, tensor])
+assert len(missed[2, 1]) == len(missed[1, 2]) == 4
 assert not any(name in missed[1, 2] for name in missed[2, 1])
-assert missed[3, 2] == []
 
 # %% [markdown]
 # ### Answer 3
@@ -789,9 +751,6 @@ assert missed[3, 2] == []
 # *A pipeline.* Gradients are not summed over it, since each stage has parameters of its own. All
 # squares are, since each stage has a part of the whole gradient. The loss is known on the last
 # stage only, so the other stages contribute zero, as in `whole_loss` of the program.
-#
-# *A shared weight.* Each of the two stages finds the part of its gradient that comes from its own
-# use. So both parts are summed over these two stages, and in the norm their squares count once.
 #
 # *Sequence parallelism.* A tensor rank's LayerNorm then sees only some of the tokens, so its
 # gradient is a part of the sum over all tokens. For LayerNorms the row becomes data *and* tensor,

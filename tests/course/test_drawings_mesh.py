@@ -1,7 +1,7 @@
-"""The drawings of chapter 20: meshes of four and eight ranks, and what each of four holds."""
+"""The drawings of chapter 20: meshes of four and eight ranks."""
 
 import numpy as np
-from svg import classes, read, texts, with_class
+from svg import read, texts, with_class
 
 MESH = np.arange(4).reshape(2, 2)  # as init_device_mesh numbers its ranks: data, tensor
 
@@ -23,27 +23,6 @@ def test_a_row_is_a_tensor_group_and_a_column_a_data_group():
     said = texts(drawing)
     for examples in np.split(np.arange(12), 2):
         assert f"examples {examples[0]}–{examples[-1]}" in said
-
-
-def test_each_rank_holds_its_parts():
-    whole = {"batch": (12, 4), "norm": (2, 4), "up.weight": (8, 4), "up.bias": (8, 1),
-             "down.weight": (4, 8), "down.bias": (4, 1)}
-    cut = {"batch": (0, 0), "up.weight": (1, 0), "up.bias": (1, 0), "down.weight": (1, 1)}
-    panels = [panel for panel in read("held_on_the_mesh").iter() if panel.get("data-rank")]
-    for panel, rank in zip(panels, MESH.flat, strict=True):
-        assert panel.get("data-rank") == str(rank)
-        for holding in with_class(panel, "holding"):
-            kind = holding.get("data-kind")
-            rows, columns = whole[kind]
-            held = np.array(["held" in classes(square) for square in holding])
-            expected = np.ones((rows, columns), bool)
-            if kind in cut:
-                direction, axis = cut[kind]
-                mine = np.argwhere(MESH == rank)[0][direction]
-                part = np.split(np.arange(rows if axis == 0 else columns), 2)[mine]
-                expected[:] = False
-                expected[(part, slice(None)) if axis == 0 else (slice(None), part)] = True
-            assert (held == expected.flatten()).all(), (rank, kind)
 
 
 def test_an_edge_of_the_cube_joins_ranks_that_differ_in_one_dimension():

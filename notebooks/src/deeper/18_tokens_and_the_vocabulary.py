@@ -688,7 +688,7 @@ for ours, theirs in ranks(both_losses):
 # ## Two more mistakes that raise no error
 #
 # **Dropout with the wrong seed.** With chapter 18's layers each rank has all hidden states, and
-# these copies must stay equal, so that dropout needs the same seed on all ranks (chapter 20). Where
+# these copies must stay equal, so that dropout needs the same seed on all ranks. Where
 # each rank has *its own* tokens, the same seed means that rank 1's first token loses just the
 # numbers that rank 0's first token loses. But what tokens lose should be independent. So each rank
 # needs a seed of its own there, and also for dropout inside attention, where each has its own

@@ -1,17 +1,15 @@
-"""The drawings of chapter 20: meshes of four and of eight ranks, and what each of four ranks holds.
+"""The drawings of chapter 20: meshes of four and of eight ranks.
 
-Run it to write three SVG files beside it, the same bytes each time.
+Run it to write two SVG files beside it, the same bytes each time.
 """
 
 from elements import (
     BLUE,
     FRAME,
     GREEN,
-    LIGHT_GREY,
     ORANGE,
     PALE_BLUE,
     box,
-    group,
     line,
     page,
     words,
@@ -19,8 +17,7 @@ from elements import (
 )
 
 ROWS, COLUMNS = 2, 2  # data ranks, tensor ranks
-EXAMPLES, UNITS, WIDTH = 12, 8, 4  # of a batch; between the block's matrices; of an example
-SIDE = 10  # of a number's square
+EXAMPLES = 12  # of a batch
 
 
 def rank_at(row, column):
@@ -59,67 +56,6 @@ def draw_mesh_groups():
                 "ranks 2 and 3 in the lower row have the examples 6 to 11 and are another. Ranks 0 "
                 "and 2 in the left column have the first half of each matrix and are a data group, "
                 "ranks 1 and 3 in the right column have the second half and are another.", drawn)
-
-
-def grid(x, y, rows, columns, color, is_held, kind):
-    """A matrix, of whose numbers a rank holds those with `is_held(row, column)`."""
-    drawn = []
-    for i in range(rows):
-        for j in range(columns):
-            held = is_held(i, j)
-            drawn.append(box(x + j * SIDE, y + i * SIDE, SIDE, SIDE, color if held else "white",
-                             FRAME if held else LIGHT_GREY, class_="held" if held else "left-out"))
-    return group(drawn, class_="holding", data_kind=kind)
-
-
-def everything(i, j):
-    return True
-
-
-def held_by(row, column, left, top):
-    """What one rank holds: its examples, its parts of what is sharded, what is replicated."""
-
-    def example(i, j):
-        return i * ROWS // EXAMPLES == row
-
-    def unit_of_up(i, j):
-        return i * COLUMNS // UNITS == column
-
-    def unit_of_down(i, j):
-        return j * COLUMNS // UNITS == column
-
-    number = rank_at(row, column)
-    y = top + 64
-    return group([
-        box(left, top, 312, 196, "none", LIGHT_GREY, rx=8),
-        words(left + 156, top + 24, f"rank {number}", 20, bold=True),
-        words(left + 32, y - 10, "batch"),
-        grid(left + 12, y, EXAMPLES, WIDTH, ORANGE, example, "batch"),
-        words(left + 98, y - 10, "norm"),
-        grid(left + 78, y, 2, WIDTH, GREEN, everything, "norm"),
-        words(left + 168, y - 10, "up"),
-        grid(left + 142, y, UNITS, WIDTH, BLUE, unit_of_up, "up.weight"),
-        grid(left + 186, y, UNITS, 1, BLUE, unit_of_up, "up.bias"),
-        words(left + 255, y - 10, "down"),
-        grid(left + 208, y, WIDTH, UNITS, BLUE, unit_of_down, "down.weight"),
-        grid(left + 292, y, WIDTH, 1, GREEN, everything, "down.bias"),
-    ], data_rank=number)
-
-
-def draw_held_on_the_mesh():
-    drawn = []
-    for row in range(ROWS):
-        for column in range(COLUMNS):
-            drawn.append(held_by(row, column, 4 + 320 * column, 4 + 204 * row))
-    for x, color, text in [(20, ORANGE, "its examples"), (190, BLUE, "its part of what is sharded"),
-                           (474, GREEN, "replicated")]:
-        drawn.append(box(x, 422, 16, 16, color, FRAME))
-        drawn.append(words(x + 24, 436, text, anchor="start"))
-    return page(640, 448, "What each rank holds on a mesh of 2 by 2",
-                "Four panels, a rank in each. Ranks 0 and 1 hold the first half of the batch, "
-                "ranks 2 and 3 the second. Ranks 0 and 2 hold the upper half of the matrix up and "
-                "the left half of the matrix down, ranks 1 and 3 the other halves. All four hold "
-                "the whole norm and the whole bias of down.", drawn)
 
 
 # --- a mesh of three dimensions: a cube, whose edges are groups of two ---
@@ -171,8 +107,7 @@ def draw_mesh_of_eight():
                 "with rank 1, which has the other half of each matrix.", drawn)
 
 
-DRAWINGS = {"mesh_groups": draw_mesh_groups, "held_on_the_mesh": draw_held_on_the_mesh,
-            "mesh_of_eight": draw_mesh_of_eight}
+DRAWINGS = {"mesh_groups": draw_mesh_groups, "mesh_of_eight": draw_mesh_of_eight}
 
 if __name__ == "__main__":
     write(DRAWINGS)
