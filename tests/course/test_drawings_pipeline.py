@@ -33,8 +33,6 @@ def test_a_row_is_a_stages_list_and_a_pass_waits_for_the_one_it_needs(name, time
         assert before not in passes or begin > passes[before][1] - 0.1
 
 
-def test_lengths_and_the_bubble_are_computed():
+def test_lengths_are_computed():
     assert f"ends after {3 * (4 + 3)} instead of {4 * 3 * 4}" in texts(read("pipeline_fill"))
-    said = texts(read("pipeline_schedules"))
-    assert any(text.endswith(f"{100 * 3 / 11:.0f} % in both") for text in said)
-    assert str(3 * (8 + 3)) in said
+    assert str(3 * (8 + 3)) in texts(read("pipeline_schedules"))

@@ -1,7 +1,7 @@
 """notebooks/pipeline.py: as one process, holding no more than it must, or all ranks say why not.
 
 What is rare, and PyTorch's schedules on four ranks: tests/tools/test_pipeline_hard.py. (Chapter 19
-compares with them, too.)
+compares with its 1F1B, too.)
 """
 
 import time

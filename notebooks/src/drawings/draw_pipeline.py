@@ -175,9 +175,8 @@ def draw_schedules(stages=4, micro=8):
         drawn.append(line(x, bottom + 4, x, bottom + 12, FRAME, 1))
         drawn.append(words(min(x, 628), bottom + 30, str(time), class_="time"))
     drawn.append(words(4, bottom + 30, "time", anchor="start"))
-    share = (stages - 1) / (micro + stages - 1)
-    drawn.append(words(4, bottom + 58, "blue: forward, orange: backward, grey: idle, "
-                       f"{100 * share:.0f} % in both", anchor="start"))
+    drawn.append(words(4, bottom + 58, "blue: forward, orange: backward, grey: idle",
+                       anchor="start"))
     covers = [box(LEFT, top - 2, RIGHT - LEFT + 8, ROW * stages + 4, "white", "none",
                   fill_opacity=0.8) for top in (40, 216)]
     now = line(LEFT, 36, LEFT, bottom + 4, "black", 3, stroke_dasharray="5 4")
