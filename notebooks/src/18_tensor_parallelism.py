@@ -361,8 +361,8 @@ for world in [1, 2, 4]:
 #
 # ## Is it equal to one process?
 #
-# All ranks get *the same* batch, 8 pieces of 32 letters. First one process computes the loss and
-# all gradients:
+# All ranks get *the same* batch, 8 pieces of chapter 17's text, 32 letters each. First one process
+# computes the loss and all gradients:
 
 # %%
 net = make_net()
