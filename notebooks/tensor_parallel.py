@@ -20,7 +20,7 @@ What goes wrong without an error:
   between heads. Put its outputs in order by heads first.
 - Tied weights, such as `output.weight is token.weight`: each layer copies its part, so that they
   are two parameters from then on.
-- `clip_grad_norm_`: its norm is that of this rank's parts (chapter 18).
+- `clip_grad_norm_`: its norm is that of this rank's parts (chapter 20).
 - A DistributedDataParallel whose group has the ranks that share a layer: it copies rank 0's part to
   all. Give it the group of those that hold the same part.
 - `load_state_dict` of another rank's file: all ranks' parts have the same names and shapes.

@@ -324,11 +324,11 @@ for rank, found in enumerate(ranks(by_tokens_summed)):
 #
 # ## What is held?
 #
-# Chapter 18 counted what autograd keeps, and only a part of it was divided. Now we count for one
-# block of both kinds. Chapter 17 has the formula for a whole block: for each token $16 \cdot
-# \text{width} + \text{heads} \cdot \text{tokens} + 4$ numbers, which is 388 here, and the mask of
-# attention. **Predict:** does each of two ranks hold half of the activations now? If not, what is
-# still whole?
+# In chapter 18 the hidden states are whole on every rank, and autograd keeps some of them. So there
+# only a part of the activations is divided. Now we count what autograd keeps for one block of both
+# kinds. Chapter 17 has the formula for a whole block: for each token $16 \cdot \text{width} +
+# \text{heads} \cdot \text{tokens} + 4$ numbers, which is 388 here, and the mask of attention.
+# **Predict:** does each of two ranks hold half of the activations now? If not, what is still whole?
 
 # %% tags=["predict"]
 def divide_as_in_chapter_18(block):

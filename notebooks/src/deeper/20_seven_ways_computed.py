@@ -185,8 +185,7 @@ print(f"tensor sends {by_tensor / by_data:.1f} times as much as data")
 # Tensor parallelism sends 60.1 GB, 2.7 times as much as data parallelism. The one sends
 # activations, which grow with the tokens of a step. The other sends gradients, which don't. The
 # quotient is $4nsh / 12h^2 = ns / 3h$ for $n$ sequences of $s$ tokens and the width $h$, whatever
-# $k$ is. So with more than $3h$ tokens a step tensor parallelism sends more (chapter 18, exercise
-# 3).
+# $k$ is. So with more than $3h$ tokens a step tensor parallelism sends more.
 #
 # </details>
 #

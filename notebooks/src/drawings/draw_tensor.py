@@ -122,32 +122,28 @@ def draw_two_matrices():
 
 
 def draw_two_matrices_backward():
-    tops = (40, 194)
-    drawn = [words(80, 24, "gradient of x", bold=True),
-             words(LEFT["middle"] + 64, 24, "of the middle", bold=True),
-             words(LEFT["sum"] + 32, 24, "of y", bold=True)]
-    parts = [two_halves(rank) for rank in (0, 1)]
-    total = [[a + b for a, b in zip(parts[0][4][0], parts[1][4][0])]]
+    tops = (10, 140)
+    drawn = [words(6, 24, "gradient of x", bold=True, anchor="start"),
+             words(183, 24, "part", bold=True),
+             words(634, 24, "gradient of y", bold=True, anchor="end")]
+    parts = [two_halves(rank)[4] for rank in (0, 1)]
+    total = [[a + b for a, b in zip(parts[0][0], parts[1][0])]]
     for rank, top in enumerate(tops):
-        of_middle, of_x = parts[rank][3:]
+        middle = top + 64
         drawn.append(matrix(LEFT["sum"], top + 48, [[1, 1]], PALE_GREY, class_="of-y"))
-        drawn.append(arrow(560, top + 64, 368, top + 64, GREY, 2))
-        drawn.append(words(464, top + 54, "its rows of B"))
-        drawn.append(matrix(LEFT["middle"], top + 48, wide(of_middle, rank), PALE[rank],
-                            is_mine(rank), class_="of-middle", data_rank=rank))
-        drawn.append(arrow(224, top + 64, 160, top + 64, GREY, 2))
-        drawn.append(words(192, top + 34, "columns"))
-        drawn.append(words(192, top + 54, "of A"))
-        drawn.append(matrix(90, top + 48, of_x, PALE[rank], class_="of-x", data_rank=rank))
-        drawn.append(words(122, top + 42, "part"))
-        drawn.append(words(54, top + 42, "sum", anchor="start"))  # right of the arrow
-        drawn.append(words(634, top + 112, f"rank {rank}", anchor="end", bold=True))
+        drawn.append(arrow(564, middle, 506, middle, GREY, 2))
+        drawn.append(box(280, middle - 30, 220, 60, PALE[rank], FRAME))
+        drawn.append(words(390, middle - 5, f"rank {rank}", bold=True))
+        drawn.append(words(390, middle + 18, "its rows and columns"))
+        drawn.append(arrow(274, middle, 221, middle, GREY, 2))
+        drawn.append(matrix(151, top + 48, parts[rank], PALE[rank], class_="of-x", data_rank=rank))
+        drawn.append(arrow(145, middle, 76, middle, GREY, 2))
     drawn += the_sum(total, tops, False)
-    drawn.append(words(54, 188, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
-    return page(640, 320, "Two matrices on two ranks, backward",
-                "The same two ranks, from right to left. Both have the gradient 1, 1 of y. Each "
-                "finds two of the four gradients in the middle, and a part of the gradient of x: "
-                "3, 3 and −2, 4. An all-reduce gives both the sum 1, 7.", drawn)
+    drawn.append(words(54, 145, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
+    return page(640, 250, "Two matrices on two ranks, backward",
+                "The same two ranks, from right to left. Both have the gradient 1, 1 of y. Through "
+                "its rows and columns each finds a part of the gradient of x: 3, 3 and −2, 4. An "
+                "all-reduce gives both the sum 1, 7.", drawn)
 
 
 def draw_block_on_ranks():
