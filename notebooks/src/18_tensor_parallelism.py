@@ -311,7 +311,7 @@ class RowLinear(nn.Module):
 # than heads.)
 
 # %% tags=["fold"]
-# define: `make_net()`, `make_batch(step)` and `loss_of(net, x, y)`, like chapter 17's
+# define: `make_net()`, `loss_of(net, x, y)` as in chapter 17, and `make_batch(step)`
 text = Path("../LICENSE").read_text()
 alphabet = sorted(set(text))
 ids = torch.tensor([alphabet.index(letter) for letter in text])
