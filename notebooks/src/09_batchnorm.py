@@ -419,8 +419,10 @@ def statistics_of_all(x_shards):
 
 
 means, variances = statistics_of_all(x_shards)
-print("device 0: mean", means[0].asscalar(), "variance", variances[0].asscalar())
-print("device 1: mean", means[1].asscalar(), "variance", variances[1].asscalar())
+for rank in [0, 1]:
+    mean = means[rank].reshape(-1).asscalar()
+    variance = variances[rank].reshape(-1).asscalar()
+    print(f"device {rank}: mean {mean}, variance {variance}")
 
 # %% [markdown]
 # With these a device normalises its shard. (As in Gluon's BatchNorm, $10^{-5}$ keeps it from
