@@ -352,31 +352,17 @@ print_replicas(net.weight)
 # <details><summary>What came out</summary>
 #
 # 89 − (22 + 20) / 2 = 68, on both devices and without an error. No `backward` reached `cpu(1)` in
-# the second step, so its *old* gradient, 20, was added once more.
-#
-# </details>
-#
-# And if all gradients are set to zero before each backward pass?
-
-# %% tags=["trains"]
-net = one_weight_net(pair)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-
-for shards in [x_shards, [two_images]]:
-    net.collect_params().zero_grad()  # NEW
-    forward_and_backward(net, shards)
-    trainer.step(2)
-print_replicas(net.weight)
-
-# %% [markdown]
-# Now the weight is right, since the idle device adds 0. Without `zero_grad` it added the gradient
-# of the step before, as in chapter 02:
+# the second step, so its *old* gradient, 20, was added once more. Such a leftover gradient is called
+# **stale**; chapter 02 had one, too.
 #
 # ![Step 1: cpu(0) has image 2 and gradient 2, cpu(1) image 20 and gradient 20; the sum is 22. Step
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
 # sum is 42 instead of 22.](src/drawings/old_gradient.svg)
 #
-# Such a leftover gradient is called **stale**. **Every device needs a new gradient in every step.**
+# </details>
+#
+# **Every device needs a new gradient in every step.** So cut each batch, and give each device at
+# least one image.
 #
 # If a device has *never* had a gradient, `step` raises an error. Leave `ignore_stale_grad=True`
 # alone, although the error message proposes it, because it turns this check off. (deeper: MXNet's
@@ -431,8 +417,8 @@ your_turn(value_after, value_cases)
 #    `list_grad` say, and does a step on two devices still work?
 # 2. **Accumulate.** A batch may be too large for the devices' memory. With `grad_req = "add"`,
 #    `backward` adds to a gradient instead of overwriting it. So let each device work through its
-#    shard in two parts, and call `step` once. Try two such steps with the one weight. What do you
-#    have to do between them?
+#    shard in two parts, and call `step` once. Try two such steps with the one weight. What goes
+#    wrong in the second, and which method of `net.collect_params()` helps?
 
 # %% [markdown]
 # ### Answer to *Your turn*
@@ -501,8 +487,9 @@ assert changed == [False, False, True, True, True, True, True, True]
 # ### Answer 2
 #
 # This is **gradient accumulation**. Each device adds up the gradients of its parts, and `step` gets
-# the number of all images. Then gradients must be set to zero, or the next step adds them again.
-# With the images 2 and 6 on one device and 20 and 4 on the other, each step subtracts 32 / 4 = 8.
+# the number of all images. Then `zero_grad` must set all gradients to 0, or the next step adds them
+# again. With the images 2 and 6 on one device and 20 and 4 on the other, each step subtracts 32 / 4
+# = 8.
 
 # %% tags=["solution", "trains"]
 net = one_weight_net(pair)

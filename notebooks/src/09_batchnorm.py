@@ -181,11 +181,10 @@ for device in pair:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Device 0 has a tenth of its mean 2, and device 1 has a tenth of 6.
+# Device 0 has a tenth of its mean 2, and device 1 has a tenth of 6. On one device it would be a
+# tenth of 4, which is the average of both.
 #
 # </details>
-#
-# On one device it would be a tenth of 4, which is the average of both.
 #
 # In an evaluation a network uses the running statistics of the device that it is on. We train the
 # small network for fifty steps, with 2 images on each of two devices. Both replicas have equal
@@ -393,10 +392,12 @@ three_channels = nd.ones((2, 3, 5, 5))
 print(sum_by_channel(three_channels).shape)
 
 # %% [markdown]
-# In the next function, only `all_sum` sends numbers between devices:
+# The next function does what the picture shows, in three steps. Only the second one sends numbers
+# between devices.
 
 # %%
 def statistics_of_all(x_shards):
+    # 1. Each device adds up its own numbers.
     n = 0  # how many numbers each channel has, on all devices
     own_sums = []
     own_squares = []
@@ -406,10 +407,12 @@ def statistics_of_all(x_shards):
         own_sums.append(sum_by_channel(x))
         own_squares.append(sum_by_channel(x * x))
 
+    # 2. The all-reduce.
     sums = all_sum(own_sums)
     squares = all_sum(own_squares)
 
-    means = []  # one on each device, all equal
+    # 3. Each device computes the mean and the variance, which are equal on all.
+    means = []
     variances = []
     for rank in range(len(x_shards)):
         mean = sums[rank] / n
