@@ -352,8 +352,8 @@ print_replicas(net.weight)
 # <details><summary>What came out</summary>
 #
 # 89 − (22 + 20) / 2 = 68, on both devices and without an error. No `backward` reached `cpu(1)` in
-# the second step, so its *old* gradient, 20, was added once more. Such a leftover gradient is called
-# **stale**; chapter 02 had one, too.
+# the second step, so its *old* gradient, 20, was added once more. Such a leftover gradient is
+# called **stale**; chapter 02 had one, too.
 #
 # ![Step 1: cpu(0) has image 2 and gradient 2, cpu(1) image 20 and gradient 20; the sum is 22. Step
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
