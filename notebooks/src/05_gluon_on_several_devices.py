@@ -61,7 +61,8 @@ cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 # %% [markdown]
 # In a step you still cut the batch. (With `even_split=False` shards may differ by one image.) The
-# loss function gives a number for each image, and `backward` takes the gradient of their *sum*.
+# loss function gives a number for each image, and `backward` takes the gradient of their *sum*. One
+# call of `autograd.backward` takes the losses of all devices, which chapter 04 did in a loop.
 
 # %%
 def train_step(net, trainer, x, y, devices):
@@ -72,8 +73,7 @@ def train_step(net, trainer, x, y, devices):
     with autograd.record():
         for x_shard, y_shard in zip(x_shards, y_shards):
             losses.append(cross_entropy(net(x_shard), y_shard))
-    for loss in losses:
-        loss.backward()
+    autograd.backward(losses)
 
     trainer.step(len(x))
     return losses
@@ -92,7 +92,9 @@ for step in range(STEPS):
     losses = train_step(net, trainer, x, y, two)
 
     if step % 20 == 0:
-        total = sum(loss.sum().asscalar() for loss in losses)
+        total = 0
+        for loss in losses:
+            total += loss.sum().asscalar()
         print(f"step {step:3}: loss {total / 64:.2f}")
 
 # %% [markdown]
@@ -103,7 +105,7 @@ for step in range(STEPS):
 # | `get_params`, once for each device | `net.initialize(ctx=devices)` |
 # | `split_and_load` | `gluon.utils.split_and_load` |
 # | `lenet(x_shard, replica)` | `net(x_shard)` |
-# | `loss.backward()` | `loss.backward()` |
+# | `loss.backward()`, once for each device | `autograd.backward(losses)` |
 # | `allreduce` and the update | `trainer.step(n)`, for `n` images in the batch |
 #
 # Three of Gluon's lines hide most of the work: `initialize`, `net(x_shard)` and `step`.
@@ -138,14 +140,8 @@ net(nd.ones((1, 1, 28, 28), ctx=pair[1]))
 
 print("shape:", weight.shape)
 for value in weight.list_data():
-    print(value.context, "has", value.reshape(-1)[:3].asnumpy().round(3), "...")
-
-
-# %% tags=["fold"]
-# check: what came out
-for param in net.collect_params().values():
-    on_first, on_second = param.list_data()
-    assert np.array_equal(on_first.asnumpy(), on_second.asnumpy())
+    first_three = value.reshape(-1)[:3].asnumpy()
+    print(value.context, "has", first_three.round(3), "...")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -168,17 +164,18 @@ def one_weight_net(devices):
 
 
 def print_replicas(weight):
-    for value, grad in zip(weight.list_data(), weight.list_grad()):
-        print(value.context, "value", value[0, 0].asscalar(),
-              "gradient", grad[0, 0].asscalar())
+    for device in weight.list_ctx():
+        value = weight.data(device)[0, 0].asscalar()
+        gradient = weight.grad(device)[0, 0].asscalar()
+        print(device, "value", value, "gradient", gradient)
 
 
 net = one_weight_net(pair)
 print_replicas(net.weight)
 
 # %% [markdown]
-# So a Gluon `Parameter` is not one array. It has a value on each device (`weight.data(device)` is
-# one of them), and room for a gradient, which is still 0. The values begin equal.
+# So a Gluon `Parameter` is not one array. On each device it has a value, `weight.data(device)`, and
+# room for a gradient, `weight.grad(device)`, which is still 0. The values begin equal.
 #
 # The batch has two images of one pixel each, 2 and 20. `net` is called once for each shard, and
 # takes the replica on the shard's device. Its output, weight · image, is our loss, because then the
@@ -190,51 +187,36 @@ two_images = nd.array([[2], [20]])
 x_shards = gluon.utils.split_and_load(two_images, pair)
 
 
-def losses_of(net, x_shards):
+def forward_and_backward(net, x_shards):
     losses = []
     with autograd.record():
         for x_shard in x_shards:
             losses.append(net(x_shard))
-    return losses
+    autograd.backward(losses)
 
 
-for loss in losses_of(net, x_shards):
-    loss.backward()
+forward_and_backward(net, x_shards)
 print_replicas(net.weight)
 
 # %% [markdown]
 # The values are equal. The gradients aren't, because each device holds the gradient of its own
 # shard.
 #
-# Many programs write `autograd.backward(losses)` instead of the loop. Does it do the same? We let
-# both losses use *one* replica, on one device. **Predict:** what is its gradient after the loop,
-# and what after the one call?
+# **Predict:** we do the same once more, without a `step`. What are the gradients now?
 
 # %% tags=["predict"]
-net = one_weight_net([mx.cpu(0)])
-both_here = [nd.array([[2]]), nd.array([[20]])]
-
-for loss in losses_of(net, both_here):
-    loss.backward()
-print("after the loop:    ", net.weight.grad()[0, 0].asscalar())
-
-autograd.backward(losses_of(net, both_here))
-print("after the one call:", net.weight.grad()[0, 0].asscalar())
+forward_and_backward(net, x_shards)
+print_replicas(net.weight)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# 20 after the loop, because the second `backward` overwrote the 2 of the first. 22 after the one
-# call: it sums the gradients of its losses, and then overwrites the old 20 with the total.
+# They are still 2 and 20. The new gradients took the place of the old ones. (In PyTorch they would
+# be added, which gives 4 and 40.)
 #
 # </details>
 #
-# (In PyTorch each `backward` *adds* to the gradient, so there the loop would leave 22, too.)
-#
-# So **each call of `backward` overwrites the gradients that it reaches, and no others**. The loop
-# and the single call are equivalent as long as each loss uses its own replica. We use the call from
-# here on. (If a device appears twice in the list of devices, two losses share its replica: see
-# deeper: MXNet's surprises.)
+# **Each call of `backward` overwrites the gradients that it reaches, and no others.**
 #
 # ## What `step` does
 #
@@ -245,7 +227,7 @@ print("after the one call:", net.weight.grad()[0, 0].asscalar())
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
-autograd.backward(losses_of(net, x_shards))
+forward_and_backward(net, x_shards)
 trainer.step(2)
 print_replicas(net.weight)
 
@@ -271,21 +253,6 @@ print_replicas(net.weight)
 # whose weight becomes 100 minus 22 / 2 = 89; from there 89 goes to both
 # devices.](src/drawings/gluon_parameter.svg)
 #
-# With `update_on_kvstore=False` the store only adds:
-
-# %% tags=["trains"]
-net = one_weight_net(pair)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
-                        update_on_kvstore=False)
-
-autograd.backward(losses_of(net, x_shards))
-trainer.step(2)
-print_replicas(net.weight)
-
-# %% [markdown]
-# Now each gradient is the sum, and each device has updated its own value, as in chapter 04: an
-# all-reduce, then the same update everywhere. Both ways give the same value.
-#
 # ## The same training as by hand
 #
 # Does Gluon's training end with the weights of chapter 04's loop? Both get the same start and the
@@ -302,17 +269,20 @@ for begin in range(0, 624, 32):
     y = nd.array(data.train_labels[begin:end])
     batches.append((x, y))
 
-# %%
-three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+# %% [markdown]
+# The learning rate is 1/8, and not 0.1, because MXNet keeps two numbers in *float32*: the rate, and
+# the 1/$n$ of `step(n)` (`MultiSGDParam` in MXNet's `src/operator/optimizer_op-inl.h`). float32 has
+# 1/8, 1/16 and 1/32 exactly, since they are powers of two, but it has to round 0.1.
+#
+# By hand, with chapter 04's `get_params` and `train_batch`:
+
+# %% tags=["trains"]
+one = [mx.cpu(0)]
 start = by_hand.init_params()
 
-
-def train_by_hand(rate):
-    # `get_params` and `train_batch` are chapter 04's.
-    replica = by_hand.get_params(start, three[0], "float64")
-    for x, y in batches:
-        by_hand.train_batch(x, y, [replica], three[:1], lr=rate)
-    return replica
+replica = by_hand.get_params(start, one[0], "float64")
+for x, y in batches:
+    by_hand.train_batch(x, y, [replica], one, lr=0.125)
 
 # %% [markdown]
 # In Gluon a dense layer's weight is [outputs, inputs], so we transpose it:
@@ -327,59 +297,39 @@ def in_gluons_shapes(params):
     return shaped
 
 # %% [markdown]
-# `set_data` writes a value into all replicas. We return all three.
+# Now Gluon's network, on three devices:
 
 # %%
-def train_in_gluon(rate):
-    net = lenet()
-    net.cast("float64")
-    net.initialize(ctx=three)
-    # An image of zeros shows Gluon the shapes.
-    net(nd.zeros((1, 1, 28, 28), ctx=three[0], dtype="float64"))
-    # The same start as by hand
-    params = net.collect_params().values()
-    for param, value in zip(params, in_gluons_shapes(start)):
-        param.set_data(value)
-    # The same batches
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
-    for x, y in batches:
-        train_step(net, trainer, x, y, three)
-    # For each device a list of its weights
-    replicas = []
-    for device in three:
-        replicas.append([param.data(device) for param in params])
-    return replicas
+three = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+net = lenet()
+net.cast("float64")
+net.initialize(ctx=three)
+# An image of zeros shows Gluon the shapes.
+net(nd.zeros((1, 1, 28, 28), ctx=three[0], dtype="float64"))
+print("the first layer's weight:", net[0].weight.shape)
 
 # %% [markdown]
-# `largest_difference` returns each array's largest error relative to its largest entry, and keeps
-# the worst of all arrays and replicas. We try two learning rates, 1/8 and 0.1. **Predict:** float64
-# rounds to about $10^{-16}$. By how much do the weights differ with each rate?
+# It gets the same start: `set_data` writes a value into the replicas of all devices. Then it trains
+# on the same batches. `largest_difference` returns each array's largest error, relative to the
+# array's largest entry, and keeps the worst of all arrays.
 
-# %% tags=["predict", "measured", "trains"]
-differences = {}
-for rate in [0.125, 0.1]:
-    in_gluon = train_in_gluon(rate)
-    expected = in_gluons_shapes(train_by_hand(rate))
-    differences[rate] = largest_difference(in_gluon, expected)
-    print(f"rate {rate}: the weights differ by {differences[rate]:.0e}")
+# %% tags=["trains"]
+params = net.collect_params().values()
+for param, value in zip(params, in_gluons_shapes(start)):
+    param.set_data(value)
 
-# %% tags=["fold"]
-# check: what came out
-assert differences[0.125] < 1e-12 < differences[0.1] < 1e-6
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+for x, y in batches:
+    train_step(net, trainer, x, y, three)
+
+expected = in_gluons_shapes(replica)
+for device in three:
+    found = [param.data(device) for param in params]
+    difference = largest_difference(found, expected)
+    print(f"the weights on {device} are those by hand, to 1e-12:", difference < 1e-12)
+    assert difference < 1e-12
 
 # %% [markdown]
-# <details><summary>What came out</summary>
-#
-# With the rate 1/8 they differ by less than $10^{-12}$, which is rounding in float64. With 0.1 the
-# difference is much larger, although still below $10^{-6}$.
-#
-# </details>
-#
-# MXNet's operator keeps two numbers in *float32*: the rate, and the 1/$n$ of `step(n)`
-# (`MultiSGDParam` in MXNet's `src/operator/optimizer_op-inl.h`). float32 can't represent 0.1
-# exactly, but it can represent 1/8, 1/16 and 1/32, which are powers of two. So a test in float64
-# should take powers of two for rate and batch, or use a tolerance of $10^{-6}$.
-#
 # **Gluon on three devices trains as one device does by hand.**
 #
 # ## A device without images
@@ -394,7 +344,7 @@ net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
 for shards in [x_shards, [two_images]]:
-    autograd.backward(losses_of(net, shards))
+    forward_and_backward(net, shards)
     trainer.step(2)
 print_replicas(net.weight)
 
@@ -402,40 +352,22 @@ print_replicas(net.weight)
 # <details><summary>What came out</summary>
 #
 # 89 − (22 + 20) / 2 = 68, on both devices and without an error. No `backward` reached `cpu(1)` in
-# the second step, so its *old* gradient, 20, was added once more.
-#
-# </details>
-#
-# And if all gradients are set to zero before each backward pass?
-
-# %% tags=["trains"]
-net = one_weight_net(pair)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-
-for shards in [x_shards, [two_images]]:
-    net.collect_params().zero_grad()  # NEW
-    autograd.backward(losses_of(net, shards))
-    trainer.step(2)
-print_replicas(net.weight)
-
-# %% [markdown]
-# Now the weight is right, since the idle device adds 0. Without `zero_grad` it added the gradient
-# of the step before, as in chapter 02:
+# the second step, so its *old* gradient, 20, was added once more. Such a leftover gradient is
+# called **stale**; chapter 02 had one, too.
 #
 # ![Step 1: cpu(0) has image 2 and gradient 2, cpu(1) image 20 and gradient 20; the sum is 22. Step
 # 2: cpu(0) has images 2 and 20 and gradient 22; cpu(1) has no image and its old gradient 20; the
 # sum is 42 instead of 22.](src/drawings/old_gradient.svg)
 #
-# Such a leftover gradient is called **stale**. **Every device needs a new gradient in every step.**
-# `zero_grad` helps only in this case. There are two more, which exercise 3 runs, and a loss of zero
-# on the idle device is the remedy for all three:
+# </details>
 #
-# - If a device is idle in the *first* step, `step` raises an error, but only *after* the update. So
-#   whoever repeats the batch takes the step twice.
-# - With `update_on_kvstore=False` the error comes before the update, in each step in which a device
-#   is idle. **Don't silence it by `ignore_stale_grad=True`**, as the error message proposes and
-#   MXNet's tutorial does: then only the other device updates its replica, and one model becomes
-#   two.
+# **Every device needs a new gradient in every step.** So cut each batch, and give each device at
+# least one image.
+#
+# If a device has *never* had a gradient, `step` raises an error. Leave `ignore_stale_grad=True`
+# alone, although the error message proposes it, because it turns this check off. (deeper: MXNet's
+# surprises shows that error, and lines of published programs that do something else than they seem
+# to say.)
 #
 # ### Your turn: what does an idle device end with?
 #
@@ -464,20 +396,16 @@ value_cases = [
 your_turn(value_after, value_cases)
 
 # %% [markdown]
-# Lines of published programs that stop, or do something else than they seem to say, are in deeper:
-# MXNet's surprises.
-#
 # ## Summary
 #
 # - A Gluon `Parameter` has a value and a gradient on each device. The values are made on all
 #   devices, as soon as the first image shows the shapes. Each gradient is that of the device's own
 #   shard.
-# - Each call of `backward` overwrites the gradients that it reaches. If two losses share a replica,
-#   one call for both sums their gradients, and a loop keeps only the last.
+# - Each call of `backward` overwrites the gradients that it reaches, and no others.
 # - `step(n)` adds the gradients of all devices once, and divides once by `n`, the number of images
-#   in the whole batch. A store updates the weight, or each device does.
-# - Gluon trains as the loop by hand does: to $10^{-12}$ if rate and batch are powers of two, else
-#   to $10^{-6}$, because MXNet keeps the rate and 1/`n` in float32.
+#   in the whole batch. By default a store updates the weight and copies it to each device.
+# - Gluon on three devices trains as the loop by hand does on one: to $10^{-12}$ in float64, if the
+#   rate and 1/`n` are exact in float32.
 # - A device without images adds its stale gradient again, by default without an error.
 #
 # **Further reading.** *Dive into Deep Learning*, "Concise Implementation for Multiple GPUs".
@@ -489,12 +417,8 @@ your_turn(value_after, value_cases)
 #    `list_grad` say, and does a step on two devices still work?
 # 2. **Accumulate.** A batch may be too large for the devices' memory. With `grad_req = "add"`,
 #    `backward` adds to a gradient instead of overwriting it. So let each device work through its
-#    shard in two parts, and call `step` once. Try two such steps with the one weight. What do you
-#    have to do between them?
-# 3. **An error, please.** What happens in the two steps that ended with 68 if the `Trainer` has
-#    `update_on_kvstore=False`? If there is a `zero_grad` before each backward pass? And if `step`
-#    has `ignore_stale_grad=True`? Read `_update` in MXNet's `gluon/trainer.py`: why does the
-#    default `Trainer` not complain?
+#    shard in two parts, and call `step` once. Try two such steps with the one weight. What goes
+#    wrong in the second, and which method of `net.collect_params()` helps?
 
 # %% [markdown]
 # ### Answer to *Your turn*
@@ -525,9 +449,9 @@ net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 uneven_shards = [nd.array([[6], [9]], ctx=pair[0]), nd.array([[15]], ctx=pair[1])]
 
-autograd.backward(losses_of(net, uneven_shards))
+forward_and_backward(net, uneven_shards)
 trainer.step(3)
-autograd.backward(losses_of(net, [two_images]))
+forward_and_backward(net, [two_images])
 trainer.step(2)
 print_replicas(net.weight)
 assert net.weight.data(pair[1])[0, 0].asscalar() == 71.5
@@ -563,8 +487,9 @@ assert changed == [False, False, True, True, True, True, True, True]
 # ### Answer 2
 #
 # This is **gradient accumulation**. Each device adds up the gradients of its parts, and `step` gets
-# the number of all images. Then gradients must be set to zero, or the next step adds them again.
-# With the images 2 and 6 on one device and 20 and 4 on the other, each step subtracts 32 / 4 = 8.
+# the number of all images. Then `zero_grad` must set all gradients to 0, or the next step adds them
+# again. With the images 2 and 6 on one device and 20 and 4 on the other, each step subtracts 32 / 4
+# = 8.
 
 # %% tags=["solution", "trains"]
 net = one_weight_net(pair)
@@ -575,73 +500,10 @@ parts = [nd.array([[2], [20]]), nd.array([[6], [4]])]
 for step in [1, 2]:
     for part in parts:
         part_shards = gluon.utils.split_and_load(part, pair)
-        autograd.backward(losses_of(net, part_shards))
+        forward_and_backward(net, part_shards)
     trainer.step(4)
     print("after step", step)
     print_replicas(net.weight)
     net.collect_params().zero_grad()
 
 assert net.weight.data(pair[0])[0, 0].asscalar() == 100 - 8 - 8
-
-# %% [markdown]
-# ### Answer 3
-#
-# With `update_on_kvstore=False` the second `step` raises an error, before it changes the weight.
-# `backward` marks a gradient as fresh, and `step` raises the error where a mark is missing.
-# `zero_grad` doesn't set the mark. With `ignore_stale_grad=True` the idle replica isn't updated, so
-# the replicas differ: 89 on `cpu(1)`, and 67 on `cpu(0)`. (The stale gradient that was added there
-# is the last *sum*, 22: 89 − (22 + 22) / 2 = 67.)
-
-# %% tags=["solution", "trains"]
-def two_steps(zero_grad=False, ignore_stale_grad=False):
-    net = one_weight_net(pair)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
-                            update_on_kvstore=False)
-    for shards in [x_shards, [two_images]]:
-        if zero_grad:
-            net.collect_params().zero_grad()
-        autograd.backward(losses_of(net, shards))
-        try:
-            trainer.step(2, ignore_stale_grad)
-        except UserWarning:
-            print("UserWarning")
-    return [value[0, 0].asscalar() for value in net.weight.list_data()]
-
-
-plainly = two_steps()
-print("both values:", plainly)
-with_zeros = two_steps(zero_grad=True)
-print("both values with zero_grad:", with_zeros)
-ignored = two_steps(ignore_stale_grad=True)
-print("both values with ignore_stale_grad:", ignored)
-assert plainly == with_zeros == [89, 89]
-assert ignored == [67, 89]
-
-# %% [markdown]
-# Only an update by the *devices* takes marks away. So by default the check finds only a gradient
-# that was *never* written, and the error comes when the store has updated already: the weight is 89
-# below, after the error. The remedy, with either `Trainer`, is a loss of zero on the idle device:
-
-# %% tags=["solution", "trains"]
-net = one_weight_net(pair)
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-autograd.backward(losses_of(net, [two_images]))
-try:
-    trainer.step(2)
-except UserWarning:
-    print("UserWarning")
-print_replicas(net.weight)
-assert net.weight.data(pair[1])[0, 0].asscalar() == 89
-
-print("with a loss of zero, two steps:")
-for update_on_kvstore in [None, False]:
-    net = one_weight_net(pair)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1},
-                            update_on_kvstore=update_on_kvstore)
-    for step in [1, 2]:
-        with autograd.record():
-            losses = [net(two_images), 0 * net.weight.data(pair[1])]
-        autograd.backward(losses)
-        trainer.step(2)
-    print_replicas(net.weight)
-    assert net.weight.data(pair[1])[0, 0].asscalar() == 100 - 11 - 11

@@ -666,7 +666,7 @@ assert net.weight.item() == 0.53125  # as in MXNet
 #
 # The mean is 3, so the variance is 14/4 = 3.5 over $n$, and 14/3 over $n - 1$. Both keep nine
 # tenths of the running variance, which begins with 1. So take what is new in PyTorch's, and
-# multiply it by $(n-1)/n$. (On GPUs MXNet's is over $n - 1$, too: chapter 09.)
+# multiply it by $(n-1)/n$. (On GPUs MXNet's is over $n - 1$, too.)
 
 # %% tags=["solution"]
 numbers = [[1.0], [2.0], [3.0], [6.0]]

@@ -269,8 +269,8 @@ for value in net.weight.list_data():
 # </details>
 #
 # In a training that costs half of each batch, and no error says so. One call for both losses hides
-# it even better. Within a call the gradients of both shards are added up on the one replica
-# (chapter 05), so that the weight is right, but the other replica is never used:
+# it even better. Within a call the gradients of both shards are added up on the one replica, so
+# that the weight is right, but the other replica is never used:
 
 # %% tags=["trains"]
 net = one_weight_net(twice)
