@@ -203,7 +203,7 @@ def recompute(function, *inputs):
 
     It is a *reentrant* checkpoint: within the backward pass it starts one of its own, in which the
     parameters that `function` uses get their gradients in `.grad`. Hooks may take the end of this
-    one for the end of all, as those of chapter 14's `SmallDDP` do where the network's last layer is
+    one for the end of all, if they ask autograd's engine for it where the network's last layer is
     recomputed; ddp_train.py's `DDP` and PyTorch's don't. Where two calls share a parameter, its
     hooks run once for each. Computed tensors must be inputs, rather than come by a closure or in a
     list.

@@ -470,7 +470,7 @@ for stage, results in enumerate([results_1, results_2, results_3], 1):
 # gathered and freed together: here those of each linear layer. (The last call takes what no layer
 # has taken, which is nothing here.) A parameter is then a `DTensor`, which knows that it is a
 # shard: `to_local()` is this rank's part, `full_tensor()` gathers all. The loop is the usual one,
-# because `backward()` waits for messages, as in chapter 14.
+# because `backward()` waits for messages, as with PyTorch's DDP (chapter 14).
 
 # %%
 from torch.distributed.fsdp import fully_shard

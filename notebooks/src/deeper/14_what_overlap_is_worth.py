@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Deeper · What overlap is worth
 #
-# Chapter 14 sends gradients in four ways: naive, flat, overlapped, in buckets. Which of them is the
-# fastest depends on the link. *On which link is it worth the trouble to fill buckets?*
+# Chapter 14 sends gradients in three ways: naive, overlapped, in buckets. A fourth is *flat*: all
+# gradients in one bucket, after the pass. Which of them is the fastest depends on the link. *On
+# which link is it worth the trouble to fill buckets?*
 #
 # > **What you'll do:** measure when the gradients of a real backward pass are ready, and compute
 # > when their messages would arrive by a link whose latency you choose.

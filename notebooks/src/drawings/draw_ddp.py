@@ -1,7 +1,7 @@
 """The drawings of chapter 14.
 
 Run it to write two SVG files beside it, the same bytes each time. They show one backward pass of
-three layers, from left to right, and when the two gradients of each are sent.
+three layers, from left to right, and when the gradients of each are sent.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ class Scale(NamedTuple):
 
     layer: int  # the backward pass of one layer
     latency: int  # of an all-reduce, whatever is in it
-    each: int  # and for each gradient that is in it
+    each: int  # and for each part of it: a gradient in the moving drawing, a layer's in the other
 
 
-MOVING, STILL = Scale(120, 56, 14), Scale(72, 40, 8)
+MOVING, STILL = Scale(120, 56, 14), Scale(66, 88, 10)
 
 
 def layer_end(layer, scale=MOVING):
@@ -35,7 +35,7 @@ def layer_end(layer, scale=MOVING):
 def all_reduces(parts, overlapped, scale=MOVING):
     """`[(gradients, begin, end)]`: each part leaves when it is complete and the link is free.
 
-    parts: for each all-reduce the layers of its gradients, one name for each gradient.
+    parts: for each all-reduce the layer of each part of it.
     """
     found = []
     free = 0
@@ -154,51 +154,42 @@ def draw_buckets():
         "moves along: it is the present moment."), drawn)
 
 
-# ---- Four ways to send ----
+# ---- Three ways to send ----
 
-SINGLE = [[layer] for layer in LAYERS for _ in GRADIENTS]
-EVERYTHING = [[layer for layer in LAYERS for _ in GRADIENTS]]
-WAYS = {
-    "naive": (SINGLE, False), "flat": (EVERYTHING, False),
-    "overlapped": (SINGLE, True), "buckets": (in_buckets(), True)}
+WAYS = {  # for each: its all-reduces, each with the layers in it, and whether the pass goes on
+    "naive": ([["first"], ["second"], ["last"]], False),
+    "overlapped": ([["last"], ["second"], ["first"]], True),
+    "buckets": (BUCKETS, True)}
 
 
 def draw_ways():
-    """Chapter 14: the same gradients, sent in four ways."""
-    drawn = [words(320, 32, "Four ways to send six gradients", 22, bold=True)]
-    ends = {}
+    """Chapter 14: the same gradients, sent in three ways."""
+    drawn = [words(320, 32, "Three ways to send the gradients", 22, bold=True)]
     for row, (name, (parts, overlapped)) in enumerate(WAYS.items()):
-        top = 56 + 112 * row
-        rows = [words(8, top + 48, name, 20, anchor="start", bold=True)]
+        top = 60 + 112 * row
+        rows = [words(8, top + 48, name, 18, anchor="start", bold=True)]
         for layer in LAYERS:
             x = layer_end(layer, STILL) - STILL.layer
             rows.append(group([
                 box(x, top, STILL.layer, 42, BLUE, "white", stroke_width=2),
-                words(x + STILL.layer / 2, top + 28, layer, 17, fill="white"),
+                words(x + STILL.layer / 2, top + 27, layer, 17, fill="white"),
             ], class_="pass", data_layer=layer))
         for layers, begin, end in all_reduces(parts, overlapped, STILL):
             rows.append(group([
                 box(begin, top + 44, end - begin, 42, ORANGE, "white", stroke_width=2),
-                words((begin + end) / 2, top + 71, str(len(layers)), 17),
+                words((begin + end) / 2, top + 71, ", ".join(layers), 17),
             ], class_="all-reduce"))
-            ends[name] = end
-        rows.append(line(ends[name], top - 4, ends[name], top + 92, "black", 4, class_="end"))
         drawn.append(group(rows, class_="way", data_name=name))
-    first = min(ends, key=ends.get)
-    drawn.insert(0, group([  # behind the all-reduces
-        line(ends[first], 56, ends[first], 510, "black", 2, stroke_dasharray="5 4"),
-        words(ends[first] + 10, 56 + 112 * list(ends).index(first) + 28, f"{first}: ends first",
-              anchor="start", bold=True),
-    ], class_="first", data_name=first))
-    drawn.append(arrow(LEFT, 510, 632, 510, "black", 2))
-    drawn.append(words(610, 536, "time"))
-    drawn.append(words(8, 536, "upper bars: backward pass; lower: all-reduces of 1 to 6 gradients",
-                       anchor="start"))
-    return page(640, 550, "A backward pass of three layers, and four ways to send its gradients", (
-        "Each layer has two gradients. Naive makes six all-reduces after the pass, of one gradient "
-        "each. Flat makes one of all six after the pass. Overlapped makes six, each as soon as its "
-        "gradient is there. Buckets makes one of four gradients while the pass goes on, then one "
-        "of two, and ends first."), drawn)
+    drawn.append(arrow(LEFT, 390, 632, 390, "black", 2))
+    drawn.append(words(610, 416, "time"))
+    drawn.append(box(LEFT, 404, 18, 18, BLUE))
+    drawn.append(words(LEFT + 26, 419, "backward pass", anchor="start"))
+    drawn.append(box(LEFT + 180, 404, 18, 18, ORANGE))
+    drawn.append(words(LEFT + 206, 419, "all-reduces of gradients", anchor="start"))
+    return page(640, 432, "A backward pass of three layers, and three ways to send its gradients", (
+        "Naive makes three all-reduces after the pass. Overlapped makes three, each as soon as the "
+        "layer's gradients are there. Buckets makes one for two layers while the pass goes on, "
+        "then one for the other."), drawn)
 
 
 DRAWINGS = {"ddp_buckets": draw_buckets, "ddp_ways": draw_ways}

@@ -83,12 +83,11 @@ def schedule(overlap):
 def draw_overlap():
     """Three layers' gradients over a link: after the backward pass, and during it."""
     drawn = [words(320, 32, "Send each gradient as soon as it is ready", 22, bold=True)]
-    last = {}
     for number, (title, overlap) in enumerate([("at the end", False), ("at once", True)]):
         top = 58 + 172 * number
         backward, link = schedule(overlap)
         computed = backward[1].end
-        last[overlap] = max(span.end for span in link.values())
+        arrived = max(span.end for span in link.values())
         parts = [words(START, top + 14, title, anchor="start", bold=True)]
         for row, (name, spans, color, ink) in enumerate([("backward", backward, BLUE, "white"),
                                                          ("link", link, ORANGE, "black")]):
@@ -101,21 +100,18 @@ def draw_overlap():
                     words(span.begin + width / 2, y + 27, span.part, fill=ink, bold=True),
                 ], class_="span", data_row=name, data_layer=layer))
         y = top + 122
-        parts.append(line(computed + 2, y, last[overlap] - 2, y, FRAME, 3))
-        for end in (computed + 2, last[overlap] - 2):
+        parts.append(line(computed + 2, y, arrived - 2, y, FRAME, 3))
+        for end in (computed + 2, arrived - 2):
             parts.append(line(end, y - 6, end, y + 6, FRAME, 3))
-        parts.append(words((computed + last[overlap]) / 2, y + 22, "exposed"))
+        parts.append(words((computed + arrived) / 2, y + 22, "exposed"))
         drawn.append(group(parts, class_="panel", data_overlap=int(overlap)))
-    drawn.append(line(last[False], 84, last[False], 352, "black", 2, stroke_dasharray="6 4"))
-    drawn.append(arrow(last[False] - 2, 326, last[True] + 4, 326, GREEN, 4))
-    drawn.append(words((last[True] + last[False]) / 2, 314, "saved", bold=True))
     drawn.append(words(START, 402, "3, 2, 1: the layers; the last one's gradient is ready first",
                        anchor="start"))
     return page(640, 418, "Gradients sent after the backward pass, and during it", (
         "Two panels with a row for the backward pass and one for the link. At the end: the link "
-        "carries the gradients of the layers 3, 2 and 1 after the whole backward pass, so all of "
-        "the communication is exposed. At once: it carries layer 3's while the pass works on "
-        "layer 2, less is exposed, and all ends earlier."), drawn)
+        "carries the gradients of the layers 3, 2 and 1 after the whole backward pass. At once: it "
+        "begins with layer 3's while the pass works on layer 2. The time in which only the link "
+        "works is marked as exposed."), drawn)
 
 
 DRAWINGS = {"lane_parts": draw_lane_parts, "overlap": draw_overlap}
