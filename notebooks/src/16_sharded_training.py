@@ -455,9 +455,8 @@ class Bytes(TorchDispatchMode):
         return result
 
 # %% [markdown]
-# We measure a step in float32. The network has eight equal layers, so that one layer is a small
-# part of it, and the batch has two examples, so that activations hardly count. We keep what was
-# noted in the second step, because Adam's means are there only after the first one:
+# We measure in float32. The network has eight equal layers, so that one layer is a small part of
+# it:
 
 # %%
 def eight_layers():
@@ -468,7 +467,11 @@ def eight_layers():
         net.append(nn.Tanh())
     return net
 
+# %% [markdown]
+# We take two steps, and keep what was noted in the second one, because Adam's means are there only
+# after the first. The batch has two examples, so that activations hardly count:
 
+# %%
 def bytes_in_a_step(net, adam):
     """Memory after each operation of the forward pass, and of the backward pass."""
     x = torch.ones(2, 64)
