@@ -574,7 +574,7 @@ your_turn(interrupted, cases, stubs=[keep, go_on])
 # %% [markdown]
 # ### Answer 1
 #
-# They differ by rounding. A new DDP's first pass has other buckets than the later ones (chapter 14),
+# They differ by rounding. A new DDP has other buckets in its first pass than later (chapter 14),
 # and in another bucket the three numbers of a sum can be added up in another order.
 
 # %% tags=["torch", "solution", "measured", "trains"]

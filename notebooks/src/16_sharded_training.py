@@ -38,23 +38,24 @@ from ranks import ranks
 # ## What one device holds
 #
 # First one process trains, without any sharding, so that we know what must come out. The network
-# has four equal layers without biases, so its parameters are four weights. All numbers are in
+# has eight equal layers without biases, so its parameters are eight weights. All numbers are in
 # float64, so that only last digits may differ:
 
 # %% tags=["your-turn"]
 def make_net():
     torch.manual_seed(16)
-    return nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh(),
-                         nn.Linear(16, 16, bias=False), nn.Tanh(),
-                         nn.Linear(16, 16, bias=False), nn.Tanh(),
-                         nn.Linear(16, 16, bias=False)).double()
+    net = nn.Sequential()
+    for _ in range(8):
+        net.append(nn.Linear(64, 64, bias=False))
+        net.append(nn.Tanh())
+    return net.double()
 
 
 torch.manual_seed(0)
 batches = []
 for step in range(5):
-    x = torch.randn(24, 16).double()
-    y = torch.randint(16, (24,))
+    x = torch.randn(24, 64).double()
+    y = torch.randint(64, (24,))
     batches.append((x, y))
 
 # %% [markdown]
@@ -404,7 +405,7 @@ def stage_3():
         adam.step()
     weights = {}
     for name, shard in net.state_dict().items():
-        weights[name] = gather_whole(shard).view(16, 16)
+        weights[name] = gather_whole(shard).view(64, 64)
     return weights, held
 
 
@@ -455,26 +456,13 @@ class Bytes(TorchDispatchMode):
         return result
 
 # %% [markdown]
-# We measure in float32. The network has eight equal layers, so that one layer is a small part of
-# it:
-
-# %%
-def eight_layers():
-    torch.manual_seed(16)
-    net = nn.Sequential()
-    for _ in range(8):
-        net.append(nn.Linear(64, 64, bias=False))
-        net.append(nn.Tanh())
-    return net
-
-# %% [markdown]
 # We take two steps, and keep what was noted in the second one, because Adam's means are there only
 # after the first. The batch has two examples, so that activations hardly count:
 
 # %%
 def bytes_in_a_step(net, adam):
     """Memory after each operation of the forward pass, and of the backward pass."""
-    x = torch.ones(2, 64)
+    x = torch.ones(2, 64).double()
     y = torch.arange(2)
     with Bytes() as memory:
         F.cross_entropy(net(x), y).backward()  # the first step
@@ -494,13 +482,13 @@ def bytes_in_a_step(net, adam):
 
 # %%
 def in_data_parallel():
-    net = eight_layers()
+    net = make_net()
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
     return bytes_in_a_step(net, adam)
 
 
 def in_stage_2():
-    net = eight_layers()
+    net = make_net()
     adam = torch.optim.Adam(make_shards(net), lr=0.01)
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(reduce_and_free)
@@ -508,14 +496,14 @@ def in_stage_2():
 
 
 def in_stage_3():
-    net = eight_layers()
+    net = make_net()
     shard_layers(net)
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
     return bytes_in_a_step(net, adam)
 
 # %% [markdown]
 # Four ranks run each of them, and we look at rank 0. At the beginning of a step there are no
-# gradients. The **peak** is the moment when most is held. **Predict:** how many bytes a parameter
+# gradients. The **peak** is the moment when most is held. **Predict:** how many numbers a parameter
 # does each way hold at the beginning?
 
 # %% tags=["measured", "predict"]
@@ -524,20 +512,19 @@ curves = {
     "stage 2": ranks(in_stage_2, world=4)[0],
     "stage 3": ranks(in_stage_3, world=4)[0],
 }
-parameters = 8 * 64 * 64
 for name in curves:
     forward, backward = curves[name]
-    first = forward[0] / parameters
-    peak = max(backward) / parameters
-    print(f"{name}: {first:.1f} bytes a parameter at first, {peak:.1f} at the peak")
+    first = forward[0] / 8 / size  # float64: 8 bytes a number
+    peak = max(backward) / 8 / size
+    print(f"{name}: {first:.2f} numbers a parameter at first, {peak:.2f} at the peak")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# A float32 number has 4 bytes. At first there are a weight and two means: 12 bytes in data
-# parallelism, $4 + 8/4 = 6$ in stage 2 and $12/4 = 3$ in stage 3. At the peak data parallelism has
-# 4 more, the whole gradients. Stage 2 has about 2 more and stage 3 about 2.5: the shards of the
-# gradients take 1 byte, and the rest is whole only at that moment.
+# At first there are a weight and two means: 3 numbers in data parallelism, $1 + 2/4 = 1.5$ in stage
+# 2, and $3/4$ in stage 3. At the peak data parallelism has one more, the whole gradient. Stage 2
+# has about 0.5 more and stage 3 about 0.6. Of that the shards of the gradients are 0.25, and the
+# rest is whole only at that moment.
 #
 # </details>
 #
@@ -545,28 +532,28 @@ for name in curves:
 # width:
 
 # %% tags=["fold", "measured"]
-# draw: bytes a parameter during a step
-fig, ax = figure("The highest point of a curve is what must fit", "", "bytes a parameter")
+# draw: numbers a parameter during a step
+fig, ax = figure("The highest point of a curve is what must fit", "", "numbers a parameter")
 for (name, (forward, backward)), color in zip(curves.items(), [GREY, ORANGE, BLUE]):
     places = np.concatenate([np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))])
-    noted = np.concatenate([forward, backward]) / parameters
+    noted = np.concatenate([forward, backward]) / 8 / size
     ax.plot(places, noted, color=color, lw=2, drawstyle="steps-post")
     highest = noted.argmax()
-    ax.text(0.03, noted[: len(forward)].max() + 0.3, name, color=color, weight="bold")
-    ax.text(places[highest], noted[highest] + 0.3, f"{noted[highest]:.1f}", color=color,
+    ax.text(0.03, noted[: len(forward)].max() + 0.08, name, color=color, weight="bold")
+    ax.text(places[highest], noted[highest] + 0.08, f"{noted[highest]:.1f}", color=color,
             weight="bold", ha="right")
 ax.axvline(1, color="lightgrey", zorder=0)
 ax.set_xticks([0.5, 2], ["forward pass", "backward pass"])
 ax.tick_params(axis="x", length=0)
-ax.set(xlim=(0, 3), ylim=(0, 18), yticks=[0, 4, 8, 12, 16])
-show(fig, alt="Bytes a parameter during a step. Data parallelism: 12 in the forward pass, then "
-     "eight stairs up to 16 in the backward pass. Stage 2: 6, then eight teeth that climb to 8. "
-     "Stage 3: 3 with eight low teeth, then eight higher ones that climb to 5.5.")
+ax.set(xlim=(0, 3), ylim=(0, 4.5), yticks=[0, 1, 2, 3, 4])
+show(fig, alt="Numbers a parameter during a step. Data parallelism: 3 in the forward pass, then "
+     "eight stairs up to 4 in the backward pass. Stage 2: 1.5, then eight teeth that climb to 2. "
+     "Stage 3: 0.75 with eight low teeth, then eight higher ones that climb to 1.4.")
 
 # %% [markdown]
 # In data parallelism each of eight layers adds its gradient in the backward pass. In stage 2 a
 # layer's whole gradient appears, is reduced to a shard, and is freed, so there are teeth. In stage
-# 3 there are teeth in the forward pass, too: a layer gathers its weight, half a byte a parameter,
+# 3 there are teeth in the forward pass, too: a layer gathers its weight, an eighth of all weights,
 # and frees it before the next one gathers. In the backward pass the teeth are higher, because the
 # whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there together.
 # And they climb, because the gradients of the shards stay.
@@ -685,7 +672,7 @@ def norms():
     x, y = batches[0]
     F.cross_entropy(net(my_part(x)), my_part(y)).backward()
     of_shards = nn.utils.get_total_norm([p.grad for p in net.parameters()]).item()
-    return of_shards, clip(net, 0.1), clip(net, 0.2)
+    return of_shards, clip(net, 0.01), clip(net, 0.02)
 
 
 net = make_net()
@@ -696,7 +683,7 @@ print(f"one process: {norm:.3f}")
 for of_shards, before, after in ranks(norms):
     print(f"a rank's shards: {of_shards:.3f}, all: {before:.3f}, clipped to {after:.3f}")
     assert abs(before - norm) < 1e-12
-    assert abs(after - 0.1) < 1e-12
+    assert abs(after - 0.01) < 1e-12
 
 # %% [markdown]
 # ### Answer 2
