@@ -390,8 +390,8 @@ def shard_layers(net):
 
 # %% [markdown]
 # Then the loop is that of one process, because the layers do all the sending. (So all ranks must
-# use the same layers in the same order: a message has no name, chapter 14.) To compare, we gather
-# the weights at the end:
+# use the same layers, because all ranks must send in the same order, chapter 14.) To compare, we
+# gather the weights at the end:
 
 # %%
 def stage_3():
