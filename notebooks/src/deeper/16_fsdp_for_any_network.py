@@ -330,10 +330,10 @@ class Gather(torch.autograd.Function):
 # ### What autograd keeps
 #
 # This weight is new in each pass, so that nothing can fill it again. But autograd must not keep it.
-# Two functions decide what is kept (chapter 16): one gets each tensor that is saved, and returns
-# what is kept for it; the other gets that back. Ours keeps a *note* for a gathered weight: its
-# shard, and how to read the numbers. How does it know a gathered weight, which may be a transpose
-# or a slice? By its storage, on which we write the shard as an attribute:
+# Two functions decide what is kept: one gets each tensor that is saved, and returns what is kept
+# for it; the other gets that back. Ours keeps a *note* for a gathered weight: its shard, and how to
+# read the numbers. How does it know a gathered weight, which may be a transpose or a slice? By its
+# storage, on which we write the shard as an attribute:
 
 # %%
 def gather_and_mark(shard, shape):

@@ -1,16 +1,16 @@
-"""The drawings of chapter 16: who holds what in ZeRO's stages, and the life of a gathered weight.
+"""The drawings of chapter 16: who holds what in ZeRO's stages, and when a weight is whole.
 
 Run it to write two SVG files beside it, the same bytes each time.
 """
 
-from elements import BLUE, FRAME, GREEN, GREY, ORANGE, arrow, box, group, line, page, words, write
+from elements import BLUE, FRAME, GREEN, GREY, ORANGE, box, group, line, page, words, write
 
 RANKS = 4
 KINDS = ("weights", "gradients", "state")  # stage s divides the last s of them
 COLORS = {"weights": BLUE, "gradients": ORANGE, "state": GREEN}
 TITLES = ("data parallel: all copied", "stage 1: state divided", "stage 2: gradients, too",
           "stage 3: all divided")
-LAYERS = ("layer 3", "layer 4")
+LAYERS = (1, 2, 3, 4)
 
 
 def held(stage, kind, rank):
@@ -52,32 +52,23 @@ def draw_who_holds_what():
 
 
 def draw_gathered_weight():
-    drawn = [words(230, 30, "forward", 20, bold=True), words(478, 30, "backward", 20, bold=True),
-             line(354, 12, 354, 292, GREY, 1)]
-    whole = {"layer 3": ((110, 200), (486, 576)), "layer 4": ((214, 304), (366, 456))}
+    drawn = [words(235, 26, "forward pass →", 20, bold=True),
+             words(493, 26, "backward pass →", 20, bold=True),
+             words(94, 54, "layer", anchor="end", bold=True), line(364, 8, 364, 272, GREY, 1)]
+    for moment, at_work in enumerate([*LAYERS, *reversed(LAYERS)]):
+        left = 108 + 64 * moment + 8 * (moment >= len(LAYERS))
+        drawn.append(words(left + 26, 54, str(at_work), bold=True))
+        for row, layer in enumerate(LAYERS):
+            quarters = list(range(RANKS)) if layer == at_work else [0]
+            drawn.append(holding(left, 70 + 52 * row, 52, 38, "weights", quarters,
+                                 data_layer=layer, data_moment=moment))
     for row, layer in enumerate(LAYERS):
-        floor = 148 + 122 * row
-        drawn.append(words(10, floor - 2, layer, anchor="start", bold=True))
-        drawn.append(box(100, floor - 10, 510, 10, BLUE, "none", class_="shard", data_layer=layer))
-        for number, (begin, end) in enumerate(whole[layer]):
-            drawn.append(box(begin, floor - 66, end - begin, 66, BLUE, "black", class_="whole",
-                             data_layer=layer, data_pass=["forward", "backward"][number]))
-            drawn.append(words((begin + end) / 2, floor - 27, "whole", 20, bold=True,
-                               fill="white"))
-            drawn.append(arrow(begin + 1, floor - 88, begin + 1, floor - 66, "black", 3))
-            drawn.append(words(begin + 8, floor - 72, "gather", anchor="start"))
-            drawn.append(words(end + 4, floor - 72, "free", anchor="start"))
-            if number == 1:
-                drawn.append(arrow(end, floor, end, floor + 24, ORANGE, 4, class_="gradient"))
-    drawn.append(words(40, 30, "time →", 18))
-    drawn.append(words(624, 318, "gradient, to be reduced", anchor="end"))
-    drawn.append(words(100, 318, "thin: the shard, always there", anchor="start"))
-    return page(640, 332, "A weight is whole only while its layer computes",
-                "Two rows, one for each of the last two of four layers, from left to "
-                "right in time. A thin bar, the rank's shard, is always there. In the forward "
-                "pass layer 3 is gathered, used and freed, then layer 4. In the backward pass "
-                "layer 4 is gathered again, used and freed, then layer 3, and each sends its "
-                "gradient to be reduced.", drawn)
+        drawn.append(words(94, 96 + 52 * row, f"weight {layer}", anchor="end"))
+    return page(640, 284, "A weight is whole only while its layer computes",
+                "What one of four ranks holds of four weights, at eight moments: while the layers "
+                "1, 2, 3 and 4 compute in the forward pass, and 4, 3, 2 and 1 in the backward "
+                "pass. The weight of the layer that computes is whole. Of each of the others "
+                "there is a quarter.", drawn)
 
 
 DRAWINGS = {"who_holds_what": draw_who_holds_what, "gathered_weight": draw_gathered_weight}
