@@ -4,7 +4,7 @@
     make reproduce ARGS="--quick"             a few batches of each, to see that it works
     make reproduce ARGS="--only trainer speed"  rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
-    make reproduce ARGS="--only lenet --store"     what chapter 04 draws, into notebooks/src/results
+    make reproduce ARGS="--only lenet --store"     what two optional notebooks read
     make reproduce ARGS="--only resnet18 --store"  what chapter 08 draws; about an hour
     make reproduce ARGS="--only norm --store"      what chapter 09 draws; about two hours
 
@@ -65,7 +65,7 @@ class Row:
     published: tuple = ()  # test accuracy after each epoch
     seconds: float | None = None  # a published epoch
     note: str = "none"
-    reduce: str = "allreduce"  # of those that chapter 04 defines
+    reduce: str = "allreduce"  # the name of one in models.py
     warm: bool = False  # let the rate rise over the first epoch
     tail: str = "actual"  # a smaller last batch: step by its "actual" size, "nominal", or "dropped"
     images: int | None = None  # of the training set, or all
