@@ -36,8 +36,11 @@ class HybridResidual(nn.HybridBlock):
         self.relu = nn.Activation("relu")
 
     def hybrid_forward(self, F, x):
-        change = self.relu(self.norm1(self.conv1(x)))
-        change = self.norm2(self.conv2(change))
+        change = self.conv1(x)
+        change = self.norm1(change)
+        change = self.relu(change)
+        change = self.conv2(change)
+        change = self.norm2(change)
         if self.projection is not None:
             x = self.projection(x)
         return self.relu(x + change)
@@ -52,8 +55,10 @@ def hybrid_resnet18(num_classes, channels=(64, 128, 256, 512), norm=nn.BatchNorm
     net.add(nn.Conv2D(channels[0], kernel_size=3, padding=1))
     net.add(norm())
     net.add(nn.Activation("relu"))
-    for width, strides in zip(channels, [1, 2, 2, 2]):
-        net.add(HybridResidual(width, strides, project=strides > 1, norm=norm))
+    net.add(HybridResidual(channels[0], norm=norm))
+    net.add(HybridResidual(channels[0], norm=norm))
+    for width in channels[1:]:
+        net.add(HybridResidual(width, strides=2, project=True, norm=norm))
         net.add(HybridResidual(width, norm=norm))
     net.add(nn.GlobalAvgPool2D())
     net.add(nn.Dense(num_classes))

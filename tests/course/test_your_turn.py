@@ -17,7 +17,7 @@ MISTAKES = {
     "05": ("if len(images) > 0:", "if True:"),
     "06": ("step(len(images))", "step(len(devices))"),
     "07": ("nd.minimum(1, limit / squares.sqrt())", "limit / squares.sqrt()"),
-    "08": ("loss.sum()", "loss.mean()"),
+    "08": ("images += size", "images += 1"),
     "09": ("        variance += size * (shard_mean - mean) ** 2 / n  # between\n", ""),
     "10": ("sending - busy", "sending & busy"),
     "11": ("seconds.mean() - b * counts.mean()", "seconds[0]"),

@@ -13,7 +13,7 @@ from helpers.networks import hybrid_resnet18, lenet
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 1, 28, 28)).astype("float32")
 LENET = (20 * 9 + 20) + (50 * 20 * 25 + 50) + (128 * 800 + 128) + (10 * 128 + 10)
-RESNET = 11_175_818  # trained parameters, as chapter 08 counts them
+RESNET = 11_175_818  # trained parameters
 
 
 def trained(net):

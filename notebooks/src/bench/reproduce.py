@@ -5,7 +5,7 @@
     make reproduce ARGS="--only trainer speed"  rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
     make reproduce ARGS="--only lenet --store"     what two optional notebooks read
-    make reproduce ARGS="--only resnet18 --store"  what chapter 08 draws; about an hour
+    make reproduce ARGS="--only resnet18 --store"  what chapter 08 reads; about an hour
     make reproduce ARGS="--only norm --store"      what chapter 09 draws; about two hours
 
 Each run (a row and a seed) has a process of its own and a file in build/reproduce/, which grows

@@ -2,9 +2,9 @@
 # # Deeper · Costs on paper
 #
 # *What will a training cost, in operations, bytes and seconds, before anybody runs it?* Chapter 11
-# took a few numbers as given: the operations of three networks, and that a device reaches 40 % of
-# its peak. Here we count the operations, see where such a share comes from, and compare what paper
-# says with what was once measured.
+# took a few numbers as given: how many operations a network needs, and that a device reaches 40 %
+# of its peak. Here we count the operations, see where such a share comes from, and compare what
+# paper says with what was once measured.
 #
 # > **What you'll do:** count the operations of LeNet, of ResNet-18 and of a transformer's layer.
 # > Turn a published number of tokens a second into a share of the peak. Say what a training needs
