@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-dist.init_process_group("gloo")  # torchrun has said who is who; on GPUs: "nccl"
+dist.init_process_group("gloo")  # connects the processes; on GPUs by "nccl"
 rank = dist.get_rank()
 
 torch.manual_seed(0)

@@ -400,8 +400,8 @@ from helpers.schedules import messages_sent
 
 for all_reduce in [allreduce, ring_allreduce]:
     sent = [0] * 8  # by each device
-    for sender, receiver, entries in messages_sent(all_reduce, k=8, entries=80):
-        sent[sender] += entries / 80
+    for sender, receiver, count in messages_sent(all_reduce, k=8, entries=80):
+        sent[sender] += count / 80
     print(f"{all_reduce.__name__}: devices 0 to 7 send {sent}")
 
 # %% [markdown]

@@ -35,7 +35,7 @@ data = helpers.load_data("mnist", limit=4000)
 print(data)
 
 # %% [markdown]
-# In Gluon a network is a list of layers. No layer is told how many inputs it has.
+# Our network is a list of layers, `nn.Sequential`. No layer is told how many inputs it has.
 
 # %%
 def lenet():
@@ -216,7 +216,7 @@ print_replicas(net.weight)
 #
 # </details>
 #
-# **Each call of `backward` overwrites the gradients that it reaches, and no others.**
+# **By default each call of `backward` overwrites the gradients that it reaches, and no others.**
 #
 # ## What `step` does
 #
@@ -240,12 +240,12 @@ print_replicas(net.weight)
 # </details>
 #
 # `step` has to be told `n`, since it never sees an image. It is the number of images in the whole
-# batch, not in a shard. So shards may differ in size.
+# batch, not in a shard. So it is right for shards of any sizes.
 #
 # ### Who updates?
 #
 # `step` has left both gradients as they were, 2 and 20, so the sum is elsewhere. By default, on
-# several devices, it is in a *store*, which keeps one more copy of the weight (`KVStore`, chapter
+# several devices, it is in a **store**, which keeps one more copy of the weight (`KVStore`, chapter
 # 07). The store adds the gradients, updates its weight, and copies it to each device:
 #
 # ![cpu(0) has the image 2, cpu(1) the image 20. One Parameter spans both devices: its values are
@@ -255,10 +255,10 @@ print_replicas(net.weight)
 #
 # ## The same training as by hand
 #
-# Does Gluon's training end with the weights of chapter 04's loop? Both get the same start and the
-# same twenty batches, in float64, where rounding is small. The last batch has only 16 images, so
-# that a wrong `n` in `step(n)` would be noticed. By hand we train on one device, in Gluon on three,
-# whose shards are uneven.
+# Does Gluon's training end with the weights of chapter 04's loop? Both start from the same weights
+# and get the same twenty batches, in float64, where rounding is small. The last batch has only 16
+# images, so that a wrong `n` in `step(n)` would be noticed. By hand we train on one device, in
+# Gluon on three, whose shards are uneven.
 
 # %%
 # 19 batches of 32 images, and one of 16
@@ -310,8 +310,8 @@ print("the first layer's weight:", net[0].weight.shape)
 
 # %% [markdown]
 # It gets the same start: `set_data` writes a value into the replicas of all devices. Then it trains
-# on the same batches. `largest_difference` returns each array's largest error, relative to the
-# array's largest entry, and keeps the worst of all arrays.
+# on the same batches. `largest_difference` returns the largest difference, as a share of the
+# array's largest entry.
 
 # %% tags=["trains"]
 params = net.collect_params().values()
@@ -322,7 +322,7 @@ trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
 for x, y in batches:
     train_step(net, trainer, x, y, three)
 
-expected = in_gluons_shapes(replica)
+expected = in_gluons_shapes(replica)  # the weights that were trained by hand
 for device in three:
     found = [param.data(device) for param in params]
     difference = largest_difference(found, expected)
@@ -336,16 +336,16 @@ for device in three:
 #
 # A `Trainer` sees gradients and no images. So what does it do if a device gets no image? In our
 # first step each device has one; in the second we forget to cut, so that both images are on
-# `cpu(0)`. **Predict:** what is the weight after both steps? (One device would have 89 − 22 / 2 =
-# 78.)
+# `cpu(0)`. **Predict:** what is the weight after both steps? (After the first step it is 89.)
 
 # %% tags=["predict", "trains"]
 net = one_weight_net(pair)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
-for shards in [x_shards, [two_images]]:
-    forward_and_backward(net, shards)
-    trainer.step(2)
+forward_and_backward(net, x_shards)  # one image on each device
+trainer.step(2)
+forward_and_backward(net, [two_images])  # both images on cpu(0)
+trainer.step(2)
 print_replicas(net.weight)
 
 # %% [markdown]
@@ -364,10 +364,10 @@ print_replicas(net.weight)
 # **Every device needs a new gradient in every step.** So cut each batch, and give each device at
 # least one image.
 #
-# If a device has *never* had a gradient, `step` raises an error. Leave `ignore_stale_grad=True`
-# alone, although the error message proposes it, because it turns this check off. (deeper: MXNet's
-# surprises shows that error, and lines of published programs that do something else than they seem
-# to say.)
+# If a device has *never* had a gradient, `step` raises an error, but only after the store has
+# changed the weights. Leave `ignore_stale_grad=True` alone, although the error message proposes it,
+# because it turns this check off. (deeper: MXNet's surprises shows that error, and lines of
+# published programs that don't do what they seem to say.)
 #
 # ### Your turn: what does an idle device end with?
 #
@@ -401,7 +401,7 @@ your_turn(value_after, value_cases)
 # - A Gluon `Parameter` has a value and a gradient on each device. The values are made on all
 #   devices, as soon as the first image shows the shapes. Each gradient is that of the device's own
 #   shard.
-# - Each call of `backward` overwrites the gradients that it reaches, and no others.
+# - By default each call of `backward` overwrites the gradients that it reaches, and no others.
 # - `step(n)` adds the gradients of all devices once, and divides once by `n`, the number of images
 #   in the whole batch. By default a store updates the weight and copies it to each device.
 # - Gluon on three devices trains as the loop by hand does on one: to $10^{-12}$ in float64, if the
@@ -460,7 +460,7 @@ assert net.weight.data(pair[1])[0, 0].asscalar() == 71.5
 # ### Answer 1
 #
 # A frozen parameter has no gradient on any device, and `list_grad` raises an error. The Trainer
-# leaves it alone; the others train.
+# leaves it alone and trains the other parameters.
 
 # %% tags=["solution", "trains"]
 net = lenet()

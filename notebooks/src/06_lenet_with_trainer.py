@@ -247,8 +247,7 @@ for begin in range(0, 288, 64):
 def new_lenet(devices):
     net = lenet()
     net.cast("float64")
-    # The same weights each time, which the first forward pass draws.
-    mx.random.seed(0)
+    mx.random.seed(0)  # so that the first forward pass draws the same weights each time
     net.initialize(mx.init.Xavier(), ctx=devices)
     return net
 
@@ -277,11 +276,12 @@ reference_accuracy = correct / 288
 # %% tags=["trains"]
 def same_weights(net, expected):
     """Whether each replica of `net` has the weights of `expected`, to 1e-12."""
-    parameters = net.collect_params().values()
-    for parameter, other in zip(parameters, expected.collect_params().values()):
-        for value in parameter.list_data():
-            if largest_difference(value, other.data()) > 1e-12:
-                return False
+    parameters = list(net.collect_params().values())
+    expected_values = [parameter.data() for parameter in expected.collect_params().values()]
+    for device in parameters[0].list_ctx():
+        values = [parameter.data(device) for parameter in parameters]
+        if largest_difference(values, expected_values) > 1e-12:
+            return False
     return True
 
 
@@ -290,9 +290,11 @@ def sgd(net):
 
 
 for k in [1, 2, 3, 4]:
-    ours = new_lenet(four[:k])
-    accuracy = train_one_epoch(ours, sgd(ours), five_batches, four[:k])
-    assert same_weights(ours, reference) and accuracy == reference_accuracy
+    devices = four[:k]
+    ours = new_lenet(devices)
+    accuracy = train_one_epoch(ours, sgd(ours), five_batches, devices)
+    assert same_weights(ours, reference)
+    assert accuracy == reference_accuracy
     print(f"k = {k}: weights and accuracy of the reference")
 
 # %% [markdown]

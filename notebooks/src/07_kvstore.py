@@ -201,12 +201,11 @@ def clipped(grads, limit):
     ...
 
 
-clip_cases = [
-    (([nd.array([6, 8])], 5), [[3, 4]]),
-    (([nd.array([2, 3]), nd.array([6])], 3.5), [[1, 1.5], [3]]),
-    (([nd.array([3, 4])], 10), [[3, 4]]),
-    (([nd.array([0, 0])], 1), [[0, 0]]),
-]
+our_weight = (([nd.array([6, 8])], 5), [[3, 4]])
+two_arrays = (([nd.array([2, 3]), nd.array([6])], 3.5), [[1, 1.5], [3]])
+below_the_limit = (([nd.array([3, 4])], 10), [[3, 4]])
+only_zeros = (([nd.array([0, 0])], 1), [[0, 0]])
+clip_cases = [our_weight, two_arrays, below_the_limit, only_zeros]
 your_turn(clipped, clip_cases)
 
 # %% [markdown]
@@ -261,10 +260,11 @@ for device in pair:
 # ## Whose memory?
 #
 # To add up, a store needs arrays of its own, its **buffers**, on some device. On which? Take a text
-# model: an embedding, with 64 numbers for each of 20,000 words, and two dense layers. At 4 bytes an
-# entry they take 5.12, 0.52 and 0.01 MB. `kilobytes`, a helper, makes a store, lets both devices
-# push a gradient for each parameter, and returns how many kB the store took on each of them. (It
-# asks MXNet's profiler, which can't tell the devices apart on a machine with one core.)
+# model: an embedding, with 64 numbers for each of 20,000 words, and two dense layers, with 512 ×
+# 256 and 256 × 10 weights. At 4 bytes an entry they take 5.12, 0.52 and 0.01 MB. `kilobytes`, a
+# helper, makes a store, lets both devices push a gradient for each parameter, and returns how many
+# kB the store took on each of them. (It asks MXNet's profiler, which can't tell the devices apart
+# on a machine with one core.)
 #
 # On two devices a parameter needs two buffers of its own size, one for the sum and one for the
 # other device's gradient. **Predict:** how many MB does the store take on each device? And a store

@@ -379,7 +379,7 @@ def print_runs(name, runs, size):
     losses = []
     steps = 512 // size  # for 512 images
     for history in runs:
-        speeds.append(history.rate[0])
+        speeds.append(history.rate[0])  # images per second, in the first epoch
         losses.append(np.mean(history.losses[-steps:]))
     print(name)
     print("    images per second:", np.sort(speeds).round())
@@ -440,10 +440,11 @@ show(fig, "Loss against seconds in three settings. Both runs with batch 64 end a
 
 # %%
 stored = json.loads(Path("src/results/resnet18.json").read_text())
-epochs_of_one = stored["runs"]["resnet18-1x256"][0]  # one device, batch 256, rate 0.1
-epochs_of_two = stored["runs"]["resnet18-2x512"][0]  # two devices, batch 512, rate 0.2
-one_256 = epochs_of_one[0]
-two_512 = epochs_of_two[0]
+runs = stored["runs"]  # for each setting a list of runs; a run is a list of epochs
+run_of_one = runs["resnet18-1x256"][0]  # one device, batch 256, rate 0.1
+run_of_two = runs["resnet18-2x512"][0]  # two devices, batch 512, rate 0.2
+one_256 = run_of_one[0]  # the first epoch
+two_512 = run_of_two[0]
 
 print(stored["machine"])
 print(f"one device, batch 256:  {one_256['seconds'] / 60:4.1f} minutes")

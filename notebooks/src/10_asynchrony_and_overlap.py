@@ -97,8 +97,7 @@ show(fig, alt="Three rows: Python, which dispatches the work at first, and two d
 
 # %% [markdown]
 # Most of what the devices do is compute. Communication and updates are short, most of them
-# hairlines, and Python is done long before the devices are. (Python needs a core, too. So with two
-# cores in all, a device may begin late.)
+# hairlines. (Python needs a core, too. So with two cores in all, a device may begin late.)
 #
 # ## Does a step need `waitall`?
 #
@@ -179,7 +178,7 @@ print("equal to the bit:", largest_difference(waited, without) == 0)
 # Between our simulated devices there is little to win: the copies are short, and the cores that
 # copy are those that compute. Between machines, a network carries data *beside* the cores. So we
 # imitate a slow link of 50 MB/s, over which all gradients go before Trainer adds them up. How
-# long will it take for each?
+# long will each gradient take?
 
 # %%
 BYTES_A_MS = 50_000
@@ -227,7 +226,7 @@ class SendProp(mx.operator.CustomOpProp):
         return Send()
 
 # %% [markdown]
-# What arrives is written over the gradient (`out`). So whoever reads the gradient afterwards, such
+# What arrives is written over the gradient (`out`). So whatever reads the gradient afterwards, such
 # as Trainer, waits for the message. Here we send 500,000 bytes, which should take 10 ms:
 
 # %% tags=["measured"]
@@ -314,9 +313,9 @@ else:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# *At once* is faster. But in a single step overlap can't hide more than the backward passes take,
-# since before them no gradient is ready and after them there is nothing to compute. And it can't
-# hide more than the messages take, of course.
+# In our run *at once* was faster, by more than half of them. (With other programs running, the
+# spreads may overlap.) In a single step overlap can't hide more than the backward passes take,
+# since before them no gradient is ready and after them there is nothing to compute.
 #
 # </details>
 #
@@ -346,7 +345,7 @@ show(fig, alt="Two panels with rows for two devices and the link. Above, the lin
 #
 # ## Your turn: how much is exposed?
 #
-# Read a recording: `messages` has the begin and the end of each message, in whole ms, and
+# Read a recording: `messages` has the start and end of each message, in whole ms, and
 # `computing` those of each computation, on any device. How long does the link work while no device
 # computes? Write it before you scroll on. (A message from 10 to 15 takes the five ms 10, 11, 12,
 # 13, 14. A set of them may help, since two devices can compute at the same time.)
@@ -393,7 +392,7 @@ for name, recording in recordings.items():
 # ten times as slow, the messages would take much longer than the backward pass, and most of them
 # would stay exposed.
 #
-# (The messages take longer than the 20.7 ms of their bytes, because `sleep` may return late.)
+# (The messages take longer than the 20.7 ms of their bytes, probably because `sleep` returns late.)
 #
 # **On GPUs**, MXNet's engine has queues and threads for copies beside those for computing
 # (`threaded_engine_perdevice.cc`, 1.9.1), so that both can run at the same time. PyTorch's DDP
@@ -401,13 +400,13 @@ for name, recording in recordings.items():
 #
 # ## Summary
 #
-# - A timeline shows when each device computes, communicates, updates or is idle. Python's clock
-#   shows how long Python took to dispatch.
+# - A timeline shows when each device computes, communicates, updates or is idle. Without a wait,
+#   Python's clock shows only how long Python took to dispatch.
 # - `waitall` changes no weight.
 # - A gradient can be sent when it is ready: the last layer's first.
 # - Exposed communication, while no device computes, makes a step longer.
 # - In a single step overlap can hide at most the shorter of two times: that of the backward passes,
-#   from the first one's begin to the last one's end, or that of the communication.
+#   from the start of the first to the end of the last, or that of the communication.
 #
 # **Further reading.** *Dive into Deep Learning*, "Asynchronous Computation", and "Concise
 # Implementation for Multiple GPUs", exercise 3; S. Li et al., *PyTorch Distributed* (2020),

@@ -100,7 +100,7 @@ for k in [1, 2, 4, 8, 1000]:
 def all_reduce_seconds(nbytes):
     """A reduce-scatter sends about all bytes once, and so does an all-gather."""
     inside = 2 * nbytes / 450e9  # to be exact, 7/8 of it with eight devices
-    eighth = nbytes / 8
+    eighth = nbytes / 8  # each device sends another eighth, over its own link
     between_machines = 2 * eighth / 50e9
     return inside + between_machines
 
@@ -308,17 +308,17 @@ show(fig, "Weak-scaling efficiency against the number of GPUs, from 1 to 256. Pu
 #
 # `race`, a helper, times chapter 04's training step in processes of their own, in rounds of 16
 # steps each (deeper: How the speed-up was measured). It measures the steps of one device and of two
-# in turns, so that whatever disturbs the machine hits both. We look at the second only when we
-# have predicted it.
+# in turns, so that whatever disturbs the machine hits both. We look at the times of two devices
+# only when we have predicted them.
 
 # %% tags=["measured", "few:ROUNDS = 9=>ROUNDS = 1"]
 ROUNDS = 9
 STEPS = 16
 two = helpers.devices(2)
-program = f"lenet_contestant.py --kind {two[0].device_type}"
+kind = two[0].device_type  # "cpu", or "gpu" where there are two GPUs
 programs = {
-    "one device": f"{program} --devices 0 --images 128",
-    "two devices": f"{program} --devices 0 1 --images 256",
+    "one device": f"lenet_contestant.py --kind {kind} --devices 0 --images 128",
+    "two devices": f"lenet_contestant.py --kind {kind} --devices 0 1 --images 256",
 }
 times = race(programs, STEPS, ROUNDS)
 step_on_one = times["one device"] / STEPS
@@ -339,7 +339,8 @@ def all_reduce():
         allreduce(arrays)
 
 
-all_reduce_alone = in_turns({"all-reduce": all_reduce}, ROUNDS)["all-reduce"]
+times_of_all_reduce = in_turns({"all-reduce": all_reduce}, ROUNDS)
+all_reduce_alone = times_of_all_reduce["all-reduce"]
 
 # %% [markdown]
 # The prediction adds the median all-reduce to each round of the step:
@@ -353,9 +354,7 @@ print_times({
 })
 
 # %% [markdown]
-# These are medians, and in brackets the **interquartile range**, the middle half of the rounds. If
-# the all-reduce is short beside the step, as it is on simulated devices, then we test above all
-# whether two devices that compute at the same time disturb each other.
+# These are medians, and in brackets the **interquartile range**, the middle half of the rounds.
 #
 # Our rule is that of chapter 04: if the brackets of two times overlap, neither is shorter.
 # **Predict:** will the brackets of the measured step overlap with those of the prediction? If not,
@@ -372,7 +371,7 @@ print(f"efficiency {efficiency:.0%}")
 #
 # If the step is longer than predicted, then a step on two devices costs something that neither of
 # the two times has. Two simulated devices share the memory's bandwidth, for example, and one Python
-# pushes the operators of both. Which of these it is, this experiment can't say. (Other programs
+# dispatches the work of both. Which of these it is, this experiment can't say. (Other programs
 # disturb the measurement. `race` says so if there were any; then run the section again.)
 #
 # </details>

@@ -99,8 +99,8 @@ print(f"The first is {speeds[0] / speeds[1]:.1f} times as fast.")
 #
 # - With *equal shards* each has half of the batch. The slow device takes $\frac{h}{2}$ seconds for
 #   its half, and the fast one waits for it.
-# - With *shares by speed* nobody waits. Then both speeds add up to $1 + \frac1h$ batches a second,
-#   so a batch takes $1 / (1 + \frac1h)$ seconds.
+# - With *shares by speed* nobody waits. The fast device does 1 batch a second and
+#   the slow one $\frac1h$, so together a batch takes $1 / (1 + \frac1h)$ seconds.
 #
 # **Predict:** for which $h$ is the fast device faster alone than both with equal shards?
 
@@ -218,7 +218,7 @@ def train_step(net, trainer, x, y, sizes, devices):
 
 # %% [markdown]
 # Three steps in float64, with another cut in each: are the weights on both devices those of one
-# device that trains alone, in the usual way?
+# device that trains alone, on whole batches?
 
 # %% tags=["trains"]
 net, trainer = new_lenet(pair, "float64")
@@ -229,11 +229,8 @@ for sizes in [[48, 16], [8, 56], [31, 33]]:
     y = labels[begin:begin + 64]
     begin = begin + 64
     train_step(net, trainer, x, y, sizes, pair)
-
-    with autograd.record():
-        loss = cross_entropy(alone(x), y).mean()
-    loss.backward()
-    alone_trainer.step(1)
+    compute(alone, x, y)
+    alone_trainer.step(64)
 
 expected = [parameter.data() for parameter in alone.collect_params().values()]
 for device in pair:
@@ -246,12 +243,14 @@ for device in pair:
 # They are. So with sums it doesn't matter where a batch is cut. (With BatchNorm it does, because
 # each device normalises by its own shard, chapter 09.)
 #
-# ### Means need weights
+# ### And with means?
 #
 # In PyTorch it is usual to take the *mean* loss of a shard, and then the mean of the devices'
 # gradients (chapter 14): on two devices both have the weight $\frac12$. Let us try other weights,
-# again in float64. (One device computes both shards here, since only the weights matter.)
-# **Predict:** which of the three give the same gradient as a single device?
+# again in float64. (One device computes both shards here, since only the weights matter.) We cut
+# the 64 images into 32 and 32, with the weights $\frac12$ and $\frac12$; into 48 and 16, with the
+# same weights; and into 48 and 16, with the weights $\frac34$ and $\frac14$. **Predict:** which of
+# the three give the same gradient as a single device?
 
 # %% tags=["trains", "predict"]
 def mean_gradients(x, y):
@@ -268,14 +267,16 @@ y = labels[:64]
 whole = mean_gradients(x, y)
 equal = []
 for size, weight in [(32, 0.5), (48, 0.5), (48, 0.75)]:
+    other_weight = 1 - weight
     first = mean_gradients(x[:size], y[:size])
     second = mean_gradients(x[size:], y[size:])
     found = []
     for of_first, of_second in zip(first, second):
-        found.append(weight * of_first + (1 - weight) * of_second)
-    equal.append(largest_difference(found, whole) < 1e-12)
-    print(f"shards of {size} and {64 - size}, weights {weight} and {1 - weight}: "
-          f"equal to 1e-12: {equal[-1]}")
+        found.append(weight * of_first + other_weight * of_second)
+    same = largest_difference(found, whole) < 1e-12
+    print(f"shards of {size} and {64 - size}, weights {weight} and {other_weight}: "
+          f"equal to 1e-12: {same}")
+    equal.append(same)
 
 # %% tags=["fold"]
 # check: what came out
@@ -284,7 +285,7 @@ assert equal == [True, False, True]
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The first and the third. In the second line the last 16 images count as much as the other 48
+# The first and the third. In the second case the last 16 images count as much as the other 48
 # together. On equal shards $\frac12$ *is* the share of the images, so there the mistake doesn't
 # show.
 #
@@ -296,47 +297,44 @@ assert equal == [True, False, True]
 # ## Three trainings
 #
 # What does the clock say? We train in three ways: on the fast device alone, with equal shards, and
-# with shares by the speeds that we measured (so not quite 192 and 64). A training does four steps
-# of 256 images, then it is another's turn:
+# with shares by the speeds that we measured (so not quite 192 and 64). Each way is a function that
+# does four steps of 256 images, with a network of its own:
 
 # %% tags=["trains"]
-ways = {
-    "fast device alone": [256],
-    "equal shards": [128, 128],
-    "shares by speed": shares_by_speed(256, speeds),
-}
-trainings = {}
-for way, sizes in ways.items():
-    trainings[way] = new_lenet(pair[:len(sizes)])  # a network and its trainer
-
-
-def four_steps(way):
-    net, trainer = trainings[way]
-    sizes = ways[way]
-    devices = pair[:len(sizes)]
+def four_steps(net, trainer, sizes, devices):
     for begin in [0, 256, 512, 768]:
         x = images[begin:begin + 256]
         y = labels[begin:begin + 256]
         train_step(net, trainer, x, y, sizes, devices)
 
 
+fast = pair[:1]
+net_1, trainer_1 = new_lenet(fast)
+net_2, trainer_2 = new_lenet(pair)
+net_3, trainer_3 = new_lenet(pair)
+measured_sizes = shares_by_speed(256, speeds)
+
+
 def fast_device_alone():
-    four_steps("fast device alone")
+    four_steps(net_1, trainer_1, [256], fast)
 
 
 def with_equal_shards():
-    four_steps("equal shards")
+    four_steps(net_2, trainer_2, [128, 128], pair)
 
 
 def with_shares_by_speed():
-    four_steps("shares by speed")
+    four_steps(net_3, trainer_3, measured_sizes, pair)
+
+
+print("shares by speed:", measured_sizes)
 
 # %% [markdown]
 # `in_turns`, a helper, calls all three in each of nine rounds, in a random order, so that whatever
 # disturbs the machine hits all alike. It returns the seconds of each:
 
 # %% tags=["measured", "trains", "few:ROUNDS = 9=>ROUNDS = 1"]
-from helpers.timing import in_turns, spread
+from helpers.timing import in_turns, print_times, spread
 
 ROUNDS = 9
 contestants = {
@@ -347,40 +345,33 @@ contestants = {
 times = in_turns(contestants, ROUNDS)
 
 # %% [markdown]
-# We print the median of a step in ms, and in brackets the interquartile range of the rounds. As in
+# We print the median of a step, and in brackets the interquartile range of the rounds. As in
 # chapter 04, neither of two ways is faster if their brackets overlap. **Predict:** how long does a
 # step take in each way, if it takes 1 on the fast device alone?
 
 # %% tags=["measured", "predict"]
-h = speeds[0] / speeds[1]
-on_paper = {
-    "fast device alone": 1,
-    "equal shards": h / 2,
-    "shares by speed": 1 / (1 + 1 / h),
-}
 steps = {}
-for way in ways:
-    steps[way] = spread(1000 * times[way] / 4)  # ms; four steps in a turn
-fast = steps["fast device alone"]
-for way, sizes in ways.items():
-    low, median, high = steps[way]
-    print(f"{way} {sizes}: {median:.1f} ms ({low:.1f} to {high:.1f}),")
-    print(f"    {median / fast.median:.2f} of alone, on paper {on_paper[way]:.2f}")
+for way in times:
+    steps[way] = times[way] / 4  # four steps in a turn
+print_times(steps)
 
-equal = steps["equal shards"]
-by_speed = steps["shares by speed"]
-print("equal shards are slower than the fast device alone:   ", equal.low > fast.high)
-print("shares by speed are faster than equal shards:         ", by_speed.high < equal.low)
-print("shares by speed are faster than the fast device alone:", by_speed.high < fast.low)
+alone = spread(steps["fast device alone"])
+equal = spread(steps["equal shards"])
+by_speed = spread(steps["shares by speed"])
+h = speeds[0] / speeds[1]
+paper = 1 / (1 + 1 / h)
+print(f"equal shards:    {equal.median / alone.median:.2f} of alone, on paper {h / 2:.2f}")
+print(f"shares by speed: {by_speed.median / alone.median:.2f} of alone, on paper {paper:.2f}")
+print("shares by speed are faster than the fast device alone:", by_speed.high < alone.low)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # Equal shards are slower than the fast device alone, and shares by speed repair that. But they save
 # less than on paper. The reason isn't the all-reduce, which is far too short (chapter 11). Two busy
-# devices slow each other, too: in chapter 11 a step of both took longer than one device's step and
-# the all-reduce. If the last line says False, this measurement can't show that the slow device
-# saves any time at all.
+# devices slow each other, too: in chapter 11 a step of two devices took longer than a step of one
+# and the all-reduce together. (Where the last line says False, the measurement can't show that the
+# slow device saves any time at all.)
 #
 # </details>
 #
@@ -392,13 +383,13 @@ print("shares by speed are faster than the fast device alone:", by_speed.high < 
 from helpers.plotting import show, timeline
 from helpers.trace import record
 
+ways = {"equal shards": [128, 128], "shares by speed": measured_sizes}
 panels = {}
 longest = 0
 busy = {}  # for what part of the step the fast device works
 net, trainer = new_lenet(pair)
 train_step(net, trainer, images[:256], labels[:256], [128, 128], pair)  # warms up
-for name in ["equal shards", "shares by speed"]:
-    sizes = ways[name]
+for name, sizes in ways.items():
     recording = record(train_step, net, trainer, images[:256], labels[:256], sizes, pair)
     rows = recording.rows
     panels[f"{name}: {sizes[0]} and {sizes[1]} images"] = {
@@ -419,20 +410,14 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 # ## What to do with a slow device
 #
 # 1. **If it is much slower, leave it out**, or let it evaluate. It saves little computing, and the
-#    all-reduce that it needs takes time, too. For example, a fast device takes 128 ms for a batch,
-#    and one that is forty times as slow brings that to 125 ms. If an all-reduce takes 5 ms, both
-#    together need 130 ms. A CPU beside a GPU is the extreme case of unequal devices.
+#    all-reduce that it needs takes time, too. A CPU beside a GPU is the extreme case.
 # 2. **If it is nearly as fast, keep equal shards**, which are simpler. With $h = 1.1$ a step takes
 #    0.55 instead of 0.52 seconds, by the count on paper.
 # 3. **Otherwise cut by measured speed**, compare with the fast device alone before you keep it, and
-#    train with sums, or with weighted means. If speeds change
-#    during the training, or with the share (a GPU may be less efficient with 64 images than with
-#    128), measure again (exercise 3). If examples differ in length, as sentences do, then balance
-#    the work, not the number of examples. And a share must fit into its device's memory.
-#
-# Another way is to give the devices different numbers of equally large micro-batches, and to add up
-# their gradients before the all-reduce (chapter 14). Where some ranks run out of batches before
-# others, PyTorch's DDP has `join` (deeper: DDP's cases).
+#    train with sums, or with weighted means. If speeds change during the training, or with the
+#    share (a GPU may be less efficient with 64 images than with 128), measure again (exercise 3).
+#    If examples differ in length, as sentences do, then balance the work, not the number of
+#    examples.
 #
 # (We slowed down a CPU core. On unequal GPUs we have measured nothing, so use your own speeds.)
 #

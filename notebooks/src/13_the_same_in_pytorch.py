@@ -236,7 +236,8 @@ for n in [25, 400]:
 # (documentation of `nn.Linear`), so the same network begins differently. **Whoever compares two
 # trainings must copy the weights.**
 #
-# Gluon gets two devices, and PyTorch one, because its CPU is *one* device. Both networks list their
+# Gluon gets two devices. In PyTorch all cores of a CPU are *one* device, so PyTorch gets that. Both
+# networks list their
 # parameters in the same order: the weights of a layer, then its biases. So Gluon's arrays can be
 # given PyTorch's names:
 
@@ -269,7 +270,8 @@ def two_lenets():
     gluon_net(nd.zeros((1, 1, 28, 28), ctx=pair[0], dtype="float64"))
 
     torch_net = lenet().double()  # float64
-    torch_net.load_state_dict(gluon_weights(gluon_net, torch_net))
+    start = gluon_weights(gluon_net, torch_net)
+    torch_net.load_state_dict(start)
     return gluon_net, torch_net
 
 # %% [markdown]
@@ -289,8 +291,8 @@ print("PyTorch:", torch_scores[0, :3].detach().numpy())
 assert largest_difference(torch_scores, gluon_scores) < 1e-12
 
 # %% [markdown]
-# They do. (`largest_difference` is chapter 04's: a share of the array's largest number, and of
-# several arrays the worst, with its name. A rounding error in float64 is about $10^{-16}$.)
+# They do. (`largest_difference` is chapter 04's: the largest difference, as a share of the array's
+# largest number. A rounding error in float64 is about $10^{-16}$.)
 #
 # ### The same steps
 #
@@ -327,7 +329,7 @@ def torch_step(net, optimizer, x, y):
 # %% [markdown]
 # `compare` makes five steps with both. It compares the losses, to which both of Gluon's devices
 # contribute, and the weights of the first device. Gluon keeps the rate in float32 (chapter 05), so
-# we take one that is exact there, and not 0.1:
+# we take a rate that is exact there, and not 0.1:
 
 # %%
 def compare(step_in_torch):
@@ -348,7 +350,7 @@ def compare(step_in_torch):
 
         expected = gluon_weights(gluon_net, torch_net)
         difference = largest_difference(torch_net.state_dict(), expected)
-        print(f"        then weights differ by {difference}")
+        print(f"        then weights differ by {difference:.0e}")
         of_weights.append(difference)
     return of_losses, of_weights
 
@@ -418,8 +420,8 @@ print("PyTorch, after eval():  ", dropout(torch.ones(6)).numpy())
 # SGD with momentum $m$ keeps a *velocity* $v$ for each weight $w$. With gradient $g$ and learning
 # rate $\eta$, one step is:
 #
-# - MXNet: $v \leftarrow m v + \eta g$, then $w \leftarrow w - v$. The rate goes into the velocity.
-# - PyTorch: $v \leftarrow m v + g$, then $w \leftarrow w - \eta v$. The rate comes afterwards.
+# - MXNet: $v \leftarrow m v + \eta g$, then $w \leftarrow w - v$.
+# - PyTorch: $v \leftarrow m v + g$, then $w \leftarrow w - \eta v$.
 #
 # With a constant rate both give the same weights. But many trainings change it. We take three steps
 # from $w = 1$, with $m = 0.5$ and always the gradient 1, and halve the rate for the third. First
@@ -499,12 +501,12 @@ print(weight.grad.item())
 #
 # **A broadcast, backwards, is a reduce.** Our cell has shown that for copies on one CPU. Between
 # GPUs PyTorch copies by `Broadcast`, whose `backward` adds the gradients up on the first GPU
-# (`torch/nn/parallel/_functions.py` in PyTorch 2.13). That is the first half of an all-reduce. The
-# second half, a broadcast, is the copying in the next forward pass.
+# (`torch/nn/parallel/_functions.py` in PyTorch 2.13). Together with the copying in
+# the next forward pass, a broadcast, that is an all-reduce: chapter 03's star.
 #
 # `DataParallel` has drawbacks. One `Broadcast` copies all parameters (`replicate` in
-# `torch/nn/parallel/replicate.py`), so its `backward` must wait until all copies have all their
-# gradients, and nothing is sent while the GPUs still compute. And only the first GPU computes the
+# `torch/nn/parallel/replicate.py`). So its `backward` must wait for the gradients of all
+# parameters, and nothing is sent while the GPUs still compute. And only the first GPU computes the
 # loss and the update. So PyTorch recommends `DistributedDataParallel`, even on one machine
 # (documentation of `nn.DataParallel`). Chapter 14 builds it.
 #
@@ -525,7 +527,7 @@ print(weight.grad.item())
 # | `gluon.loss.L2Loss`: half the square, per example | `nn.MSELoss`: mean of the squares |
 # | labels may be floats | `F.cross_entropy` needs classes as int64: `y.long()` |
 # | BatchNorm's `momentum=0.9`: the share that is kept | `momentum=0.1`: the share that is new |
-# | running variance over $n$ (on a CPU) | over $n - 1$ |
+# | the running variance divides by $n$ (on a CPU) | by $n - 1$ |
 # | `split_and_load(…, even_split=False)` | `x.tensor_split(k)`; `x.chunk(k)` cuts differently |
 # | `nd.waitall()` | nearest is `torch.accelerator.synchronize()`, which waits for one GPU only |
 #

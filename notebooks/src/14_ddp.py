@@ -9,14 +9,14 @@
 # > until your class produces the same gradients as PyTorch's.
 # >
 # > **What you'll learn:** what DDP sends, when and in which order; why it uses buckets; how to tell
-# > a right DDP from a wrong one.
+# > a correct DDP from a wrong one.
 # >
 # > **What you need:** chapters 03 and 04, no GPU, and PyTorch: `make setup TORCH=1` installs it.
 # > Reading takes {reading time}, running half a minute on two cores.
 #
-# New to PyTorch? Chapter 13 translates MXNet's words. Two things differ here. PyTorch's losses are
+# New to PyTorch? Chapter 13 translates MXNet's words. One thing differs here: PyTorch's losses are
 # means by default, so ranks average their gradients; in chapter 04 losses were sums, and gradients
-# were added up. And a method whose name ends in `_` writes in place.
+# were added up. (In PyTorch a method whose name ends in `_` writes in place.)
 
 # %% tags=["torch"]
 import torch
@@ -48,7 +48,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-dist.init_process_group("gloo")  # torchrun has said who is who; on GPUs: "nccl"
+dist.init_process_group("gloo")  # connects the processes; on GPUs by "nccl"
 rank = dist.get_rank()
 
 torch.manual_seed(0)
@@ -184,9 +184,9 @@ for bias in ranks(first_bias, world=3):
 
 # %% [markdown]
 # That is what `DistributedDataParallel(net)` does in its constructor. There it also broadcasts the
-# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. After each
-# training pass, the next forward pass broadcasts the buffers again, even if it is an evaluation. So
-# no rank may skip that evaluation.
+# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. Later
+# forward passes broadcast the buffers again, also that of an evaluation. So all ranks must take
+# part in it.
 #
 # ## The second line that sends: gradients become means
 #
@@ -227,18 +227,16 @@ for found in ranks(naive):
 #
 # Must we wait for the whole pass? That depends on when gradients are ready. A **hook** is a
 # function that PyTorch calls at a certain moment. Here it calls `is_ready(p)` as soon as the
-# gradient of the parameter `p` is ready. **Predict:** in which order are the six names printed, and
-# where does `backward() returns` stand?
+# gradient of the parameter `p` is ready. **Predict:** in which order are the six names printed?
 
 # %% tags=["predict"]
 another = SmallNet()
-names = {}  # the name of each parameter
 for name, p in another.named_parameters():
-    names[p] = name
+    p.label = name  # so that a hook can print it
 
 
 def is_ready(p):
-    print(names[p])
+    print(p.label)
 
 
 for p in another.parameters():
@@ -263,7 +261,7 @@ print("backward() returns")
 #
 # (The durations are invented, and the two gradients of a layer are drawn as one.) In *overlapped*
 # the hook sends. With `async_op=True` `all_reduce` returns at once, and gives a handle, whose
-# `wait()` blocks until the sum is there:
+# `wait()` blocks until the sum is there. (With NCCL only the GPU waits, and Python goes on.)
 
 # %%
 def overlapped():
@@ -348,7 +346,7 @@ def fill_buckets(parameters, cap_bytes):
 backwards = list(another.parameters())
 backwards.reverse()
 for bucket in fill_buckets(backwards, 200):
-    print([names[p] for p in bucket])
+    print([p.label for p in bucket])
 
 # %% [markdown]
 # <details><summary>What came out</summary>
@@ -361,8 +359,7 @@ for bucket in fill_buckets(backwards, 200):
 # ## When is a bucket sent?
 #
 # A bucket is sent when all of its gradients are ready, *and* all buckets before it have been sent.
-# Why does it wait for those? Because *all ranks must send in the same order*: the first call on one
-# rank is summed with the first call on the other, the second with the second. Here rank 1 makes its
+# Why does it wait for those? Because *all ranks must send in the same order*. Here rank 1 makes its
 # two calls in the opposite order. The correct sums are 2 and 20. **Predict:** what comes out?
 
 # %% tags=["predict"]
@@ -383,7 +380,8 @@ print(ranks(in_another_order))
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Both sums are 11 on both ranks, and there is no error.
+# Both sums are 11 on both ranks, and there is no error. The first call on one rank is summed with
+# the first call on the other, the second with the second.
 #
 # </details>
 #
@@ -399,7 +397,7 @@ print(ranks(in_another_order))
 
 # %% tags=["your-turn"]
 def departures(buckets, arriving):
-    """[numbers of the buckets that leave], for each gradient in `arriving`."""
+    """For each gradient in `arriving` a list: the numbers of the buckets that leave then."""
     ...
 
 
@@ -446,9 +444,15 @@ class SmallDDP(nn.Module):
         if not self.sends:
             return
         self.ready.add(p)
-        while self.waiting and self.ready.issuperset(self.waiting[0]):
+        while self.waiting and self.is_complete(self.waiting[0]):
             bucket = self.waiting.pop(0)
             self.send(bucket)
+
+    def is_complete(self, bucket):
+        for p in bucket:
+            if p not in self.ready:
+                return False
+        return True
 
     def send(self, bucket):
         packed = pack(bucket) / dist.get_world_size()  # before the sum, which could overflow
@@ -496,8 +500,8 @@ for noted, found in ranks(one_pass, world=3):
 #
 # </details>
 #
-# PyTorch's DDP needs no such call after `backward()`. It has autograd's engine call its own finish
-# at the end of the pass (`queue_callback` in `reducer.cpp`), so that `backward()` itself waits.
+# PyTorch's DDP needs no such call. It asks autograd to do this work at the end of the pass
+# (`queue_callback` in `reducer.cpp`), so that `backward()` itself waits.
 #
 # ### Gradient accumulation
 #
@@ -530,9 +534,9 @@ for before, found in ranks(accumulated):
 
 # %% [markdown]
 # Before the second pass each rank has a gradient of its own, because nothing was sent. After it
-# both have that of the whole batch. So if you clip gradients (limit their size), do it at the end,
-# when the means are there. With PyTorch's DDP the first forward and backward pass stand in a block
-# `with model.no_sync():`.
+# both have that of the whole batch. So if you clip gradients (limit their size), do it after the
+# last part, when the means are there. With PyTorch's DDP the first forward and backward pass go
+# inside a `with model.no_sync():` block.
 #
 # ## What PyTorch's DDP sends
 #
@@ -551,12 +555,12 @@ def bucket_sizes():
     model = DistributedDataParallel(net)
     sizes = []
 
-    def note_size(state, bucket):
+    def note_size(group, bucket):
         packed = bucket.buffer()
         sizes.append(round(packed.nbytes / 2**20))
-        return allreduce_hook(state, bucket)
+        return allreduce_hook(group, bucket)
 
-    model.register_comm_hook(state=None, hook=note_size)
+    model.register_comm_hook(None, note_size)  # None: the group of all ranks
     for _ in range(2):
         sizes.append("pass:")
         model(torch.ones(8, 512)).sum().backward()
@@ -568,9 +572,10 @@ print("MiB:", on_rank_0)
 
 # %% [markdown]
 # So that is what the line `loss.backward()` sends. In this first pass everything is in one bucket,
-# so that nothing is overlapped. Then PyTorch rebuilds the buckets in the order in which rank 0's
-# gradients became ready (`rebuild_buckets` in `reducer.hpp`). By default the first bucket is now
-# about 1 MiB, so that sending begins soon, and the others are about 25 MiB.
+# so that nothing is overlapped. Afterwards the order is known, and PyTorch rebuilds the buckets in
+# the order in which rank 0's gradients became ready (`rebuild_buckets` in `reducer.hpp`). By
+# default the first bucket is now about 1 MiB, so that sending begins soon, and the others are about
+# 25 MiB.
 #
 # And the gradients are ours:
 
@@ -622,7 +627,7 @@ for found in ranks(with_the_programs):
 
 # %% [markdown]
 # After each epoch the program writes a snapshot, from which the same command with `--resume` goes
-# on (chapter 15). We had only one GPU, so between GPUs it is untried.
+# on (chapter 15). We had only one GPU, so the program is untried between GPUs.
 #
 # ## Summary
 #
@@ -634,8 +639,8 @@ for found in ranks(with_the_programs):
 #   each rank waits for all of them.
 # - Ranks can agree and be wrong. Compare with one process.
 #
-# The short path ends here. Next, chapter 15: the same across machines, and what happens when one of
-# them dies. (To large models: go on with chapter 16.)
+# The short path ends here. Next, chapter 15: what happens when a process dies, and which ranks
+# processes get on several machines. (If you want large models, go straight to chapter 16.)
 #
 # **Further reading.** S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel
 # Training* (2020), arXiv:2006.15704.

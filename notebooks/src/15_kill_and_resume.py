@@ -46,7 +46,7 @@ from ranks import ranks
 # torchrun --standalone --nproc-per-node=2 resumable_train.py FOLDER killed --kill-at 22
 # ```
 #
-# FOLDER must be one that all machines see. It holds the images, and the checkpoint will be
+# All machines must be able to see FOLDER. It holds the images, and the checkpoint will be
 # `killed.pt`, after the name of the training. Here it is a temporary folder:
 
 # %% tags=["torch", "measured"]
@@ -89,7 +89,7 @@ print("the surviving checkpoint is from step", left["step"])
 # ## And resume
 #
 # We start the same command again, without `--kill-at`. The new processes find `killed.pt`, and go
-# on from there. What was done since is done again:
+# on from there. The steps done since that checkpoint are done again:
 #
 # ![Two rows of steps. In the first the training is killed after step 21; checkpoints were written
 # before the steps 12, 16 and 20. The second row, of new processes, begins at step 20, from the last
@@ -97,11 +97,11 @@ print("the surviving checkpoint is from step", left["step"])
 #
 # A second name, `whole`, makes it train once more afterwards, from step 0 and without a kill. That
 # is our reference. At the end of each training rank 0 writes a file, for example `killed.weights`,
-# with all weights after each step. **Predict:** how far from the weights of `whole` are those of
-# the training that was killed?
+# with all weights after each step since it last began. **Predict:** how far from the weights of
+# `whole` are those of the training that was killed?
 
 # %% tags=["torch", "trains", "predict"]
-# So that this cell can be run again:
+# If this cell is run again, the surviving checkpoint must be there again:
 torch.save(left, folder / "killed.pt")
 (folder / "whole.pt").unlink(missing_ok=True)
 
@@ -123,8 +123,8 @@ for step in [20, 21, 47]:
 #
 # **So a checkpoint is tested by a kill, and by comparing bit for bit.** Do that on two ranks. On
 # three the last digits may differ, because gradients may be added up in another order (exercise 1).
-# On GPUs even two uninterrupted runs may differ, unless `torch.use_deterministic_algorithms(True)`
-# is set (see PyTorch's *Reproducibility*).
+# On GPUs even two uninterrupted runs may differ; `torch.use_deterministic_algorithms(True)` removes
+# one source of that (see PyTorch's *Reproducibility*).
 #
 # torchrun can do the second start itself. With `--max-restarts=1` it starts *all* processes anew
 # when one has failed, once. It brings back no state: the new processes have their program, its
@@ -202,8 +202,15 @@ def interrupted(done):
     return net[2].bias.item()
 
 
-cases = [((2,), uninterrupted), ((5,), uninterrupted), ((7,), uninterrupted)]
+after_2 = ((2,), uninterrupted)
+after_5 = ((5,), uninterrupted)
+after_7 = ((7,), uninterrupted)
+cases = [after_2, after_5, after_7]
 your_turn(interrupted, cases, stubs=[keep, go_on])
+
+# %% [markdown]
+# (After 2 steps, 0.830 means that the weights are missing, 0.675 the momentum, and 0.838 the random
+# state, or that it was set too early.)
 
 # %% [markdown]
 # ## On several ranks
@@ -241,7 +248,7 @@ def snapshot(model, optimizer, step):
 # Why is no image in the checkpoint? A checkpoint's `step` counts the steps that are done, so it is
 # also the number of the next one. For that to be enough, a step's images must depend on its number
 # alone. So each epoch has its own order, from a generator of its own. Every rank makes the same
-# one, and takes every second of the step's rows:
+# one. Of a step's rows rank 0 takes the first, the third and so on, and rank 1 the others:
 
 # %% tags=["torch"]
 def batch_rows(step):
@@ -264,10 +271,10 @@ assert torch.equal(rows, resumable_train.batch_rows(20))
 # %% [markdown]
 # ## What if a part is missing?
 #
-# Imagine four programs, each of which forgets one thing. Four changed checkpoints stand in for
-# them. Each is a copy of `left`, that of step 20, with one part changed: `dict(left, step=16)`, for
-# example, has another step. A part that wasn't restored is as in a new training, so we take a
-# snapshot of one:
+# Imagine four programs, each of which forgets to restore one part. That part is then what it is at
+# the start of a training. To see what happens, we change one part in copies of `left`, the
+# checkpoint of step 20, and let the program go on from each copy. First, the parts at the start of
+# a training:
 
 # %% tags=["torch"]
 def snapshot_of_new():
@@ -276,26 +283,33 @@ def snapshot_of_new():
 
 
 new = ranks(snapshot_of_new)[0]
+print("parts:", list(new))
 assert new.keys() == left.keys()  # our snapshot has what the program's has
-of_rank_0 = left["random"][0]
 
-changed = {
-    "new_momentum": dict(left, optimizer=new["optimizer"]),
-    "step_16": dict(left, step=16),  # only the epoch is saved, and this one began at step 16
-    "new_random_states": dict(left, random=new["random"]),
-    "rank_0_twice": dict(left, random=[of_rank_0, of_rank_0]),
-}
+# %% [markdown]
+# Four programs, and what is wrong in the checkpoint that each would find:
+
+# %% tags=["torch"]
+def save_changed(name, part, value):
+    checkpoint = dict(left)  # a copy
+    checkpoint[part] = value
+    torch.save(checkpoint, folder / f"{name}.pt")
+
+
+save_changed("new_momentum", "optimizer", new["optimizer"])
+save_changed("step_16", "step", 16)  # knows only the epoch, which began at step 16
+save_changed("new_random_states", "random", new["random"])
+of_rank_0 = left["random"][0]
+save_changed("rank_0_twice", "random", [of_rank_0, of_rank_0])
 
 # %% [markdown]
 # The program goes on from each of them. **Predict:** with which of them does it stop with an error?
 # With which does it end with the weights of `whole`?
 
 # %% tags=["torch", "trains", "predict"]
-for name in changed:
-    torch.save(changed[name], folder / f"{name}.pt")
-
-torchrun("resumable_train.py", nproc=2, arguments=[folder, *changed], log=None)
-for name in changed:
+names = ["new_momentum", "step_16", "new_random_states", "rank_0_twice"]
+torchrun("resumable_train.py", nproc=2, arguments=[folder, *names], log=None)
+for name in names:
     weights = torch.load(folder / f"{name}.weights")
     print(name, "ends as whole:", torch.equal(weights[47], whole[47]))
 
@@ -309,8 +323,8 @@ for name in changed:
 # What do they do instead? With **new momentum** the running sum of the gradients begins again at
 # zero. With **step 16** the four batches of steps 16 to 19 come twice, so 128 of the epoch's 512
 # images. With **new random states** the random numbers of step 0 are drawn again. If **rank 0's
-# state** is taken for both ranks, both leave out the same units. Comparing the ranks with each
-# other would show none of this, since DDP gives both the same gradients in any case.
+# state** is taken for both ranks, both leave out the same units. Comparing the ranks' weights
+# with each other would show none of this, since DDP gives both the same gradients in any case.
 #
 # **No error tells you that a part was forgotten. A kill and a comparison do.** In a program of your
 # own look for what else changes: the scheduler of the learning rate (exercise 2), the place in a
@@ -346,7 +360,7 @@ def write_and_rename(model, optimizer, step, path):
 def on_full_disk(way, path):
     model, optimizer = resumable_train.new_training()
     longest = 200_000  # bytes
-    # From now on the operating system lets this process write no longer file.
+    # From now on the operating system won't let this process write a file longer than that.
     resource.setrlimit(resource.RLIMIT_FSIZE, (longest, longest))
     way(model, optimizer, 24, path)
 
@@ -410,7 +424,8 @@ time.sleep(300)
 # ```
 #
 # (c10d is the name of PyTorch's own rendezvous.) Here both are this computer, by two of its
-# addresses, and `start_machine` is that command:
+# addresses. `start_machine` is that command with two options more: by which address the machine is
+# known, and a shorter wait for other machines.
 
 # %% tags=["torch", "fold"]
 # define: `start_machine` and `end`, for a torchrun; `show_lines`, what all processes have printed
@@ -476,8 +491,8 @@ finally:  # also after an error
 #
 # When the machine joined, torchrun ended HOST's processes, and started all four anew. So for a
 # training that is a kill and a resume, too. Each time this rendezvous assigns the ranks anew, in
-# the order of the machines' addresses, which it compares as strings (`_NodeDesc` in
-# `dynamic_rendezvous.py`). HOST isn't guaranteed rank 0.
+# the order of the machines' names, or of the addresses that they were given, compared as strings
+# (`_NodeDesc` in `dynamic_rendezvous.py`). HOST isn't guaranteed rank 0.
 #
 # **So a rank is a number for one start only.** What rank 1 has written on its own disk may lie on a
 # machine that is rank 0 after a restart, or on one that is gone. That is why our checkpoint is in a
@@ -574,8 +589,9 @@ your_turn(interrupted, cases, stubs=[keep, go_on])
 # %% [markdown]
 # ### Answer 1
 #
-# They differ by rounding. A new DDP has other buckets in its first pass than later (chapter 14),
-# and in another bucket the three numbers of a sum can be added up in another order.
+# They differ by rounding. A new DDP packs the gradients of its first pass in another order than
+# later ones (chapter 14). At another place in the bucket the three numbers of a sum can be added up
+# in another order.
 
 # %% tags=["torch", "solution", "measured", "trains"]
 for name in ["three_killed", "three_whole"]:

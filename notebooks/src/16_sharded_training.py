@@ -3,15 +3,16 @@
 #
 # Data parallelism divides the batch and copies everything else: each device holds all weights, all
 # gradients and the whole **optimizer state**. For the optimizer Adam these are two running means
-# for each weight, of its gradient and of the gradient's square.
-# *What must a device really hold, and for how long?* **ZeRO** (*Zero Redundancy Optimizer*,
-# S. Rajbhandari et al., 2020, arXiv:1910.02054) divides these three as well, in three stages,
-# ZeRO-1 to ZeRO-3. PyTorch calls the third **FSDP**, *Fully Sharded Data Parallel*. From here on a
-# **shard** is a rank's part of a weight, a gradient or the state, no longer of a batch.
+# for each weight, of its gradient and of the gradient's square. *What must a device really hold,
+# and for how long?* One can divide these three as well, one after the other:
 #
 # ![Four panels, each with four ranks. In data parallelism every rank holds all weights, gradients
 # and state. In stage 1 each holds a quarter of the state, in stage 2 also a quarter of the
 # gradients, in stage 3 a quarter of everything.](src/drawings/who_holds_what.svg)
+#
+# That is **ZeRO**, *Zero Redundancy Optimizer* (S. Rajbhandari et al., 2020, arXiv:1910.02054).
+# PyTorch calls its third stage **FSDP**, *Fully Sharded Data Parallel*. From here on a **shard** is
+# a rank's part of a weight, a gradient or the state, no longer of a batch.
 #
 # > **What you'll do:** write the three stages, compare each with one process, and measure what it
 # > holds during a step.
@@ -88,19 +89,20 @@ def numbers_held(net, adam):
 
 
 size = sum(p.numel() for p in net.parameters())
-print(size, "parameters,", numbers_held(net, adam) / size, "numbers held for each")
+print(size, "parameters,", numbers_held(net, adam) / size, "numbers held per parameter")
 
 # %% [markdown]
-# A weight, its gradient and two means: four numbers a parameter. In float32 these are **16 bytes a
-# parameter**, so 7 billion parameters take 112 GB on every device, no matter how many devices there
-# are. (The **activations**, which layers keep for the backward pass, are extra. We leave them out.)
+# A weight, its gradient and two means: four numbers per parameter. In float32 these are **16 bytes
+# per parameter**, so 7 billion parameters take 112 GB on every device, no matter how many devices
+# there are. (The **activations**, which layers keep for the backward pass, are extra. We leave them
+# out.)
 #
 # ## Two halves of an all-reduce
 #
 # Data parallelism adds up the gradients of all ranks by an all-reduce. If a rank is to hold only
 # its shard of a gradient, it needs only its shard of the sum. Chapter 03's ring did that in its
-# first half, the **reduce-scatter**. The second half, the **all-gather**, gives the shards of all
-# ranks to everybody. PyTorch has both, and each writes into its first argument:
+# first half, the **reduce-scatter**. The second half, the **all-gather**, gives every rank the
+# shards of all. PyTorch has both, and each writes into its first argument:
 
 # %% tags=["your-turn"]
 def reduce_scatter(whole):
@@ -161,9 +163,9 @@ def my_part(tensor):
 # number's gradient and two means. So a rank can update *its shard*, with means for its shard only,
 # and then the new shards are gathered.
 #
-# We make the shard a **view**: it shares the weight's memory and needs none of its own. Here the
-# weight is four zeros, and Adam gets a view of the first two. (Adam's first step changes a number
-# by the learning rate, however large its gradient is.) **Predict:** what is in the weight
+# We make the shard a **view**: it shares the weight's memory and needs none of its own. (`detach`,
+# `flatten`, `chunk` and `[:2]` copy nothing here.) Here the
+# weight is four zeros, and Adam gets a view of the first two. **Predict:** what is in the weight
 # afterwards?
 
 # %% tags=["predict"]
@@ -177,7 +179,8 @@ print(weight.data)
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The first two numbers have changed, and the others haven't. Adam reads the shard's `.grad`, and
+# The first two numbers have changed, by the learning rate (as with any gradient in Adam's first
+# step), and the others haven't. Adam reads the shard's `.grad`, and
 # doesn't ask who has put it there.
 #
 # </details>
@@ -203,7 +206,8 @@ def gather_weights(net):
 # %% [markdown]
 # This is what one rank does in stage 1, from top to bottom. All ranks make the same network, from
 # one seed, and each takes its part of every batch. After the backward pass the gradients are
-# reduced, and the whole ones are freed. We count just before, when all whole gradients are there:
+# reduced, and the whole ones are freed. We count just before the gradients are reduced, when all of
+# them are still whole:
 
 # %% tags=["your-turn"]
 def stage_1():
@@ -227,7 +231,7 @@ def stage_1():
 def report(results):
     for weights, held in results:
         same = largest_difference(weights, one_process) < 1e-12
-        print(f"as one process: {same}, numbers held for each parameter: {held / size}")
+        print(f"as one process: {same}, numbers held per parameter: {held / size}")
 
 
 report(ranks(stage_1))
@@ -255,7 +259,8 @@ def stage_2(hook):
         F.cross_entropy(net(my_part(x)), my_part(y)).backward()  # calls the hook
         held = numbers_held(net, adam)
         for p in net.parameters():
-            held += p.shard.grad.numel()
+            memory = p.shard.grad.untyped_storage()  # all that the shard's gradient keeps alive
+            held += memory.nbytes() // 8
         adam.step()
         gather_weights(net)
     return net.state_dict(), held
@@ -265,7 +270,7 @@ def stage_2(hook):
 #
 # Write that hook, before you scroll on. It gets a weight `p`, whose whole gradient is `p.grad`. The
 # cell trains with it on two ranks and on four. Then a rank should hold, for each parameter, the
-# weight, $1/k$ of the gradient and $1/k$ of each mean: $1 + 3/k$ numbers.
+# weight, $1/k$ of the gradient and $1/k$ of each mean: $1 + 3/k$ numbers, which are 2.5 and 1.75.
 
 # %% tags=["your-turn"]
 def reduce_and_free(p):
@@ -299,22 +304,22 @@ report(ranks(stage_2, reduce_and_free))
 # %% [markdown]
 # Now each rank also holds only half of the gradients.
 #
-# The next hook forgets to free. Then the whole gradients stay until `net.zero_grad()`, at the
-# beginning of the next step. **Predict:** are the weights right, and how many numbers are held for
-# each parameter?
+# The next hook forgets to free. **Predict:** are the weights right, and how many numbers are held
+# for each parameter?
 
 # %% tags=["predict"]
-def frees_late(p):
+def another_hook(p):
     p.shard.grad = mean_shard(p.grad)
 
 
-report(ranks(stage_2, frees_late))
+report(ranks(stage_2, another_hook))
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# The weights are right. But a rank holds all whole gradients, as in stage 1, and in addition those
-# of its shards: 3.5 numbers, more than stage 1's 3.
+# The weights are right. But the whole gradients stay until `net.zero_grad()`, at the beginning of
+# the next step. So a rank holds all of them, as in stage 1, and in addition those of its shards:
+# 3.5 numbers, more than stage 1's 3.
 #
 # </details>
 #
@@ -348,7 +353,9 @@ print("kept: a tensor of shape", tuple(y.grad_fn._saved_mat2.shape))
 # We therefore write both passes of the layer ourselves, as a `torch.autograd.Function`. Autograd
 # keeps nothing but what `forward` saves in `ctx`, and `backward` finds it there: here `x` and the
 # weight's *shard*. `backward` gets the gradient of the output, $g$, and returns one gradient for
-# each argument of `forward`. For $y = x W^T$ these are $g W$ for $x$ and $g^T x$ for $W$:
+# each argument of `forward`. For $y = x W^T$ these are $g W$ for $x$ and $g^T x$ for $W$. (Each
+# rank goes on with its own gradient of `x`, because it has its own examples. The weight is
+# everybody's, so its gradient is averaged.)
 
 # %%
 class LinearFromShards(torch.autograd.Function):
@@ -456,7 +463,7 @@ class Bytes(TorchDispatchMode):
         return result
 
 # %% [markdown]
-# We take two steps, and keep what was noted in the second one, because Adam's means are there only
+# We take one step, and then note the two passes of a second, because Adam's means are there only
 # after the first. The batch has two examples, so that activations hardly count:
 
 # %%
@@ -468,13 +475,14 @@ def bytes_in_a_step(net, adam):
         F.cross_entropy(net(x), y).backward()  # the first step
         adam.step()
         adam.zero_grad()
-        memory.noted = []
+        memory.noted.clear()
         memory.note()  # before the second
         loss = F.cross_entropy(net(x), y)
-        forward = memory.noted
-        memory.noted = []
+        operations = len(memory.noted)  # of the forward pass
         loss.backward()
-    return forward, memory.noted
+    forward = memory.noted[:operations]
+    backward = memory.noted[operations:]
+    return forward, backward
 
 # %% [markdown]
 # Each of these functions is one way to train. (We leave out data parallelism's all-reduce, which
@@ -503,8 +511,8 @@ def in_stage_3():
 
 # %% [markdown]
 # Four ranks run each of them, and we look at rank 0. At the beginning of a step there are no
-# gradients. The **peak** is the moment when most is held. **Predict:** how many numbers a parameter
-# does each way hold at the beginning?
+# gradients. The **peak** is the most that is held in the two passes. **Predict:** how many numbers
+# per parameter does each way hold at the beginning?
 
 # %% tags=["measured", "predict"]
 curves = {
@@ -516,24 +524,24 @@ for name in curves:
     forward, backward = curves[name]
     first = forward[0] / 8 / size  # float64: 8 bytes a number
     peak = max(backward) / 8 / size
-    print(f"{name}: {first:.2f} numbers a parameter at first, {peak:.2f} at the peak")
+    print(f"{name}: {first:.2f} numbers per parameter at first, {peak:.2f} at the peak")
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
 # At first there are a weight and two means: 3 numbers in data parallelism, $1 + 2/4 = 1.5$ in stage
 # 2, and $3/4$ in stage 3. At the peak data parallelism has one more, the whole gradient. Stage 2
-# has about 0.5 more and stage 3 about 0.6. Of that the shards of the gradients are 0.25, and the
-# rest is whole only at that moment.
+# has about 0.5 more: 0.25 for the gradients' shards, and 0.125 each for one layer's whole gradient
+# and the copy of it that is reduced. Stage 3 has that layer's whole weight as well.
 #
 # </details>
 #
-# The figure shows the whole step. From left to right are its operations, each pass stretched to one
+# The figure shows both passes. From left to right are their operations, each pass stretched to one
 # width:
 
 # %% tags=["fold", "measured"]
-# draw: numbers a parameter during a step
-fig, ax = figure("The highest point of a curve is what must fit", "", "numbers a parameter")
+# draw: numbers per parameter in the two passes
+fig, ax = figure("What is held in the two passes", "", "numbers per parameter")
 for (name, (forward, backward)), color in zip(curves.items(), [GREY, ORANGE, BLUE]):
     places = np.concatenate([np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))])
     noted = np.concatenate([forward, backward]) / 8 / size
@@ -546,7 +554,7 @@ ax.axvline(1, color="lightgrey", zorder=0)
 ax.set_xticks([0.5, 2], ["forward pass", "backward pass"])
 ax.tick_params(axis="x", length=0)
 ax.set(xlim=(0, 3), ylim=(0, 4.5), yticks=[0, 1, 2, 3, 4])
-show(fig, alt="Numbers a parameter during a step. Data parallelism: 3 in the forward pass, then "
+show(fig, alt="Numbers per parameter in both passes. Data parallelism: 3 in the forward pass, then "
      "eight stairs up to 4 in the backward pass. Stage 2: 1.5, then eight teeth that climb to 2. "
      "Stage 3: 0.75 with eight low teeth, then eight higher ones that climb to 1.4.")
 
@@ -558,6 +566,8 @@ show(fig, alt="Numbers a parameter during a step. Data parallelism: 3 in the for
 # whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there together.
 # And they climb, because the gradients of the shards stay.
 #
+# (The update isn't recorded. Adam needs temporary arrays there, for one weight at a time.)
+#
 # **Whether a model fits depends on the peak of a step**, and on its activations. How high the teeth
 # are depends on the layers: of a hundred equal ones, one would be a hundredth of all.
 #
@@ -565,8 +575,9 @@ show(fig, alt="Numbers a parameter during a step. Data parallelism: 3 in the for
 #
 # PyTorch's FSDP is the function `fully_shard`. Each call makes a group of parameters that is
 # gathered and freed together: here the weight of one linear layer. (The last call, for the whole
-# network, takes what no layer has taken, which is nothing here.) A parameter is then a `DTensor`,
-# which knows that it is a shard: `to_local()` is this rank's part, `full_tensor()` gathers all.
+# network, takes the parameters that no layer has taken; here there are none.) A parameter is then a
+# `DTensor`, which knows that it is a shard: `to_local()` is this rank's part, `full_tensor()`
+# gathers all.
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -616,7 +627,7 @@ for difference, shape in ranks(compare_pytorch):
 #
 # On $k$ ranks, with Adam in float32, at the end of the backward pass:
 #
-# | | weights | gradients | state | bytes a parameter | reduced + gathered |
+# | | weights | gradients | state | bytes per parameter | reduced + gathered |
 # | --- | --- | --- | --- | --- | --- |
 # | data parallel | 4 | 4 | 8 | $16$ | 1 + 1 |
 # | stage 1 | 4 | 4 | $8/k$ | $8 + 8/k$ | 1 + 1 |

@@ -6,17 +6,17 @@
 # backward pass, the **activations**. A device can do without most of the activations: it keeps the
 # input of each block of layers, and computes the rest once more when the backward pass needs it.
 # This is called **recomputation**, or *activation checkpointing*, or *gradient checkpointing* (T.
-# Chen et al., 2016, arXiv:1604.06174). (Elsewhere a *checkpoint* is a file with a saved training.
-# Here it is an input that was kept.)
+# Chen et al., 2016, arXiv:1604.06174). (Elsewhere a *checkpoint* is a file in which a training run
+# is saved. Here it is an input that was kept.)
 #
 # > **What you'll do:** write a small transformer, predict to the byte what its blocks keep, and
 # > write recomputation in a few lines.
 # >
 # > **What you'll learn:** what takes the memory of a step; what recomputation saves and what it
-# > costs; how it goes wrong without an error.
+# > costs; what dropout has to do with it.
 # >
-# > **What you need:** chapters 13 and 16, no GPU, and PyTorch: `make setup TORCH=1` installs it.
-# > Reading takes {reading time}, running about 20 seconds.
+# > **What you need:** chapters 13 and 16, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1`
+# > installs it. Reading takes {reading time}, running about 20 seconds.
 
 # %% tags=["torch"]
 import math
@@ -50,8 +50,8 @@ alphabet = sorted(set(text))  # also the space and the end of a line
 ids = torch.tensor([alphabet.index(character) for character in text])
 print(len(ids), "tokens,", len(alphabet), "different ones")
 
-x = ids[3000:3000 + 16 * 32].view(16, 32)
-y = ids[3001:3001 + 16 * 32].view(16, 32)
+x = ids[3000:3000 + 16 * 32].view(16, 32).clone()  # not a view of the whole text
+y = ids[3001:3001 + 16 * 32].view(16, 32).clone()
 print("inputs of the first sequence:", repr(text[3000:3032]))
 print("labels of the first sequence:", repr(text[3001:3033]))
 
@@ -61,7 +61,7 @@ print("labels of the first sequence:", repr(text[3001:3033]))
 #
 # 1. Three matrices turn each token into a *query* (what it looks for), a *key* (what it can be
 #    found by) and a *value* (what it has to give).
-# 2. The product of one token's query and another token's key is a *score*.
+# 2. The product of a token's query and a key, another token's or its own, is a *score*.
 # 3. A softmax turns a token's scores into **attention weights**, which add up to 1.
 # 4. The token's result is the sum of all values, each one times its weight.
 #
@@ -76,8 +76,8 @@ print(scores.masked_fill(later, -math.inf).softmax(dim=1))
 
 # %% [markdown]
 # The first token sees only itself, and the last one sees all four. Several **heads** do these steps
-# side by side, each with its own part of the width. A last matrix, the **output projection**
-# `join`, brings their results together.
+# side by side: each takes its own part of every query, key and value, a part of the width. A last
+# matrix, the **output projection** `join`, brings their results together.
 
 # %%
 class Attention(nn.Module):
@@ -90,8 +90,10 @@ class Attention(nn.Module):
         self.join = nn.Linear(width, width)
 
     def by_heads(self, x):
-        """[n, tokens, width] -> [n, heads, tokens, head_width]"""
-        return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+        n, tokens, width = x.shape
+        heads = width // self.head_width
+        x = x.view(n, tokens, heads, self.head_width)
+        return x.transpose(1, 2)  # [n, heads, tokens, head_width]
 
     def forward(self, x):
         query = self.by_heads(self.query(x))
@@ -103,7 +105,8 @@ class Attention(nn.Module):
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(later, -math.inf).softmax(dim=3)
         mixed = weights @ value  # [n, heads, tokens, head_width]
-        return self.join(mixed.transpose(1, 2).flatten(2))
+        mixed = mixed.transpose(1, 2)  # [n, tokens, heads, head_width]
+        return self.join(mixed.flatten(2))  # [n, tokens, width]
 
 # %% [markdown]
 # A **block** is attention and an **MLP**, which works on each token alone. Between the MLP's two
@@ -197,14 +200,16 @@ assert torch.equal(theirs(x), net(x))
 
 # %%
 def address(tensor):
-    return tensor.untyped_storage().data_ptr()
+    memory = tensor.untyped_storage()  # what the tensor lies in
+    return memory.data_ptr()
 
 
 kept = {}  # {address: bytes}
 
 
 def save(tensor):
-    kept[address(tensor)] = tensor.untyped_storage().nbytes()
+    memory = tensor.untyped_storage()
+    kept[address(tensor)] = memory.nbytes()
     return tensor
 
 
@@ -235,13 +240,14 @@ def bytes_kept(module, x):
 parameters = sum(p.numel() for p in net.parameters())
 print(f"weights, gradients, moments:   {16 * parameters:9,} bytes")
 print(f"activations, of 16 sequences:  {bytes_kept(net, x):9,} bytes")
-print(f"activations, of one sequence:  {bytes_kept(net, x[:1]):9,} bytes")
+print(f"activations, of one sequence:  {bytes_kept(net, x[:1].clone()):9,} bytes")
 
 # %% [markdown]
 # Activations are three quarters of the memory here. They grow with the number of sequences, and the
-# other three don't. So a device can take fewer sequences at a time and add up their gradients
-# before the update (**gradient accumulation**), down to a single sequence. What if even that is too
-# large?
+# other three don't. (One sequence keeps a little more than a sixteenth, since the table of later
+# tokens is needed once in any case.) So a device can take fewer sequences at a time and add up
+# their gradients before the update (**gradient accumulation**), down to a single sequence. What if
+# even that is too large?
 #
 # ## What a block keeps, to the byte
 #
@@ -312,7 +318,7 @@ print(f"counted {bytes_kept(small_block, small_hidden):,}")
 # function, its input `x` and the gradient of the block's output. Compute the output again, send the
 # gradient backward from there, and return the gradient of `x`. You need three things:
 #
-# - In a backward pass autograd records nothing, except inside `with torch.enable_grad():`.
+# - In a backward pass autograd normally records nothing, except inside `with torch.enable_grad():`.
 # - `x` is a result of the blocks before it, which get their own turn later. `x.detach()` has the
 #   same numbers without this history, and `.requires_grad_()` asks for its gradient.
 # - `output.backward(gradient)` begins with a given gradient.
@@ -340,7 +346,7 @@ cases = [(given, due)]
 
 # %% tags=["your-turn"]
 def run_again(function, x, gradient):
-    """Compute function(x) again, whose gradient is `gradient`, and return the gradient of x.
+    """Compute function(x) again; `gradient` is the gradient of that result. Return that of x.
 
     The parameters' gradients are added to their .grad. What x was computed from gets none.
     """
@@ -371,10 +377,15 @@ class FirstRecompute(torch.autograd.Function):
         return None, x.grad  # for each argument of forward
 
 # %% [markdown]
-# To use it in the network, we put each block into a module. Its `way` says how the block is
-# computed:
+# Its call is `FirstRecompute.apply(block, x)`. To use it in the network, we put each block into a
+# module that computes it in a `way`, a function of the block and `x`. Later there will be other
+# ways.
 
 # %%
+def first_way(block, x):
+    return FirstRecompute.apply(block, x)
+
+
 class Recomputed(nn.Module):
     def __init__(self, block, way):
         super().__init__()
@@ -392,7 +403,7 @@ def recompute_blocks(net, way):
 
 
 plain = make_net()
-thrifty = recompute_blocks(make_net(), FirstRecompute.apply)
+thrifty = recompute_blocks(make_net(), first_way)
 
 # %% [markdown]
 # Does the second network find the same gradients as the first?
@@ -430,8 +441,9 @@ print(f"recomputed: {bytes_kept(thrifty.blocks, hidden):,}")
 #
 # But in the backward pass activations come back. So what matters is the largest amount at any time
 # in the step, the **peak**. Each time that autograd saves or uses a tensor, `MemoryLog` notes how
-# much is kept at this moment. Its dictionary is a *weak* one: it doesn't hold the memory itself,
-# and forgets what has been freed.
+# much is kept at this moment. (It sees only what autograd saves. Results that are needed for a
+# moment, such as scores and gradients of activations, come on top.) Its dictionary is a *weak* one:
+# it doesn't keep the memory alive, and forgets what has been freed.
 
 # %%
 class MemoryLog:
@@ -452,14 +464,14 @@ class MemoryLog:
 
 def bytes_in_a_step(blocks):
     log = MemoryLog(blocks)
-    with saved_tensors_hooks(log.note, log.note):
+    with saved_tensors_hooks(log.note, log.note):  # when it saves a tensor, and when it uses one
         output = blocks(hidden)
         output.sum().backward()
     return log.noted
 
 # %% [markdown]
-# **Predict:** how high is the peak of the recomputed blocks? Look at the first tooth in the
-# drawing. (The 2,368,512 bytes of a block include its input.)
+# **Predict:** how high is the peak of the recomputed blocks?
+# (The 2,368,512 bytes of a block include its input.)
 
 # %% tags=["predict"]
 plain_noted = bytes_in_a_step(plain.blocks)
@@ -476,8 +488,8 @@ print(f"recomputed: {max(thrifty_noted):,}")
 #
 # </details>
 #
-# Here is all that was noted. It is the drawing's hill and saw, but the recomputed blocks' forward
-# pass is short, because it saves only four tensors:
+# Here is everything that was noted. It is the drawing's hill and saw, but the recomputed blocks'
+# forward pass is short, because it saves only four tensors:
 
 # %% tags=["fold", "measured"]
 # draw: what is kept during a step
@@ -516,12 +528,12 @@ print("recomputed:", backward_in_forwards(thrifty.blocks))
 #
 # </details>
 #
-# Together with the forward pass these are 4 instead of 3. So recomputing whole blocks costs a third
-# more operations in matrix products.
+# With the forward pass, a step takes 3 without recomputation, and 4 with it. So recomputing whole
+# blocks costs a third more operations in matrix products.
 #
 # ## Dropout
 #
-# Is `FirstRecompute` right for any block? Dropout sets numbers to 0 at random and scales up the
+# Dropout sets numbers to 0 at random and scales up the
 # others. Here a dropout of one half gets eight ones, so that some become 0 and the others 2.
 # **Predict:** where is the gradient 0, and where 2?
 
@@ -542,10 +554,11 @@ print("gradient:", ones.grad.tolist())
 #
 # </details>
 #
-# Such a training goes on without an error, with wrong gradients. So the second pass must draw what
+# The training run goes on without an error, with wrong gradients. So the second pass must draw what
 # the first one drew. We save the **random state** before the first pass, and set it before the
 # second. `fork_rng` then puts back the state that was there before its `with`, so that what is
-# drawn later doesn't change.
+# drawn later doesn't change. (This is the CPU's random state. A GPU has one of its own, which
+# `recompute` in transformer.py and PyTorch's `checkpoint` save as well.)
 
 # %%
 class Recompute(torch.autograd.Function):
@@ -615,19 +628,19 @@ large_peak = large_block + 31 * large_input
 print(f"{large_parameters:,} parameters")
 print(f"weights, gradients, moments: {16 * large_parameters / 1e9:6.1f} GB")
 print(f"activations of 32 blocks:    {32 * large_block / 1e9:6.1f} GB")
-print(f"recomputed, at the peak:     {large_peak / 1e9:6.1f} GB")
+print(f"kept at the peak, recomputed:{large_peak / 1e9:6.1f} GB")
 
 # %% [markdown]
-# Recomputation makes the blocks' activations small, even in this model: 5.3 GB instead of 103.6.
-# Two thirds of the 103.6 are attention weights, 131,072 of 196,612 numbers a token. PyTorch's own
-# attention doesn't keep these (exercise 2). And in **bfloat16** a number has two bytes instead of
-# four. Which parts of a training may be in 16 bits is the question of deeper: bfloat16 and scaled
-# losses.
+# Recomputation makes the blocks' activations small, even in this model: 5.3 GB instead of 103.6,
+# without what each operation needs for a moment. Two thirds of the 103.6 are attention weights,
+# 131,072 of 196,612 numbers a token. PyTorch's own attention need not keep these (exercise 2). And
+# in **bfloat16** a number has two bytes instead of four. Which parts of a step may be in 16 bits is
+# the question of deeper: bfloat16 and scaled losses.
 #
 # But the weights, gradients and Adam's moments still take 107.6 GB, more than an A100 with 80 GB
-# has. They stay, whatever is recomputed. So a part of them must be on a second device. Chapter 16
-# shards these three, and each rank still computes whole layers. The other way is to divide the
-# layers themselves.
+# has. They stay, whatever is recomputed. So a part of them must be elsewhere, best on a second
+# device. Chapter 16 shards these three, and each rank still computes whole layers. The other way is
+# to divide the layers themselves.
 #
 # ## Summary
 #
@@ -639,8 +652,8 @@ print(f"recomputed, at the peak:     {large_peak / 1e9:6.1f} GB")
 #   three. At the peak the blocks keep one block's activations and the inputs of the others.
 # - The second forward pass must do what the first one did. So it needs the first one's random
 #   state. Without it dropout's gradients are wrong, and no error says so.
-# - Weights, gradients and the optimizer's state stay. When they don't fit, you need a second
-#   device.
+# - Weights, gradients and the optimizer's state stay. When they don't fit, a part of
+#   them must be elsewhere, best on a second device.
 #
 # Next, chapter 18: a layer's matrices, divided among ranks.
 #
@@ -660,7 +673,8 @@ print(f"recomputed, at the peak:     {large_peak / 1e9:6.1f} GB")
 # %% [markdown]
 # ### Answer to *Your turn*
 #
-# The gradient goes in at `output.backward`; `output.sum().backward()` would begin with ones.
+# The gradient goes in at `output.backward`. (`output.sum().backward()` would begin with ones, and
+# only inside the `with`, where the sum is recorded.)
 
 # %% tags=["solution", "your-turn"]
 def run_again(function, x, gradient):
@@ -679,8 +693,8 @@ your_turn(gradients_after, cases, stubs=[run_again])
 # Two blocks must be recomputed. With $m$ of them the forward pass ends with $m$ inputs and the
 # activations of $4 - m$ blocks: 7.2 MB for one, 5.0 MB for two. And it matters which: the *last*
 # block must not be among them. Its tooth would stand on the activations of the two plain blocks,
-# and the peak would be 7.2 MB. When the backward pass recomputes another block, the last one's
-# activations are already freed.
+# and the peak would be 7.2 MB. If another block is recomputed instead, the last one's
+# activations are already freed by then.
 
 # %% tags=["solution"]
 def peak_with(recomputed):

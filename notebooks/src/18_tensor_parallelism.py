@@ -6,16 +6,11 @@
 # ranks work on the same examples. That is **tensor parallelism**. *What must the ranks send, so
 # that the result is that of one process?*
 #
-# ![Two ranks, one below the other. Both have the input 1, 2. Rank 0 has the first two columns of A,
-# finds 3 and −2 in the middle, ReLU makes them 3 and 0, and its two rows of B give 3 and 6. Rank 1
-# has the other columns and rows and finds 2 and 4. The all-reduce gives both 5 and
-# 10.](src/drawings/two_matrices.svg)
-#
 # > **What you'll do:** divide two matrices among two ranks, then each block of a transformer; leave
 # > out one of the sums, and see what notices.
 # >
-# > **What you'll learn:** why the first matrix is cut by columns and the second by rows; what is
-# > sent forward, and what backward; how to test a divided layer.
+# > **What you'll learn:** how to cut the matrices of a block; what is sent forward, and what
+# > backward; how to test a divided layer.
 # >
 # > **What you need:** chapter 17 for the network, 14 for processes, 16 for `autograd.Function`, 03
 # > for the ring, no GPU, and PyTorch 2.13 or newer: `make setup TORCH=1` installs it. Reading takes
@@ -56,11 +51,16 @@ print("middle:", middle.tolist())
 print("y:     ", y.tolist())
 
 # %% [markdown]
-# Now two ranks do it, as in the picture. Each has two of the four columns of `A`, so it finds two
-# of the four numbers in the middle. ReLU takes each number alone, so nothing needs to be sent here.
-# Each number in the middle is multiplied by one row of `B`, so a rank needs only the two rows that
-# belong to its numbers. Their product is as long as `y`, but it is only a part of the sum. An
-# all-reduce adds up both parts.
+# Now two ranks do it. Each has two of the four columns of `A`, so it finds two of the four numbers
+# in the middle. ReLU takes each number alone, so nothing needs to be sent here. Each number in the
+# middle is multiplied by one row of `B`, so a rank needs only the two rows that belong to its
+# numbers. Their product is as long as `y`, but it is only a part of the sum. An all-reduce adds up
+# both parts:
+#
+# ![Two ranks, one below the other. Both have the input 1, 2. Rank 0 has the first two columns of A,
+# finds 3 and −2 in the middle, ReLU makes them 3 and 0, and its two rows of B give 3 and 6. Rank 1
+# has the other columns and rows and finds 2 and 4. The all-reduce gives both 5 and
+# 10.](src/drawings/two_matrices.svg)
 #
 # A rank's columns or rows are its **shard** of the matrix, as in chapter 16. `my_shard` cuts a
 # tensor into as many parts as there are ranks, and copies this rank's:
@@ -94,7 +94,7 @@ for part, total in ranks(two_matrices):
 #
 # Could `A` also be cut by rows? Each rank then needs only one of the two numbers of `x`, and its
 # product has one term of each of the four numbers of `x @ A`. **Predict:** if each rank applies
-# ReLU to its product, and then these are added up, is the sum equal to `middle`?
+# ReLU to its product, and the results are added up, is the sum equal to `middle`?
 
 # %% tags=["predict"]
 def rows_first():
@@ -148,7 +148,7 @@ print("sum first, then ReLU: ", F.relu(part_0 + part_1).tolist())
 # your function, on two ranks and on three.
 
 # %% tags=["fold", "your-turn"]
-# define: cases for your function: the ranks' gradients, and what is due on each rank
+# define: cases for your function: the ranks' gradients, and what each rank should return
 def try_on_one_rank(gradients):  # of all ranks
     mine = torch.tensor(gradients[dist.get_rank()])
     returned = backward_of_copy(mine)
@@ -213,8 +213,8 @@ class SumOverRanks(torch.autograd.Function):
 sum_over_ranks = SumOverRanks.apply
 
 # %% [markdown]
-# Why doesn't it add up gradients, too? Because all ranks compute the *same* loss from the same `y`.
-# If each rank's gradient of `y` were added, that one loss would count once for each rank.
+# Why doesn't it add up gradients, too? All ranks compute the *same* loss from the same `y`, so each
+# rank already has the whole gradient of `y`. A sum over two ranks would double it.
 #
 # With both exchanges autograd goes through the matrices on each rank. First one process:
 
@@ -386,16 +386,18 @@ def right_gradients(net):
     names = []
     for name, p in net.named_parameters():
         expected = whole_gradients[name]
-        if p.shape[0] < expected.shape[0]:  # of a column layer
-            expected = my_shard(expected, 0)
-        elif p.shape[-1] < expected.shape[-1]:  # of a row layer
+        if p.shape == expected.shape:
+            pass  # a whole parameter
+        elif p.shape[0] == expected.shape[0]:  # of a row layer, which has all outputs
             expected = my_shard(expected, 1)
+        else:  # of a column layer
+            expected = my_shard(expected, 0)
         if largest_difference(p.grad, expected) < 1e-12:
             names.append(name)
     return names
 
 # %% [markdown]
-# Here are the divided networks. `on_ranks` has the loss and these names from each rank:
+# Here are the divided networks. Each rank returns its loss and these names:
 
 # %%
 def by_ranks(column, row):
@@ -407,16 +409,14 @@ def by_ranks(column, row):
 
 
 for world in [1, 2, 4]:
-    on_ranks = ranks(by_ranks, ColumnLinear, RowLinear, world=world)
-    loss, right = on_ranks[0]
+    for loss, right in ranks(by_ranks, ColumnLinear, RowLinear, world=world):
+        assert abs(loss - whole_loss) < 1e-12
+        assert len(right) == len(whole_gradients)
     print(f"{world} ranks: loss {loss:.3f}, {len(right)} gradients right")
-    assert abs(loss - whole_loss) < 1e-12
-    assert len(right) == len(whole_gradients)
-    assert on_ranks == [(loss, right)] * world  # all ranks find the same
 
 # %% [markdown]
-# The loss and all gradients are those of one process, also the gradients of the embeddings, which
-# come before all blocks.
+# The loss and all gradients are those of one process, including those of the embeddings, which come
+# before all blocks.
 #
 # [tensor_parallel.py](tensor_parallel.py) is the module that you keep. Its functions and layers
 # have the same names as ours. They also work in a group of some ranks, and raise an error if sizes
@@ -453,38 +453,49 @@ plan = {
 
 # %% [markdown]
 # `parallelize_module` divides the network by this plan over a **device mesh**, an arrangement of
-# ranks. The parameters of these layers become DTensors, as in chapter 16, and so do their
-# gradients. A DTensor knows how it is divided, and `full_tensor` gathers it from all ranks:
+# ranks. The parameters of these layers become DTensors, as in chapter 16. A DTensor knows how it is
+# divided:
 
 # %%
-def by_pytorch():
+def divided_by_pytorch():
     net = make_net()
     mesh = init_device_mesh("cpu", (2,))  # two ranks, in a row
-    parallelize_module(net, mesh, plan)
-    loss_of(net, x_text, y_text).backward()
+    return parallelize_module(net, mesh, plan)
 
+
+def placements_of_up():
+    net = divided_by_pytorch()
+    return str(net.blocks[0].mlp.up.weight.placements)
+
+
+print("up.weight is divided as", ranks(placements_of_up)[0])
+
+# %% [markdown]
+# `Shard(dim=0)` is what our column layer does. The gradients are DTensors, too. `full_tensor`
+# gathers one from all ranks, so that we can compare it:
+
+# %%
+def gradients_by_pytorch():
+    net = divided_by_pytorch()
+    loss_of(net, x_text, y_text).backward()
     gradients = {}
     for name, p in net.named_parameters():
         gradients[name] = p.grad
         if isinstance(p.grad, DTensor):
             gradients[name] = p.grad.full_tensor()
-    placements = net.blocks[0].mlp.up.weight.placements
-    return gradients, str(placements)
+    return gradients
 
 
-for gradients, placements in ranks(by_pytorch):
-    print("up.weight is divided as", placements)
+for gradients in ranks(gradients_by_pytorch):
     assert largest_difference(gradients, whole_gradients) < 1e-12
-
-# %% [markdown]
-# `Shard(dim=0)` is what our column layer does. All gradients are those of one process.
+print(len(gradients), "gradients, equal to those of one process")
 #
 # ## Without `copy_to_ranks`
 #
 # Now we leave out one of the two exchanges, `copy_to_ranks`. Then a column layer is a plain layer
-# with fewer outputs, as one might well write it. **Predict:** is the loss right? Which gradients
-# are right: of the two blocks, of the embeddings before them, of the norm and the output layer
-# after them?
+# with fewer outputs, which is how anyone might write it at first. **Predict:** is the loss right?
+# Which gradients are right: of the two blocks, of the embeddings before them, of the norm and the
+# output layer after them?
 
 # %% tags=["predict"]
 class ColumnWithoutSum(ColumnLinear):
@@ -557,8 +568,7 @@ for column in [ColumnLinear, ColumnWithoutSum]:
 # The folded function takes the place of `dist.all_reduce` during a step, and notes what is sent.
 # Hidden states are `[8, 32, 16]`: 8 sequences, 32 tokens, width 16, and 8 bytes per number.
 # **Predict:** how many all-reduces are there in our two blocks, forward and backward, and of how
-# many bytes is each? (Count the layers in `divide`, not the bars in the drawing, where one bar
-# stands for all layers that have the same input.)
+# many bytes is each?
 
 # %% tags=["fold"]
 # define: `sent_in_a_step(net)`, the bytes of each all-reduce, of both passes
@@ -593,18 +603,20 @@ print("backward:", backward)
 # <details><summary>What came out</summary>
 #
 # Each has 32,768 bytes. Forward there are two per block. Backward there are four per block, because
-# attention has three column layers, and each adds up the gradient of its own input.
+# attention has three column layers, and each adds up the gradient of its own input. (In the drawing
+# of the block one bar stands for all three.)
 #
 # </details>
 #
 # The three layers of attention have the same input, so one sum would do: copy the input once,
 # before all three. Exercise 2 does it, and then there are **four all-reduces per block, two forward
-# and two backward**, as in the drawing and in the paper. Each is the size of the hidden states.
+# and two backward**, as in the drawing, and as Megatron-LM has it. Each is the size of the hidden
+# states.
 #
 # How much is that in a large network? We take 8 GPUs, 32 blocks of width 4,096, 8 sequences of
 # 4,096 tokens, and 2 bytes per number. In a ring a rank sends $2(k-1)/k$ times as many bytes as the
-# array has (chapter 03). Inside a machine an A100 sends 300 GB/s, by NVLink. Between machines each
-# GPU has a network card of 25 GB/s:
+# array has (chapter 03). Inside a machine an A100 sends 300 GB/s, by NVLink. Between machines
+# we take a network card of 25 GB/s for each GPU, and each GPU in a machine of its own:
 
 # %%
 k = 8
@@ -613,15 +625,16 @@ bytes_of_one = 2 * (k - 1) / k * hidden_bytes  # all-reduce
 sent = 32 * 4 * bytes_of_one  # four in each block
 print(f"the hidden states have {hidden_bytes / 1e9:.2f} GB")
 print(f"each GPU sends {bytes_of_one / 1e9:.2f} GB in one all-reduce, {sent / 1e9:.1f} in a step")
-print(f"at least {sent / 300e9:.1f} s inside a machine, {sent / 25e9:.1f} s between machines")
+print(f"at least {sent / 300e9:.1f} s inside a machine")
+print(f"at least {sent / 25e9:.1f} s if each GPU is in a machine of its own")
 
 # %% [markdown]
-# In the forward pass the next layer needs the sum at once, so it can't be hidden behind other work,
-# as DDP hides its buckets. All ranks wait for it. **That is why tensor parallelism wants the fast
-# links inside a machine.**
+# In the forward pass the next layer needs the sum at once. So, unlike DDP's buckets, it can't
+# simply be hidden behind other work, and all ranks wait for it. **That is why tensor parallelism
+# belongs on the fast links inside a machine.**
 #
 # The hidden states are still whole on every rank, and so are the embeddings and the output layer.
-# How these are divided, too, is in deeper: Tokens and the vocabulary.
+# How to divide these as well is in deeper: Tokens and the vocabulary.
 #
 # ## Summary
 #
@@ -636,7 +649,7 @@ print(f"at least {sent / 300e9:.1f} s inside a machine, {sent / 25e9:.1f} s betw
 #   hidden states. So tensor parallelism needs fast links.
 #
 # Next, chapter 19: how to divide a network across machines, where these messages would cost too
-# much. There each rank has whole layers, and sends only between neighbours.
+# much. There each rank has whole layers, and sends only to its neighbours.
 #
 # **Further reading.** Section 3 of the Megatron-LM paper: its figures 3 and 4 show our two
 # exchanges, and the four of a block. PyTorch's tutorial *Large Scale Transformer model training
@@ -647,7 +660,7 @@ print(f"at least {sent / 300e9:.1f} s inside a machine, {sent / 25e9:.1f} s betw
 #
 # 1. **Sums in wrong places.** Change `both_passes` in three ways: leave out `copy_to_ranks`; call
 #    it twice, one around the other; add up gradients also in the backward pass of `sum_over_ranks`.
-#    Say of each before you run it: is `y` right? Which of the gradients of `x`, of the columns and
+#    Before you run each, say: is `y` right? Which of the gradients of `x`, of the columns and
 #    of the rows are wrong, and how? Are they equal on both ranks?
 # 2. **One sum instead of three.** Divide the network so that attention adds up the gradient of its
 #    input only once. Show that all gradients are those of one process, and count again. (After

@@ -55,7 +55,7 @@ y = text[:, 1:]  # after each token, the next one
 print("x:", x.shape, "logits:", make_net()(x).shape)
 
 # %% [markdown]
-# One process finds these gradients, and all that follows must find the same:
+# One process finds these gradients, and everything below must find the same ones:
 
 # %%
 def mean_loss(logits, y):
@@ -174,7 +174,7 @@ print(len(found), "gradients, equal to those of one process")
 
 # %% [markdown]
 # So a model can be divided by layers. But rank 1 waits for the hidden states, and then rank 0 for
-# their gradient. At no time do both work.
+# their gradient. They never work at the same time.
 #
 # ## A schedule is a list
 #
@@ -185,7 +185,8 @@ print(len(found), "gradients, equal to those of one process")
 # In which order should a stage run its forward and backward passes? That is called a **schedule**.
 # We write it as data: for each stage a list of `("forward", i)` and `("backward", i)`, where `i` is
 # the number of a micro-batch. The simplest schedule, GPipe's (Y. Huang et al., 2018,
-# arXiv:1811.06965), runs all forward passes, and then all backward passes:
+# arXiv:1811.06965), runs all forward passes, and then all backward passes, here in
+# the same order, as PyTorch has it:
 
 # %%
 def gpipe(stages, micro_batches):
@@ -227,57 +228,60 @@ except TimeoutError as error:
 # minutes (`default_pg_timeout` in `torch/distributed/constants.py`). Here `ranks` has ended both
 # processes.
 #
-# The remedy is `dist.isend`. It returns at once, so no rank waits for a receiver before it goes on.
-# Like chapter 14's `all_reduce` with `async_op=True`, it gives a handle to wait for later.
+# With gloo the remedy is `dist.isend`. It returns at once, so no rank waits for a receiver before
+# it goes on. (With NCCL the send and the receive are handed over together, as `pipeline.py` does
+# below.) Like chapter 14's `all_reduce` with `async_op=True`, it gives a handle to wait for later.
 #
 # ## One function runs any schedule
 #
 # A forward pass of one micro-batch is the first half of `two_stages`: receive hidden states, unless
-# this is the first stage, then compute, then send, unless this is the last stage. The handle goes
-# into the list `sent`:
+# this is the first stage, then compute, then send, or find the loss if this is the last stage. The
+# handle of what is sent goes into the list `sent`. (The loss of a batch is the mean over its
+# tokens. So with $m$ micro-batches of equally many tokens, the loss of each must be divided by
+# $m$.)
 
 # %%
-def forward_pass(layers, x_part, sent):
+def forward_pass(layers, x_part, y_part, divide_by, sent):
+    """What came in, and what came out: hidden states, on the last stage the loss."""
     rank = dist.get_rank()
     last = dist.get_world_size() - 1
     if rank == 0:
-        inputs = x_part
+        came_in = x_part
     else:
-        inputs = torch.empty(len(x_part), tokens, width).double()
-        dist.recv(inputs, src=rank - 1)
-        inputs.requires_grad_()
-    outputs = layers(inputs)
-    if rank < last:
-        handle = dist.isend(outputs.detach(), dst=rank + 1)
+        came_in = torch.empty(len(x_part), tokens, width).double()
+        dist.recv(came_in, src=rank - 1)
+        came_in.requires_grad_()
+
+    came_out = layers(came_in)
+    if rank == last:
+        came_out = mean_loss(came_out, y_part) / divide_by
+    else:
+        handle = dist.isend(came_out.detach(), dst=rank + 1)
         sent.append(handle)
-    return inputs, outputs
+    return came_in, came_out
 
 # %% [markdown]
 # The backward pass is the second half. The last stage begins with the loss, and each other stage
 # with the gradient that it receives:
 
 # %%
-def backward_pass(inputs, outputs, sent):
+def backward_pass(came_in, came_out, sent):
     rank = dist.get_rank()
     last = dist.get_world_size() - 1
     if rank == last:
-        loss = outputs
-        loss.backward()
+        came_out.backward()
     else:
-        gradient = torch.empty_like(outputs)
+        gradient = torch.empty_like(came_out)
         dist.recv(gradient, src=rank + 1)
-        outputs.backward(gradient)
+        came_out.backward(gradient)
     if rank > 0:
-        handle = dist.isend(inputs.grad, dst=rank - 1)
+        handle = dist.isend(came_in.grad, dst=rank - 1)
         sent.append(handle)
 
 # %% [markdown]
-# Now a rank works through its list. Two dictionaries keep, for each micro-batch, what came in and
-# what came out (on the last stage the loss), because its backward pass needs both. After that both
-# are dropped. Messages have no names, so neighbours must run the micro-batches in the same order.
-#
-# The loss of a batch is the mean over its tokens. So with $m$ micro-batches of equally many tokens,
-# the loss of each must be divided by $m$.
+# Now a rank works through its list. The dictionary `held` keeps, for each micro-batch, what came in
+# and what came out, because its backward pass needs both. After that they are dropped. Our messages
+# carry no tag, so neighbours must run the micro-batches in the same order.
 
 # %%
 def run_schedule(layers, schedule, micro_batches, divide_by):
@@ -286,18 +290,15 @@ def run_schedule(layers, schedule, micro_batches, divide_by):
     steps = schedule(stages, micro_batches)[rank]
     x_parts = x.chunk(micro_batches)
     y_parts = y.chunk(micro_batches)
-    inputs = {}  # by micro-batch
-    outputs = {}
+    held = {}  # by micro-batch
     sent = []
 
     for kind, i in steps:
         if kind == "forward":
-            inputs[i], outputs[i] = forward_pass(layers, x_parts[i], sent)
-            if rank == stages - 1:
-                outputs[i] = mean_loss(outputs[i], y_parts[i]) / divide_by
+            held[i] = forward_pass(layers, x_parts[i], y_parts[i], divide_by, sent)
         else:
-            backward_pass(inputs[i], outputs[i], sent)
-            del inputs[i], outputs[i]
+            came_in, came_out = held.pop(i)
+            backward_pass(came_in, came_out, sent)
 
     for handle in sent:
         handle.wait()
@@ -313,7 +314,9 @@ def with_schedule(schedule, micro_batches, divide_by):
     return gradients(net)
 
 
-found = merge(ranks(with_schedule, gpipe, 4, 4))  # 4 micro-batches, divided by 4
+micro_batches = 4
+divide_by = 4
+found = merge(ranks(with_schedule, gpipe, micro_batches, divide_by))
 assert largest_difference(found, whole) < 1e-12
 print(len(found), "gradients, equal to those of one process")
 
@@ -323,7 +326,8 @@ print(len(found), "gradients, equal to those of one process")
 # the right one.
 
 # %% tags=["predict"]
-found = merge(ranks(with_schedule, gpipe, 4, 1))
+divide_by = 1
+found = merge(ranks(with_schedule, gpipe, micro_batches, divide_by))
 ratios = found["output.weight"] / whole["output.weight"]
 print(f"smallest ratio {ratios.min():.3f}, largest ratio {ratios.max():.3f}")
 
@@ -338,10 +342,10 @@ print(f"smallest ratio {ratios.min():.3f}, largest ratio {ratios.max():.3f}")
 # ## 1F1B: a backward pass as soon as possible
 #
 # With GPipe a stage holds *all* micro-batches when the backward passes begin: their inputs, their
-# outputs, and what autograd keeps of each layer. Is that necessary? Micro-batch 0 has passed the
-# last stage long before micro-batch 7. So its backward pass could begin, and then the stage need
-# not hold it any longer. This schedule is called **1F1B**, one forward, one backward
-# (PipeDream-Flush, D. Narayanan et al., 2020, arXiv:2006.09503):
+# outputs, and what autograd keeps of each layer. Is that necessary? With eight micro-batches,
+# number 0 has passed the last stage long before number 7. So its backward pass could begin, and
+# then the stage need not hold it any longer. This schedule is called **1F1B**, one forward, one
+# backward (PipeDream-Flush, D. Narayanan et al., 2020, arXiv:2006.09503):
 #
 # ![Two timelines of four stages and eight micro-batches; both end at the same time. GPipe runs all
 # forward passes, then all backward passes. In 1F1B a stage runs a few forward passes, then backward
@@ -358,13 +362,16 @@ print(f"smallest ratio {ratios.min():.3f}, largest ratio {ratios.max():.3f}")
 # case of fewer micro-batches than stages.
 
 # %% tags=["fold", "your-turn"]
-# define: cases for your function, three stages and their lists
+# define: cases for your function, four stages and their lists
 last_of_4 = [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1),
              ("forward", 2), ("backward", 2)]
 third_of_4 = [("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2),
               ("backward", 1), ("backward", 2)]
 two_micro_batches = [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]
-cases = [((3, 4, 3), last_of_4), ((2, 4, 3), third_of_4), ((0, 4, 2), two_micro_batches)]
+first_of_3 = [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 0),
+              ("forward", 3), ("backward", 1), ("backward", 2), ("backward", 3)]
+cases = [((3, 4, 3), last_of_4), ((2, 4, 3), third_of_4), ((0, 4, 2), two_micro_batches),
+         ((0, 3, 4), first_of_3)]
 
 # %% tags=["your-turn"]
 def steps_of(stage, stages, micro_batches):
@@ -399,7 +406,9 @@ print("stage 2 of 4:", one_f_one_b(stages=4, micro_batches=3)[2])
 # `run_schedule` runs these lists, too, now on four ranks. The gradients are the same:
 
 # %%
-found = merge(ranks(with_schedule, one_f_one_b, 8, 8, world=4))
+micro_batches = 8
+divide_by = 8
+found = merge(ranks(with_schedule, one_f_one_b, micro_batches, divide_by, world=4))
 assert largest_difference(found, whole) < 1e-12
 print(len(found), "gradients, equal to those of one process")
 
@@ -441,9 +450,8 @@ for stage in range(4):
 # </details>
 #
 # **GPipe holds $m$ micro-batches, 1F1B at most as many as there are stages.** So with 1F1B one can
-# take more micro-batches of the same size, without holding more. (A handle keeps what it sends, so
-# our `sent` keeps all messages until the end of the step. `pipeline.py`, below, drops them
-# earlier.) Why does one want more micro-batches?
+# take more micro-batches of the same size, without holding more. Why does one want more
+# micro-batches?
 #
 # ## The bubble, on a clock
 #
@@ -452,7 +460,8 @@ for stage in range(4):
 # idle for the other 9, which is 27 %. That holds for each stage, and for both schedules.
 #
 # Now we measure it, with real messages and a real clock. Four processes can't compute at the same
-# time on two cores, so our stages *sleep* instead, which takes no core: 30 ms in a forward pass,
+# time on two cores, so our stages also *sleep*, for much longer than they compute, because sleeping
+# takes no core: 30 ms in a forward pass,
 # and 60 ms in a backward pass. A `Function` with both passes (chapter 16) becomes one more layer at
 # the end of each stage:
 
@@ -461,7 +470,7 @@ class Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden):
         time.sleep(0.030)
-        return hidden.clone()
+        return hidden
 
     @staticmethod
     def backward(ctx, gradient):
@@ -505,14 +514,14 @@ for schedule in [gpipe, one_f_one_b]:
 #
 # Counted as above, a stage is idle for 9 of 21 units with 4 micro-batches, which is 43 %, and for
 # 9 of 12 units with 1, which is 75 %. The measured bubbles are larger, because whatever isn't sleep
-# counts as idle, also messages and Python.
+# counts as idle: the network's own computing, messages, Python.
 #
 # </details>
 #
 # How large is it in general? Look at the last stage in the drawing, and call the number of stages
 # $p$ and the number of micro-batches $m$. First the stage waits for $p-1$ forward passes of other
-# stages, and at the end for $p-1$ backward passes. In between it runs $m$ of each. So if all stages
-# take equally long, and messages no time,
+# stages, and at the end for $p-1$ backward passes. In between it runs $m$ forward and $m$ backward
+# passes. So if all stages take equally long, and messages no time,
 #
 # $$\text{bubble} = \frac{p - 1}{m + p - 1}$$
 #
@@ -552,8 +561,9 @@ print(len(found), "gradients, equal to those of one process")
 # gradients to zero before each step (`scale_grads` in `pipelining/stage.py`).
 #
 # [pipeline.py](pipeline.py) has `gpipe`, `one_f_one_b`, and `train_step`, for other modules and any
-# group of ranks. Instead of keeping handles it hands over a send and the next receive together, and
-# waits for both, as PyTorch's 1F1B does (`batch_isend_irecv`).
+# group of ranks. It hands a send and the next receive over together and waits for both, as
+# PyTorch's 1F1B does (`batch_isend_irecv`). So it drops what is sent earlier than our
+# `run_schedule`, whose handles keep all messages until the end of the step.
 
 # %%
 import pipeline
@@ -576,11 +586,12 @@ assert largest_difference(found, whole) < 1e-12
 print(len(found), "gradients, equal to those of one process")
 
 # %% [markdown]
-# **When a pipeline, and where?** For each token a stage sends one row of hidden states forward and
-# one row of gradients back, however many layers it has. Tensor parallelism sums hidden states over
-# all ranks in every block (chapter 18). So a pipeline sends less, which suits slow links. D.
-# Narayanan et al. (2021, arXiv:2104.04473, §3.2) advise tensor parallelism inside a machine, and a
-# pipeline across machines. The price is the bubble, and stages that must take equally long.
+# **When should one use a pipeline, and where?** For each token a stage sends one row of hidden
+# states forward and one row of gradients back, however many layers it has. Tensor parallelism sums
+# hidden states over all ranks in every block (chapter 18). So a pipeline sends less, which suits
+# slow links. D. Narayanan et al. (2021, arXiv:2104.04473, §3.2) advise tensor parallelism inside a
+# machine, and a pipeline across machines. The price is the bubble, and all stages must take equally
+# long.
 #
 # ## Summary
 #
@@ -594,7 +605,7 @@ print(len(found), "gradients, equal to those of one process")
 # - If two neighbours both send first and each waits until its message is received, they deadlock.
 #
 # Next, chapter 20: each way of dividing has its limit, such as the number of heads, of layers, or
-# of examples. So large models are trained in several ways at the same time, on ranks arranged as a
+# of examples. So large models are divided in several ways at once, on ranks arranged as a
 # mesh.
 #
 # **Further reading.** The bubble can be smaller: D. Narayanan et al. (2021), arXiv:2104.04473,
@@ -634,8 +645,9 @@ your_turn(steps_of, cases)
 # ### Answer 1
 #
 # The slow stage sets the pace. Its 8 forward passes take 8 · 60 ms, its 8 backward passes 8 · 120
-# ms, and the first and last ones must pass the three other stages, 3 · 30 ms and 3 · 60 ms: 1.71 s
-# instead of 0.99. So stages should take equally long. Give the slow one fewer layers.
+# ms. One forward and one backward pass in each of the three other stages come on top, 3 · 30 ms and
+# 3 · 60 ms: 1.71 s instead of 0.99. So stages should take equally long. Give the slow one fewer
+# layers.
 
 # %% tags=["solution", "measured"]
 def with_a_slow_stage():

@@ -11,10 +11,10 @@
 # examples; each column is a data group, whose ranks have the same half of each
 # matrix.](src/drawings/mesh_groups.svg)
 #
-# > **What you'll do:** write the table that answers this, break each of its entries, and see what
-# > that does.
+# > **What you'll do:** write the table that answers this, break its entries one by one, and see
+# > what happens.
 # >
-# > **What you'll learn:** why a wrong group need not raise an error; how a gradient norm is found
+# > **What you'll learn:** what a wrong group does, and how you notice it; how to find a gradient norm
 # > over a mesh; how to run the program that does all of it with PyTorch's own parts, on one machine
 # > or several.
 # >
@@ -51,18 +51,18 @@ def make_mesh(data=2, tensor=2):
 
 def my_groups():
     mesh = make_mesh()
-    data_group = mesh.get_group("data")
-    tensor_group = mesh.get_group("tensor")
-    return dist.get_process_group_ranks(data_group), dist.get_process_group_ranks(tensor_group)
+    data_group = dist.get_process_group_ranks(mesh.get_group("data"))
+    tensor_group = dist.get_process_group_ranks(mesh.get_group("tensor"))
+    return f"data group {data_group}, tensor group {tensor_group}"
 
 
-for rank, (data_group, tensor_group) in enumerate(ranks(my_groups, world=4)):
-    print(f"rank {rank}: data group {data_group}, tensor group {tensor_group}")
+for rank, groups in enumerate(ranks(my_groups, world=4)):
+    print(f"rank {rank}: {groups}")
 
 # %% [markdown]
 # Rank 2's data group is the left column, ranks 0 and 2, and its tensor group the lower row, ranks 2
-# and 3. A group is named after what differs inside it: the ranks of a data group have different
-# data.
+# and 3. A group's name says in what its ranks differ: the ranks of a data group have different
+# data, those of a tensor group different parts of the matrices.
 #
 # ## A block, and what must come out
 #
@@ -132,7 +132,8 @@ for step in range(5):
 #
 # The layers are those of chapter 18, from [tensor_parallel.py](tensor_parallel.py). They take a
 # second argument, the group in which they send. We give them the tensor group, so they know nothing
-# of the data group.
+# of the data group. For its examples a rank asks the mesh how many data ranks there are, and which
+# of them it is, 0 or 1:
 
 # %%
 KIND = {
@@ -153,8 +154,9 @@ def divide(net, mesh):
 
 
 def my_examples(batch, mesh):
-    shards = batch.chunk(mesh["data"].size())
-    return shards[mesh.get_local_rank("data")]
+    data_ranks = mesh["data"].size()
+    place = mesh.get_local_rank("data")
+    return batch.chunk(data_ranks)[place]
 
 
 def what_i_hold():
@@ -201,7 +203,7 @@ for rank, (of_norm_bias, of_up_bias) in enumerate(found):
 # data group is missing. The same is true of `down.bias`: `RowLinear` adds it *after* its sum, so
 # each rank finds its whole gradient by itself.
 #
-# **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. To add it to rank 0's,
+# **Sharded: four numbers.** Rank 1's first number belongs to `up.bias[4]`. Adding it to rank 0's,
 # which belongs to `up.bias[0]`, would make no sense. But rank 2's belongs to `up.bias[0]`, too, and
 # comes from other examples. So again only the mean over the data group is missing.
 #
@@ -222,8 +224,8 @@ print(f"one process:           norm.bias {net.norm.bias.grad[0]:+.4f}, "
 
 # %% [markdown]
 # Both kinds of gradients are therefore summed over the data group, and divided by the number of
-# data ranks, not by that of all ranks. So is the loss, which is the same on ranks 0 and 1, too.
-# (A mean of means is right here because each data rank has equally many examples.)
+# data ranks, not by that of all ranks. The loss is averaged in the same way. (A mean
+# of means is right here because each data rank has equally many examples.)
 #
 # ## The gradient norm: write it before you scroll on
 #
@@ -265,15 +267,16 @@ your_turn(square_and_gradients, cases, stubs=[square_of_norm])
 # %% [markdown]
 # ## The table
 #
-# Squares of sharded parameters are summed over the tensor group, because its ranks have different
-# numbers. They are not summed over the data group, because data ranks have equal weights and
-# gradients here, so that each would be counted twice. Squares of replicated parameters are not
-# summed over any group. So this is the answer to the chapter's question:
+# Squares of sharded parameters' gradients (in the table: *squares of sharded*) are summed over the
+# tensor group, because its ranks have different numbers. They are not summed over the data group,
+# because data ranks have equal gradients here, so each square would count twice. Squares of
+# replicated parameters' gradients are not summed over any group. So this is the answer to the
+# chapter's question:
 
 # %%
 TABLE = {
-    "sharded": ["data"],  # gradients
-    "replicated": ["data"],
+    "gradients of sharded": ["data"],
+    "gradients of replicated": ["data"],
     "squares of sharded": ["tensor"],
     "squares of replicated": [],
 }
@@ -291,7 +294,9 @@ def add_up(tensor, groups, mesh):
 
 def average_gradients(net, table, mesh):
     for name, p in net.named_parameters():
-        add_up(p.grad, table[KIND[name]], mesh)
+        kind = KIND[name]  # "sharded" or "replicated"
+        groups = table["gradients of " + kind]
+        add_up(p.grad, groups, mesh)
         p.grad /= mesh["data"].size()
 
 
@@ -362,29 +367,41 @@ for rank, (found, matches, loss, norm) in enumerate(ranks(compare_by, TABLE, wor
 # all four ranks the same replicated parameters.
 
 # %%
+def same(name, weights_a, weights_b):
+    return largest_difference(weights_a[name], weights_b[name]) < 1e-12
+
+
 def all_agree(weights):
-    """Whether ranks have the same numbers where they should; weights[rank] is a dictionary."""
+    """Whether the ranks have the same numbers where they should."""
+    rank_0, rank_1, rank_2, rank_3 = weights
     for name in KIND:
-        if KIND[name] == "sharded":
-            pairs = [(0, 2), (1, 3)]  # the data groups
-        else:
-            pairs = [(0, 1), (0, 2), (0, 3)]
-        for a, b in pairs:
-            if largest_difference(weights[a][name], weights[b][name]) > 1e-12:
-                return False
+        in_columns = same(name, rank_0, rank_2) and same(name, rank_1, rank_3)
+        in_a_row = same(name, rank_0, rank_1)
+        if not in_columns:
+            return False
+        if KIND[name] == "replicated" and not in_a_row:
+            return False
     return True
 
+# %% [markdown]
+# `try_out` asks both questions about a table. It prints rank 0's loss, too, and the norms that
+# ranks 0 and 1 have found:
 
+# %%
 def try_out(name, table):
-    """Ask both about the four ranks."""
+    on_ranks = ranks(compare_by, table, world=4)
     weights = []
-    all_match = True
-    for found, matches, loss, norm in ranks(compare_by, table, world=4):
+    match = True
+    for found, matches, loss, norm in on_ranks:
         weights.append(found)
-        all_match = all_match and matches
+        if not matches:
+            match = False
     agree = all_agree(weights)
-    print(f"{name}: match {all_match}, agree {agree}, loss {loss:.3f}, norm {norm:.3f}")
-    return all_match, agree
+    _, _, loss, norm_0 = on_ranks[0]
+    _, _, _, norm_1 = on_ranks[1]
+    print(f"{name}: match {match}, agree {agree}, "
+          f"loss {loss:.3f}, norms {norm_0:.3f} and {norm_1:.3f}")
+    return match, agree
 
 
 match, agree = try_out("the table", TABLE)
@@ -394,24 +411,24 @@ assert match and agree
 # ## Broken, entry by entry
 #
 # Does each entry matter? We change one at a time. The gradients of replicated parameters are the
-# same on both ranks of a tensor group, so it might seem harmless to sum them over all four ranks.
-# **Predict:** do the ranks agree afterwards?
+# same on both ranks of a tensor group. Somebody sums them over all four ranks. **Predict:** do the
+# ranks agree afterwards?
 
 # %% tags=["predict"]
 table = dict(TABLE)
-table["replicated"] = ["data", "tensor"]
-match, agree = try_out("replicated over both", table)
+table["gradients of replicated"] = ["data", "tensor"]
+match, agree = try_out("gradients of replicated over both", table)
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# All ranks agree, on wrong weights: the gradients of the LayerNorm and of `down.bias` are twice too
-# large.
+# All ranks agree, on wrong weights: the gradients of the LayerNorm and of `down.bias` are twice as
+# large as they should be.
 #
 # </details>
 #
-# Next, each rank takes the norm of what it has, as `nn.utils.clip_grad_norm_` does with ordinary
-# tensors like these. **Predict:** do the ranks agree?
+# Next, each rank takes the norm of no more than it has itself, as `nn.utils.clip_grad_norm_` would
+# do here. **Predict:** do the ranks agree?
 
 # %% tags=["predict"]
 table = dict(TABLE)
@@ -466,10 +483,10 @@ assert [agree for match, agree in answers.values()].count(True) == 6
 # A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: it fell
 # with both entries that we broke by hand, and with the second even below the right one. **Only the
 # comparison with one process finds every wrong table.** That is why you make it, with a model that
-# is small enough, on a mesh with more than one rank in each direction (exercise 2), and best with
-# different numbers of them, so that a division by the wrong number shows. In some steps of such a
-# test the norm should be below `LARGEST`, because clipping hides a mistake that multiplies all
-# gradients by the same factor.
+# is small enough, on a mesh with more than one rank in each direction (exercise 2). Take different
+# numbers of them, because a division by the wrong one of two equal numbers is not seen. And in some
+# steps the norm should be below `LARGEST`: clipping hides a mistake that multiplies all gradients
+# by the same factor.
 #
 # ## The program that you keep
 #
@@ -482,50 +499,51 @@ assert [agree for match, agree in answers.values()].count(True) == 6
 # layers, and in a tensor group with rank 1, which has the other half of each
 # matrix.](src/drawings/mesh_of_eight.svg)
 #
-# Its function `divide` divides the network first into stages, then each matrix, then each
-# parameter. `parallelize_module` puts DTensors in the place of parameters (chapter 18). They know
-# along which dimensions of a mesh they are sharded and along which replicated. `fully_shard`
-# (chapter 16) then shards *all* parameters over the data group, too, and averages gradients there.
-# In our own block data ranks had equal parameters. **Predict:** which rows of our table change?
+# The program's own `divide` takes three steps. It cuts the network into stages. Then
+# `parallelize_module` shards the matrices over the tensor group (chapter 18). Last, `fully_shard`
+# (chapter 16) shards all that is left on a rank over the data group, and averages gradients there,
+# while in our block data ranks had equal parameters. A parameter is then a DTensor, which knows
+# along which dimensions of the mesh it is sharded, and along which replicated. **Predict:** which
+# rows of our table change?
 
 # %% tags=["predict"]
 import train_transformer
 
 
 def who_shards():
-    """Of each parameter: the dimensions of its mesh, and how it is divided along each."""
+    """For each parameter: the dimensions of its mesh, and how it is divided along each."""
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("data", "pipeline", "tensor"))
     dist.barrier()
     net = train_transformer.Transformer(70, width=64, heads=4, layers=1, tokens=64)
     stage = train_transformer.divide(net, mesh)
     found = {}
     for name, p in stage.named_parameters():
-        found[name] = (p.device_mesh.mesh_dim_names, str(p.placements))
+        found[name] = f"on {p.device_mesh.mesh_dim_names}: {p.placements}"
     return found
 
 
 found = ranks(who_shards, world=4)[0]
 for name in ["token.weight", "blocks.0.mlp.down.weight", "blocks.0.mlp.down.bias"]:
-    dimensions, placements = found[name]
-    print(f"{name:24} on {dimensions}: {placements}")
+    print(name, found[name])
 
 # %% tags=["fold"]
 # check: what came out, for all parameters
-for dimensions, placements in found.values():
-    assert dimensions[0] == "data"
-    assert not placements.startswith("(Replicate")
+for how in found.values():
+    assert how.startswith("on ('data',")
+    assert ": (Replicate" not in how
 
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Every parameter is sharded over *data*. So the last two rows change: squares of sharded parameters
-# are summed over data and tensor, and squares of replicated ones over data. In our block these two
-# lists were wrong, as the run above shows.
+# Every parameter is sharded along *data*, the bias of `down` also replicated along *tensor*. (The
+# embedding isn't in the plan for `parallelize_module`, so its mesh has only *data*.) So the last
+# two rows change. All squares are summed over data, and squares of what is sharded along *tensor*
+# over tensor as well. In our block these two lists were wrong.
 #
 # </details>
 #
 # Each stage of a pipeline has parameters of its own, so all squares are summed over the pipeline,
-# too. The program's function `clip` does that, and `whole_loss` does the same for the loss.
+# too. The program's function `clip` does that. (`whole_loss` takes the loss from the last stages.)
 #
 # In a terminal, in this folder, the program is started like this:
 #
@@ -577,8 +595,8 @@ assert last in printed[0]
 assert apart < 1e-12
 
 # %% [markdown]
-# With `--checkpoint FOLDER` the program saves a training in files after its last step, and with
-# `--resume FOLDER --steps 200` another mesh goes on with it.
+# With `--checkpoint FOLDER` the program saves its state in files after the last step, and with
+# `--resume FOLDER --steps 200` another mesh continues from it.
 #
 # ## On GPUs, and on several machines
 #
@@ -597,8 +615,8 @@ assert apart < 1e-12
 # ```
 #
 # All processes meet at one address, the **rendezvous** (`rdzv`, chapter 15), on `HOST`, which is
-# one of the machines. Both need the program, `transformer.py` and the same `LICENSE`, and must see
-# the folders of `--checkpoint` and `--resume`.
+# one of the machines. Both machines need the program, `transformer.py` and the same `LICENSE`, and
+# must see the folders of `--checkpoint` and `--resume`.
 #
 # **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
 # machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`). So with two
@@ -622,17 +640,19 @@ for names in [("data", "tensor"), ("tensor", "data")]:
 # The loss is right on both meshes, because each sum still runs over a group of the right kind. So
 # no comparison of numbers finds this mistake. But on the second mesh ranks 0 and 2 are a tensor
 # group, one on each machine, and whatever it sends goes between machines. The *last* dimension of a
-# mesh has consecutive ranks, and stays inside a machine.
+# mesh has consecutive ranks. So it stays inside a machine, if its size divides the number of ranks
+# there.
 #
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
 # within a machine. For each micro-batch a stage of a pipeline sends hidden states to the next stage
 # and a gradient to the previous one. *Data* gathers weights and averages gradients once in a step,
-# which can overlap with computing (chapter 14). D. Narayanan et al. (arXiv:2104.04473, section 3.2)
-# recommend tensor parallelism up to the number of GPUs in a machine, and pipelines over machines.
+# which can overlap with computing (chapters 14 and 16). D. Narayanan et al. (arXiv:2104.04473,
+# section 3.2) recommend tensor parallelism up to the number of GPUs in a machine, and pipelines
+# over machines.
 #
-# **What we have not shown.** Four processes that share the cores of one machine say nothing about
-# speed, so nothing was timed here. Our program has no dropout: with it, ranks of a tensor group
+# **What we have not shown.** Processes that share the cores of one machine say nothing about speed,
+# so nothing was timed here. Our program has no dropout: with it, ranks of a tensor group
 # would need the same random numbers wherever they hold the same hidden states (M. Shoeybi et al.,
 # 2019, arXiv:1909.08053, appendix B.2). And in float32 or bfloat16 different meshes give slightly
 # different results, much further apart than 1e-12. So run the smallest version of your own mesh on
@@ -645,8 +665,8 @@ for names in [("data", "tensor"), ("tensor", "data")]:
 # | --- | --- | --- |
 # | gradients, sharded or replicated | data; divided by data ranks | the same |
 # | loss | data; divided by data ranks | data, from last stages |
-# | squares of sharded parameters' gradients | tensor | data, pipeline, tensor |
-# | squares of replicated parameters' gradients | nothing | data, pipeline |
+# | squares, where the parameter is sharded along *tensor* | tensor | data, pipeline, tensor |
+# | squares, where it is replicated along *tensor* | nothing | data, pipeline |
 #
 # - On a mesh each rank is in one group for each dimension, and a collective runs in one of them.
 # - A sum over a wrong group need not raise an error, and may leave all ranks with equal, wrong

@@ -26,7 +26,7 @@ MISTAKES = {
     "14": ("while next_bucket < len", "if next_bucket < len"),
     "15": ('torch.set_rng_state(kept["random"])', "pass"),
     "16": ("    p.grad = None", ""),
-    "17": ("output.backward(gradient)", "output.sum().backward()"),
+    "17": ("    output.backward(gradient)", "        output.sum().backward()"),
     "18": ("gradient.clone()", "gradient"),
     "19": ("min(micro_batches, stages - stage)", "stages - stage"),
     "20": ("for rank in [0, 1]", "for rank in [0, 1, 2, 3]"),
