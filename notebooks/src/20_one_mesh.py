@@ -14,9 +14,9 @@
 # > **What you'll do:** write the table that answers this, break its entries one by one, and see
 # > what happens.
 # >
-# > **What you'll learn:** what a wrong group does, and how you notice it; how to find a gradient norm
-# > over a mesh; how to run the program that does all of it with PyTorch's own parts, on one machine
-# > or several.
+# > **What you'll learn:** what a wrong group does, and how you notice it; how to find the gradient
+# > norm over a mesh; how to run the program that does all of it with PyTorch's own parts, on one
+# > machine or several.
 # >
 # > **What you need:** chapters 14 and 18, for the second half also chapters 16 (`fully_shard`), 17
 # > (the network) and 19 (stages, micro-batches), no GPU, and PyTorch 2.13 or newer: `make setup
