@@ -385,8 +385,9 @@ both = [[2], [20]]
 idle = [[2, 20], []]
 first_idle = [[], [2, 20]]
 uneven = [[6, 9], [15]]
+one_step = [both]
 value_cases = [
-    (([both],), 89),
+    ((one_step,), 89),
     (([both, idle],), 68),
     (([both, idle, idle],), 47),
     (([both, idle, both],), 57),

@@ -201,11 +201,16 @@ def clipped(grads, limit):
     ...
 
 
-our_weight = (([nd.array([6, 8])], 5), [[3, 4]])
-two_arrays = (([nd.array([2, 3]), nd.array([6])], 3.5), [[1, 1.5], [3]])
-below_the_limit = (([nd.array([3, 4])], 10), [[3, 4]])
-only_zeros = (([nd.array([0, 0])], 1), [[0, 0]])
-clip_cases = [our_weight, two_arrays, below_the_limit, only_zeros]
+our_weight = ([nd.array([6, 8])], 5)  # grads, limit
+two_arrays = ([nd.array([2, 3]), nd.array([6])], 3.5)
+below_the_limit = ([nd.array([3, 4])], 10)
+only_zeros = ([nd.array([0, 0])], 1)
+clip_cases = [
+    (our_weight, [[3, 4]]),
+    (two_arrays, [[1, 1.5], [3]]),
+    (below_the_limit, [[3, 4]]),
+    (only_zeros, [[0, 0]]),
+]
 your_turn(clipped, clip_cases)
 
 # %% [markdown]

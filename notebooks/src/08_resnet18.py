@@ -379,7 +379,8 @@ def print_runs(name, runs, size):
     losses = []
     steps = 512 // size  # for 512 images
     for history in runs:
-        speeds.append(history.rate[0])  # images per second, in the first epoch
+        images_per_second = history.rate[0]  # in the first epoch
+        speeds.append(images_per_second)
         losses.append(np.mean(history.losses[-steps:]))
     print(name)
     print("    images per second:", np.sort(speeds).round())

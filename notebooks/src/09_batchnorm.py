@@ -82,8 +82,8 @@ with autograd.train_mode():
 # ## Two devices train differently from one
 #
 # How much do the weights differ after a few steps? We take a small network with two norms. It is in
-# float64, so that rounding errors are tiny. Our norms have no trained scale and shift, since a
-# cut of the batch changes nothing there.
+# float64, so that rounding errors are tiny. Our norms have no trained scale and shift, because
+# these are the same wherever the batch is cut.
 
 # %%
 def small_net(devices):
@@ -318,11 +318,17 @@ def of_whole_batch(sizes, means, variances):
     ...
 
 
-two_and_two = (([2, 2], [2.0, 6.0], [1.0, 1.0]), (4.0, 5.0))
-three_and_one = (([3, 1], [3.0, 7.0], [8 / 3, 0.0]), (4.0, 5.0))
-one_two_one = (([1, 2, 1], [1.0, 4.0, 7.0], [0.0, 1.0, 0.0]), (4.0, 5.0))
-one_and_three = (([1, 3], [10.0, 2.0], [0.0, 4.0]), (4.0, 15.0))
-your_turn(of_whole_batch, [two_and_two, three_and_one, one_two_one, one_and_three])
+two_and_two = ([2, 2], [2.0, 6.0], [1.0, 1.0])  # sizes, means, variances
+three_and_one = ([3, 1], [3.0, 7.0], [8 / 3, 0.0])
+one_two_one = ([1, 2, 1], [1.0, 4.0, 7.0], [0.0, 1.0, 0.0])
+another_batch = ([1, 3], [10.0, 2.0], [0.0, 4.0])
+cases = [
+    (two_and_two, (4.0, 5.0)),
+    (three_and_one, (4.0, 5.0)),
+    (one_two_one, (4.0, 5.0)),
+    (another_batch, (4.0, 15.0)),
+]
+your_turn(of_whole_batch, cases)
 
 # %% [markdown]
 # For our devices we take *sums* instead, because sums can be all-reduced. Both statistics follow
@@ -573,7 +579,7 @@ def of_whole_batch(sizes, means, variances):
     return mean, variance
 
 
-your_turn(of_whole_batch, [two_and_two, three_and_one, one_two_one, one_and_three])
+your_turn(of_whole_batch, cases)
 
 # %% [markdown]
 # ### Answer 1

@@ -47,7 +47,7 @@ def new_lenet():
     mx.random.seed(0)
     net = lenet()
     net.initialize(mx.init.Xavier(), ctx=pair)
-    # No operators are joined (why: see "When can communication begin?").
+    # Each operator by itself. Why, is said when gradients begin to leave early.
     net.hybridize(forward_bulk_size=0, backward_bulk_size=0)
     net(x_shards[0])  # the first call makes the weights
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
@@ -219,15 +219,17 @@ class Send(mx.operator.CustomOp):
 # %% [markdown]
 # MXNet must know the operator's name:
 
-# %%
+# %% tags=["fold"]
+# define: the operator's name is `send`
 @mx.operator.register("send")
 class SendProp(mx.operator.CustomOpProp):
     def create_operator(self, context, shapes, dtypes):
         return Send()
 
 # %% [markdown]
-# What arrives is written over the gradient (`out`). So whatever reads the gradient afterwards, such
-# as Trainer, waits for the message. Here we send 500,000 bytes, which should take 10 ms:
+# `send` takes a gradient, and what arrives is written over it (`out`). So whatever reads the
+# gradient afterwards, such as Trainer, waits for the message. Here we send 500,000 bytes, which
+# should take 10 ms:
 
 # %% tags=["measured"]
 def send(gradient):
@@ -313,8 +315,8 @@ else:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# In our run *at once* was faster, by more than half of them. (With other programs running, the
-# spreads may overlap.) In a single step overlap can't hide more than the backward passes take,
+# In our run *at once* was faster, by more than half of the 20.7 ms. (With other programs running,
+# the spreads may overlap.) In a single step overlap can't hide more than the backward passes take,
 # since before them no gradient is ready and after them there is nothing to compute.
 #
 # </details>
@@ -340,8 +342,8 @@ show(fig, alt="Two panels with rows for two devices and the link. Above, the lin
               "devices have computed all; below, it begins while both still compute.")
 
 # %% [markdown]
-# (*At the end* Python waits, too, and dispatches the messages only then. What that costs is at most
-# the time in which the link is idle after the computing.)
+# (*At the end* Python waits as well, and dispatches the messages only then. That takes some time,
+# too: see the gap between the end of the computing and the first message.)
 #
 # ## Your turn: how much is exposed?
 #
@@ -356,11 +358,11 @@ def exposed(messages, computing):
     ...
 
 
-partly = (([(10, 15)], [(0, 12)]), 3)
-at_the_end_of_it = (([(6, 8), (8, 12)], [(0, 6)]), 6)
-two_devices = (([(2, 5), (7, 10)], [(0, 4), (3, 8)]), 2)
-in_a_gap = (([(1, 8)], [(5, 9), (0, 2)]), 3)
-cases = [partly, at_the_end_of_it, two_devices, in_a_gap]
+partly = ([(10, 15)], [(0, 12)])  # messages, computing
+at_the_end_of_it = ([(6, 8), (8, 12)], [(0, 6)])
+two_devices = ([(2, 5), (7, 10)], [(0, 4), (3, 8)])
+in_a_gap = ([(1, 8)], [(5, 9), (0, 2)])
+cases = [(partly, 3), (at_the_end_of_it, 6), (two_devices, 2), (in_a_gap, 3)]  # ms that are due
 your_turn(exposed, cases)
 
 # %% [markdown]

@@ -247,7 +247,7 @@ for device in pair:
 #
 # In PyTorch it is usual to take the *mean* loss of a shard, and then the mean of the devices'
 # gradients (chapter 14): on two devices both have the weight $\frac12$. Let us try other weights,
-# again in float64. (One device computes both shards here, since only the weights matter.) We cut
+# again in float64. (One device computes both shards here, since only these weights matter.) We cut
 # the 64 images into 32 and 32, with the weights $\frac12$ and $\frac12$; into 48 and 16, with the
 # same weights; and into 48 and 16, with the weights $\frac34$ and $\frac14$. **Predict:** which of
 # the three give the same gradient as a single device?
@@ -297,8 +297,8 @@ assert equal == [True, False, True]
 # ## Three trainings
 #
 # What does the clock say? We train in three ways: on the fast device alone, with equal shards, and
-# with shares by the speeds that we measured (so not quite 192 and 64). Each way is a function that
-# does four steps of 256 images, with a network of its own:
+# with shares by the speeds that we measured (perhaps not quite 192 and 64). Each way is a function
+# that does four steps of 256 images, with a network of its own:
 
 # %% tags=["trains"]
 def four_steps(net, trainer, sizes, devices):
@@ -355,14 +355,14 @@ for way in times:
     steps[way] = times[way] / 4  # four steps in a turn
 print_times(steps)
 
-alone = spread(steps["fast device alone"])
-equal = spread(steps["equal shards"])
+fast_alone = spread(steps["fast device alone"])
+equally = spread(steps["equal shards"])
 by_speed = spread(steps["shares by speed"])
 h = speeds[0] / speeds[1]
 paper = 1 / (1 + 1 / h)
-print(f"equal shards:    {equal.median / alone.median:.2f} of alone, on paper {h / 2:.2f}")
-print(f"shares by speed: {by_speed.median / alone.median:.2f} of alone, on paper {paper:.2f}")
-print("shares by speed are faster than the fast device alone:", by_speed.high < alone.low)
+print(f"equal shards:    {equally.median / fast_alone.median:.2f} of alone, on paper {h / 2:.2f}")
+print(f"shares by speed: {by_speed.median / fast_alone.median:.2f} of alone, on paper {paper:.2f}")
+print("shares by speed are faster than the fast device alone:", by_speed.high < fast_alone.low)
 
 # %% [markdown]
 # <details><summary>What came out</summary>

@@ -236,10 +236,9 @@ for n in [25, 400]:
 # (documentation of `nn.Linear`), so the same network begins differently. **Whoever compares two
 # trainings must copy the weights.**
 #
-# Gluon gets two devices. In PyTorch all cores of a CPU are *one* device, so PyTorch gets that. Both
-# networks list their
-# parameters in the same order: the weights of a layer, then its biases. So Gluon's arrays can be
-# given PyTorch's names:
+# Gluon gets two devices. In PyTorch all cores of a CPU are *one* device, so PyTorch trains on one.
+# Both networks list their parameters in the same order: the weights of a layer, then its biases. So
+# Gluon's arrays can be given PyTorch's names:
 
 # %%
 pair = [mx.cpu(0), mx.cpu(1)]
@@ -292,7 +291,8 @@ assert largest_difference(torch_scores, gluon_scores) < 1e-12
 
 # %% [markdown]
 # They do. (`largest_difference` is chapter 04's: the largest difference, as a share of the array's
-# largest number. A rounding error in float64 is about $10^{-16}$.)
+# largest number, and the name of the array where it is. A rounding error in float64 is about
+# $10^{-16}$.)
 #
 # ### The same steps
 #
@@ -350,7 +350,7 @@ def compare(step_in_torch):
 
         expected = gluon_weights(gluon_net, torch_net)
         difference = largest_difference(torch_net.state_dict(), expected)
-        print(f"        then weights differ by {difference:.0e}")
+        print(f"        then weights differ by {difference}")
         of_weights.append(difference)
     return of_losses, of_weights
 

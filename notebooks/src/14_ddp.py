@@ -184,9 +184,9 @@ for bias in ranks(first_bias, world=3):
 
 # %% [markdown]
 # That is what `DistributedDataParallel(net)` does in its constructor. There it also broadcasts the
-# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. Later
-# forward passes broadcast the buffers again, also that of an evaluation. So all ranks must take
-# part in it.
+# **buffers**, arrays that aren't trained, such as the running means of BatchNorm. Later forward
+# passes broadcast the buffers again. An evaluation is a forward pass, too, so all ranks must take
+# part in an evaluation.
 #
 # ## The second line that sends: gradients become means
 #
@@ -323,7 +323,7 @@ print(pack([another.last.bias, another.last.weight]).shape)
 
 # %% [markdown]
 # Which gradients share a bucket? `fill_buckets` takes the parameters in the order in which their
-# gradients come, and a limit in bytes (in the picture 250). From `last.bias` and `last.weight` to
+# gradients come, and a limit in bytes. From `last.bias` and `last.weight` to
 # `first.weight`, the gradients have 16, 64, 32, 128, 32 and 128 bytes. **Predict:** which
 # parameters share the first bucket, if it holds at most 200 bytes?
 
@@ -403,10 +403,13 @@ def departures(buckets, arriving):
 
 two_buckets = [["c", "b"], ["a"]]
 three_buckets = [["d"], ["c"], ["b", "a"]]
+in_order = (two_buckets, ["c", "b", "a"])  # buckets, arriving
+last_first = (two_buckets, ["a", "c", "b"])
+mixed = (three_buckets, ["c", "b", "d", "a"])
 cases = [
-    ((two_buckets, ["c", "b", "a"]), [[], [0], [1]]),
-    ((two_buckets, ["a", "c", "b"]), [[], [], [0, 1]]),
-    ((three_buckets, ["c", "b", "d", "a"]), [[], [], [0, 1], [2]]),
+    (in_order, [[], [0], [1]]),
+    (last_first, [[], [], [0, 1]]),
+    (mixed, [[], [], [0, 1], [2]]),
 ]
 your_turn(departures, cases)
 
@@ -571,7 +574,7 @@ on_rank_0 = ranks(bucket_sizes)[0]
 print("MiB:", on_rank_0)
 
 # %% [markdown]
-# So that is what the line `loss.backward()` sends. In this first pass everything is in one bucket,
+# So that is what the line `loss.backward()` sends. By default the first pass has a single bucket,
 # so that nothing is overlapped. Afterwards the order is known, and PyTorch rebuilds the buckets in
 # the order in which rank 0's gradients became ready (`rebuild_buckets` in `reducer.hpp`). By
 # default the first bucket is now about 1 MiB, so that sending begins soon, and the others are about

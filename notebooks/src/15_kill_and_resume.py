@@ -95,10 +95,10 @@ print("the surviving checkpoint is from step", left["step"])
 # before the steps 12, 16 and 20. The second row, of new processes, begins at step 20, from the last
 # checkpoint: steps 20 and 21 are done twice.](src/drawings/kill_and_resume.svg)
 #
-# A second name, `whole`, makes it train once more afterwards, from step 0 and without a kill. That
-# is our reference. At the end of each training rank 0 writes a file, for example `killed.weights`,
-# with all weights after each step since it last began. **Predict:** how far from the weights of
-# `whole` are those of the training that was killed?
+# With a second name, `whole`, the program trains once more afterwards, from step 0 and without a
+# kill. That is our reference. At the end of each training rank 0 writes a file, for example
+# `killed.weights`, with all weights after each step since it last began. **Predict:** how far from
+# the weights of `whole` are those of the training that was killed?
 
 # %% tags=["torch", "trains", "predict"]
 # If this cell is run again, the surviving checkpoint must be there again:
@@ -469,7 +469,7 @@ def show_lines(processes):
 # the other machine has joined?
 
 # %% tags=["torch", "predict"]
-(folder / "who.txt").write_text("")  # the processes' lines will be added to it
+(folder / "who.txt").write_text("")  # start_machine adds what its processes print
 machines = []
 try:
     host = start_machine("HOST", "127.0.0.2")

@@ -259,8 +259,8 @@ def stage_2(hook):
         F.cross_entropy(net(my_part(x)), my_part(y)).backward()  # calls the hook
         held = numbers_held(net, adam)
         for p in net.parameters():
-            memory = p.shard.grad.untyped_storage()  # all that the shard's gradient keeps alive
-            held += memory.nbytes() // 8
+            memory = p.shard.grad.untyped_storage()  # also what it would keep alive as a view
+            held += memory.nbytes() // 8  # 8 bytes a number
         adam.step()
         gather_weights(net)
     return net.state_dict(), held
@@ -532,7 +532,7 @@ for name in curves:
 # At first there are a weight and two means: 3 numbers in data parallelism, $1 + 2/4 = 1.5$ in stage
 # 2, and $3/4$ in stage 3. At the peak data parallelism has one more, the whole gradient. Stage 2
 # has about 0.5 more: 0.25 for the gradients' shards, and 0.125 each for one layer's whole gradient
-# and the copy of it that is reduced. Stage 3 has that layer's whole weight as well.
+# and for the copy of it that PyTorch reduces. Stage 3 has that layer's whole weight as well.
 #
 # </details>
 #
@@ -563,7 +563,7 @@ show(fig, alt="Numbers per parameter in both passes. Data parallelism: 3 in the 
 # layer's whole gradient appears, is reduced to a shard, and is freed, so there are teeth. In stage
 # 3 there are teeth in the forward pass, too: a layer gathers its weight, an eighth of all weights,
 # and frees it before the next one gathers. In the backward pass the teeth are higher, because the
-# whole weight, the whole gradient and, here, the reduce-scatter's copy of it are there together.
+# whole weight, the whole gradient and, here, the copy that PyTorch reduces are there together.
 # And they climb, because the gradients of the shards stay.
 #
 # (The update isn't recorded. Adam needs temporary arrays there, for one weight at a time.)

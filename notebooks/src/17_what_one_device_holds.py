@@ -50,7 +50,7 @@ alphabet = sorted(set(text))  # also the space and the end of a line
 ids = torch.tensor([alphabet.index(character) for character in text])
 print(len(ids), "tokens,", len(alphabet), "different ones")
 
-x = ids[3000:3000 + 16 * 32].view(16, 32).clone()  # not a view of the whole text
+x = ids[3000:3000 + 16 * 32].view(16, 32).clone()  # memory of its own: later we count it
 y = ids[3001:3001 + 16 * 32].view(16, 32).clone()
 print("inputs of the first sequence:", repr(text[3000:3032]))
 print("labels of the first sequence:", repr(text[3001:3033]))
@@ -244,8 +244,8 @@ print(f"activations, of one sequence:  {bytes_kept(net, x[:1].clone()):9,} bytes
 
 # %% [markdown]
 # Activations are three quarters of the memory here. They grow with the number of sequences, and the
-# other three don't. (One sequence keeps a little more than a sixteenth, since the table of later
-# tokens is needed once in any case.) So a device can take fewer sequences at a time and add up
+# other three don't. (One sequence keeps a little more than a sixteenth, since each block keeps its
+# table `later` once in any case.) So a device can take fewer sequences at a time and add up
 # their gradients before the update (**gradient accumulation**), down to a single sequence. What if
 # even that is too large?
 #
@@ -353,7 +353,7 @@ def run_again(function, x, gradient):
     ...
 
 
-your_turn(gradients_after, cases, stubs=[run_again])
+your_turn(gradients_after, cases, stubs=[run_again])  # gradients_after calls run_again
 
 # %% [markdown]
 # Here is ours, as a `torch.autograd.Function` (chapter 16). `forward` saves the input alone.

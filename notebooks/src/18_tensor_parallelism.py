@@ -489,7 +489,8 @@ def gradients_by_pytorch():
 for gradients in ranks(gradients_by_pytorch):
     assert largest_difference(gradients, whole_gradients) < 1e-12
 print(len(gradients), "gradients, equal to those of one process")
-#
+
+# %% [markdown]
 # ## Without `copy_to_ranks`
 #
 # Now we leave out one of the two exchanges, `copy_to_ranks`. Then a column layer is a plain layer

@@ -185,8 +185,7 @@ print(len(found), "gradients, equal to those of one process")
 # In which order should a stage run its forward and backward passes? That is called a **schedule**.
 # We write it as data: for each stage a list of `("forward", i)` and `("backward", i)`, where `i` is
 # the number of a micro-batch. The simplest schedule, GPipe's (Y. Huang et al., 2018,
-# arXiv:1811.06965), runs all forward passes, and then all backward passes, here in
-# the same order, as PyTorch has it:
+# arXiv:1811.06965), runs all forward passes, and then all backward passes:
 
 # %%
 def gpipe(stages, micro_batches):
@@ -562,8 +561,8 @@ print(len(found), "gradients, equal to those of one process")
 #
 # [pipeline.py](pipeline.py) has `gpipe`, `one_f_one_b`, and `train_step`, for other modules and any
 # group of ranks. It hands a send and the next receive over together and waits for both, as
-# PyTorch's 1F1B does (`batch_isend_irecv`). So it drops what is sent earlier than our
-# `run_schedule`, whose handles keep all messages until the end of the step.
+# PyTorch's 1F1B does (`batch_isend_irecv`). So it frees a message as soon as it has arrived. Our
+# `run_schedule` keeps all of them until the end of the step.
 
 # %%
 import pipeline

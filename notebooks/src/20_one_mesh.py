@@ -483,10 +483,10 @@ assert [agree for match, agree in answers.values()].count(True) == 6
 # A collective doesn't know what it adds up, so it can't complain. The loss doesn't, either: it fell
 # with both entries that we broke by hand, and with the second even below the right one. **Only the
 # comparison with one process finds every wrong table.** That is why you make it, with a model that
-# is small enough, on a mesh with more than one rank in each direction (exercise 2). Take different
-# numbers of them, because a division by the wrong one of two equal numbers is not seen. And in some
-# steps the norm should be below `LARGEST`: clipping hides a mistake that multiplies all gradients
-# by the same factor.
+# is small enough, on a mesh with more than one rank in each direction (exercise 2). Best take
+# different numbers of data and tensor ranks, because then a division by the wrong one shows. And in
+# some steps the norm should be below `LARGEST`: clipping hides a mistake that multiplies all
+# gradients by the same factor.
 #
 # ## The program that you keep
 #
@@ -501,10 +501,9 @@ assert [agree for match, agree in answers.values()].count(True) == 6
 #
 # The program's own `divide` takes three steps. It cuts the network into stages. Then
 # `parallelize_module` shards the matrices over the tensor group (chapter 18). Last, `fully_shard`
-# (chapter 16) shards all that is left on a rank over the data group, and averages gradients there,
-# while in our block data ranks had equal parameters. A parameter is then a DTensor, which knows
-# along which dimensions of the mesh it is sharded, and along which replicated. **Predict:** which
-# rows of our table change?
+# (chapter 16) shards all that is left on a rank over the data group, and averages gradients there.
+# A parameter is then a DTensor, which knows along which dimensions of the mesh it is sharded, and
+# along which replicated. **Predict:** which rows of our table change?
 
 # %% tags=["predict"]
 import train_transformer
@@ -538,7 +537,7 @@ for how in found.values():
 # Every parameter is sharded along *data*, the bias of `down` also replicated along *tensor*. (The
 # embedding isn't in the plan for `parallelize_module`, so its mesh has only *data*.) So the last
 # two rows change. All squares are summed over data, and squares of what is sharded along *tensor*
-# over tensor as well. In our block these two lists were wrong.
+# over tensor as well. In our block, where data ranks were equal, these two entries were wrong.
 #
 # </details>
 #
@@ -562,10 +561,13 @@ from helpers.cluster import torchrun
 
 scratch = tempfile.TemporaryDirectory()
 saved = f"{scratch.name}/one_mesh.pt"
-DATA = 2  # ranks
-options = ["--data", DATA, "--pipeline", 2, "--tensor", 2,
+DATA = 2  # ranks in each dimension
+PIPELINE = 2
+TENSOR = 2
+options = ["--data", DATA, "--pipeline", PIPELINE, "--tensor", TENSOR,
            "--steps", 5, "--float64", "--save", saved]
-printed = torchrun("train_transformer.py", nproc=DATA * 4, arguments=options, log=None)
+nproc = DATA * PIPELINE * TENSOR
+printed = torchrun("train_transformer.py", nproc=nproc, arguments=options, log=None)
 print(printed[0])  # what rank 0 printed
 
 # %% [markdown]
