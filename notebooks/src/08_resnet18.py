@@ -44,7 +44,7 @@ two = helpers.devices(2)  # two GPUs, if there are
 data = helpers.load_data("mnist", limit=4096)
 print(data)
 
-n = len(data.train_images) // 512 * 512
+n = len(data.train_images) // 512 * 512  # whole batches of 64, and of 128
 train_images = data.train_images[:n] - data.train_images.mean()
 train_labels = data.train_labels[:n]
 print("images:", train_images.shape)

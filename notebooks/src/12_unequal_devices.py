@@ -300,7 +300,7 @@ assert equal == [True, False, True]
 # with shares by the speeds that we measured (perhaps not quite 192 and 64). Each way is a function
 # that does four steps of 256 images, with a network of its own:
 
-# %% tags=["trains"]
+# %% tags=["measured", "trains"]
 def four_steps(net, trainer, sizes, devices):
     for begin in [0, 256, 512, 768]:
         x = images[begin:begin + 256]
