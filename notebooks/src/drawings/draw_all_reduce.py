@@ -138,7 +138,8 @@ def draw_rebinding():
     drawn = [words(320, 32, "The list has the sum, two of the parameters don't", 22, bold=True),
              words(before + 80, 82, "before", 20), words(after + 80, 82, "after", 20),
              line(367, 62, 367, 420, GREY, 1)]
-    for y, text in ((132, "the list"), (new + 28, "new"), (old + 28, "old"), (390, "parameters")):
+    for y, text in ((132, "the list"), (new + 28, "new arrays"), (old + 28, "old arrays"),
+                    (390, "parameters")):
         drawn.append(words(8, y, text, anchor="start"))
     drawn += draw_names(before, parameter)
     drawn += draw_names(after, parameter)
@@ -176,7 +177,7 @@ def draw_round(x, y, messages, width):
         (x1, y1), (x2, y2) = CORNERS[message.sender], CORNERS[message.receiver]
         length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
         right, down = 13 * (x2 - x1) / length, 13 * (y2 - y1) / length  # to the circle's edge
-        drawn.append(arrow(x + x1 + right, y + y1 + down, x + x2 - right, y + y2 - down, ORANGE,
+        drawn.append(arrow(x + x1 + right, y + y1 + down, x + x2 - right, y + y2 - down, "black",
                            width, class_=f"message {message.what}"))
     for device, (right, down) in enumerate(CORNERS):
         fill, ink = (BLUE, "white") if device in working else ("white", FRAME)
@@ -273,8 +274,8 @@ def draw_ring_rounds():
                 "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
                 "chunk. In each of three rounds one chunk of each device gains what the device "
                 "above holds, and the device above device 0 is device 3. Arrows lead from each "
-                "sent number to the one that grows. After round 3 the numbers on the diagonal are 1111.",
-                drawn)
+                "sent number to the one that grows. After round 3 the numbers on the diagonal are "
+                "1111.", drawn)
 
 
 def draw_halving_state(x, y, number, state):
