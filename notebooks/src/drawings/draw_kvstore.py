@@ -237,10 +237,9 @@ def draw_whose_memory():
         drawn.append(group(held, class_="device", data_device=rank))
     drawn += [arrow(20, bottom, 20, 76, FRAME, 2), words(8, 66, "memory", anchor="start")]
     return page(700, 466, title,
-                "To scale. Both devices hold weights and gradients, equally much. On cpu(0) two more "
-                "blocks, as large as the embedding, are buffers: one for the sum and one for "
-                "cpu(1)'s gradient. On cpu(1) the buffers are a thin block.",
-                drawn)
+                "To scale. Both devices hold weights and gradients, equally much. On cpu(0) two "
+                "more blocks, as large as the embedding, are buffers: one for the sum and one for "
+                "cpu(1)'s gradient. On cpu(1) the buffers are a thin block.", drawn)
 
 
 DRAWINGS = {"clipping": draw_clipping, "push_pull": draw_push_pull,
