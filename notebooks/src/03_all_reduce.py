@@ -194,8 +194,9 @@ judge(helpers.allreduce)
 # In the picture an arrow is a message, and a thin arrow a quarter of an array:
 #
 # ![Four devices, round by round; a device that sends or receives is dark. Star: 6 rounds of one
-# whole array, all through device 0: 6 × S. Tree: 4 rounds of whole arrays, in pairs: 4 × S. Ring: 6
-# rounds in which every device sends a quarter: 6 × S/4 = 1.5 S.](src/drawings/star_tree_ring.svg)
+# whole array, all through device 0: 6 × S. Tree: 4 rounds of whole arrays, in pairs: 4 × S. Ring:
+# in all 6 rounds every device sends a quarter to the next: 6 × S/4 = 1.5
+# S.](src/drawings/star_tree_ring.svg)
 #
 # In a *tree*, pairs add up in the same round, then pairs of pairs, and the sum goes back in the
 # same way. Here is the picture's tree as code, message by message:
@@ -237,8 +238,9 @@ print("tree_of_four is wrong on the ranks", wrong_ranks(tree_of_four, digits()))
 #
 # Let each of device 0's four chunks hold 1, device 1's 10, device 2's 100, and device 3's 1000:
 #
-# ![Four devices with four chunks each. In each of rounds 1 to 3 one number of each device grows by
-# the number above it, until the diagonal holds 1111.](src/drawings/ring_rounds.svg)
+# ![Four devices with four chunks each. In each of rounds 1 to 3 an arrow leads from one number of
+# each device to the one below it, which grows by it; device 3's goes to device 0. After round 3 the
+# diagonal holds 1111.](src/drawings/ring_rounds.svg)
 #
 # Follow chunk 0, the first column. Its sum should end at device 0, so it starts at device 1, as 10.
 # It goes to device 2, where it becomes 110, to device 3 (1110), and to device 0 (1111). Chunk 1
@@ -380,8 +382,8 @@ judge(ring_allreduce)
 # %% [markdown]
 # Operations in which all devices take part are called *collectives*. You have now met five:
 #
-# ![Five collectives on four devices, before and after. Reduce and then broadcast leave all sums on
-# all devices, as all-reduce does; so do reduce-scatter and then
+# ![Three chains on four devices, from each device's own a, b, c and d to the sums on all devices:
+# all-reduce; reduce and then broadcast; reduce-scatter and then
 # all-gather.](src/drawings/collectives.svg)
 #
 # **All-reduce = reduce + broadcast = reduce-scatter + all-gather.** PyTorch's `torch.distributed`

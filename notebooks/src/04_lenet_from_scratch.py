@@ -110,8 +110,8 @@ def loss_sum(x, y, replica):
 # A **data-parallel step** has four parts. All devices begin with the same weights:
 #
 # ![The host sends a shard of the batch to each of two devices. Each finds the gradient of its
-# shard's loss. An all-reduce gives both devices the sum of both gradients, and both make the same
-# update.](src/drawings/lenet_step.svg)
+# shard's loss. An all-reduce gives both devices the sum of both gradients, and each updates its
+# weights.](src/drawings/lenet_step.svg)
 #
 # Here $n$ is the number of images in the whole batch, not in a shard.
 #

@@ -249,9 +249,8 @@ print_replicas(net.weight)
 # 07). The store adds the gradients, updates its weight, and copies it to each device:
 #
 # ![cpu(0) has the image 2, cpu(1) the image 20. One Parameter spans both devices: its values are
-# 100 and 100, list_data(); its gradients 2 and 20, list_grad(). Both gradients go to the store,
-# whose weight becomes 100 minus 22 / 2 = 89; from there 89 goes to both
-# devices.](src/drawings/gluon_parameter.svg)
+# 100 and 100, its gradients 2 and 20. Both gradients go to the store, whose weight becomes 100
+# minus 22 / 2 = 89; from there 89 goes to both devices.](src/drawings/gluon_parameter.svg)
 #
 # ## The same training as by hand
 #

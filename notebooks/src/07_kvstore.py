@@ -298,8 +298,8 @@ for kind in ["device", "local"]:
 # devices (`CommDevice::Reduce` in MXNet 1.9.1's `src/kvstore/comm.h`).
 #
 # ![Two columns, to scale. Both devices hold weights and gradients. On cpu(0) two more blocks, as
-# large as the embedding, are buffers: the sum and a copy. On cpu(1) the buffers are a thin
-# block.](src/drawings/whose_memory.svg)
+# large as the embedding, are buffers: for the sum and for cpu(1)'s gradient. On cpu(1) the buffers
+# are a thin block.](src/drawings/whose_memory.svg)
 #
 # Owners are chosen at the first push: from the largest parameter to the smallest, each goes to the
 # device that has the fewest entries so far (`CommDevice::InitMergeBuffer`, same file). So one very

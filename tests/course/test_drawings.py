@@ -20,17 +20,20 @@ def place_of(cell):
 
 
 def drawn_parts(root):
-    """`{(device, chunk): parts}`, from the colour of each cell and from what is written in it."""
+    """`{(device, chunk): parts}`, from what is written in each cell, and from its colour."""
     parts = {}
     for cell in with_class(root, "cell"):
         place = place_of(cell)
         fill = cell.find(SVG + "rect").get("fill")
-        if "Σ" in "".join(cell.itertext()):
+        text = cell.findtext(SVG + "text")
+        if text == "Σ":
             parts[place] = EVERYONE
-        elif fill in draw_all_reduce.PARTS:
-            parts[place] = {draw_all_reduce.PARTS.index(fill)}
+        elif text is not None:
+            parts[place] = {"abcd".index(text)}
+            assert fill == draw_all_reduce.PARTS["abcd".index(text)]
         else:
             parts[place] = set()
+            assert fill == "white"
     return parts
 
 
@@ -39,6 +42,16 @@ def parts_in(number):
     digits = f"{number:04d}"[::-1]
     assert set(digits) <= {"0", "1"}, "a part was added twice"
     return {device for device, digit in enumerate(digits) if digit == "1"}
+
+
+def place_of_arrow(state, arrow):
+    """The cell that an arrow leads into, from where it is drawn."""
+    for cell in with_class(state, "cell"):
+        rect = cell.find(SVG + "rect")
+        left, top, wide = (float(rect.get(key)) for key in ("x", "y", "width"))
+        if left < float(arrow.get("x1")) < left + wide and 0 < top - float(arrow.get("y2")) < 20:
+            return place_of(cell)
+    raise AssertionError("an arrow leads nowhere")
 
 
 def ring_by_numpy():
@@ -131,9 +144,13 @@ def test_star_tree_and_ring_are_all_reduces_as_drawn():
                     if words.get("fill") == "white"}
             assert dark == {device for message in messages for device in message[:2]}
         cost = [words.text for words in with_class(way, "cost")]
-        count = len(drawn[name])
-        assert cost == ([f"{count} × S/4", f"= {count / 4} S"] if name == "ring" else
-                        [f"{count} × S"])
+        repeated = [words.text for words in with_class(way, "repeated")]
+        if name == "ring":
+            assert len(drawn[name]) == 1 and repeated == ["the same in all 6 rounds"]
+            assert cost == ["6 rounds", "× S/4", f"= {6 / 4} S"]
+        else:
+            assert repeated == []
+            assert cost == [f"{len(drawn[name])} rounds", "× S"]
 
     for name, count in (("star", 6), ("tree", 4)):
         assert len(drawn[name]) == count
@@ -145,8 +162,12 @@ def test_star_tree_and_ring_are_all_reduces_as_drawn():
             for sender, receiver, what in messages:
                 values[receiver] = before[sender] + (before[receiver] if what == "add" else 0)
         assert (values == 1111).all(), name
-    assert drawn["ring"] == [[(rank, (rank + 1) % 4, what) for rank in range(4)]
-                             for what in 3 * ["add"] + 3 * ["copy"]]
+    neighbours = [(rank, (rank + 1) % 4) for rank in range(4)]
+    assert drawn["ring"] == [[(*pair, "add") for pair in neighbours]]
+    rounds = draw_all_reduce.ring_rounds()
+    assert [{message.what for message in messages} for messages in rounds] == (
+        3 * [{"add"}] + 3 * [{"copy"}])
+    assert all([message[:2] for message in messages] == neighbours for messages in rounds)
 
 
 def test_the_ring_round_by_round_is_what_numpy_computes():
@@ -164,7 +185,8 @@ def test_the_ring_round_by_round_is_what_numpy_computes():
                 coloured.add(place_of(cell))
             if cell.get("data-received") != "no":
                 marked.add(place_of(cell))
-        assert coloured == marked == received[number]
+        arrows = {place_of_arrow(state, arrow) for arrow in with_class(state, "message")}
+        assert coloured == marked == arrows == received[number]
 
 
 def test_halving_and_doubling_round_by_round_is_what_numpy_computes():
@@ -214,14 +236,16 @@ def test_collectives_do_what_their_names_say():
     first, diagonal = nothing.copy(), np.diag(total)
     first[0] = total
     everywhere = np.broadcast_to(total, (4, 4))
-    expected = {"reduce": (own, first), "broadcast": (first, everywhere),
-                "reduce-scatter": (own, diagonal), "all-gather": (diagonal, everywhere),
-                "all-reduce": (own, everywhere)}
-    drawn = with_class(read("collectives"), "collective")
-    assert [collective.get("data-name") for collective in drawn] == list(expected)
-    for collective in drawn:
-        name = collective.get("data-name")
-        assert name == collective.findtext(SVG + "text")
-        for when, arrays in zip(("before", "after"), expected[name]):
-            grid, = with_class(collective, when)
+    expected = {"all-reduce": (own, everywhere),
+                "reduce": (own, first), "broadcast": (first, everywhere),
+                "reduce-scatter": (own, diagonal), "all-gather": (diagonal, everywhere)}
+    drawn = {}
+    for chain in with_class(read("collectives"), "chain"):
+        names = [text.text for text in with_class(chain, "name")]
+        grids = with_class(chain, "grid")
+        assert len(grids) == len(names) + 1
+        drawn.update(zip(names, zip(grids, grids[1:])))
+    assert list(drawn) == list(expected)
+    for name, pair in drawn.items():
+        for grid, arrays in zip(pair, expected[name]):
             assert_same_parts(drawn_parts(grid), arrays)

@@ -6,11 +6,12 @@ Run it to write six SVG files beside it, the same bytes each time.
 from typing import NamedTuple
 
 from elements import (
-    BLUE, FRAME, GREEN, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE,
-    arrow, box, element, group, line, page, words, write,
+    BLUE, FRAME, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow,
+    box, element, group, line, page, words, write,
 )
 
-PARTS = (BLUE, ORANGE, GREEN, GREY)  # the colour of each device's part of a sum
+PARTS = (PALE_BLUE, PALE_ORANGE, PALE_GREEN, PALE_GREY)  # of each device's part of a sum
+NAMES = "abcd"  # of these parts
 ADD, COPY = "add", "copy"  # what a receiver does: add the message to its own, or overwrite
 DEVICES = 4
 
@@ -134,10 +135,11 @@ def draw_rebinding():
     """Chapter 03: an all-reduce that changes the list and not what the parameters hold."""
     new, old, parameter = 192, 278, 364
     before, after = 150, 425
-    drawn = [words(320, 32, "The list has the sum, the parameters don't", 22, bold=True),
+    drawn = [words(320, 32, "The list has the sum, two of the parameters don't", 22, bold=True),
              words(before + 80, 82, "before", 20), words(after + 80, 82, "after", 20),
              line(367, 62, 367, 420, GREY, 1)]
-    for y, text in ((132, "the list"), (new + 28, "new"), (old + 28, "old"), (390, "parameters")):
+    for y, text in ((132, "the list"), (new + 28, "new arrays"), (old + 28, "old arrays"),
+                    (390, "parameters")):
         drawn.append(words(8, y, text, anchor="start"))
     drawn += draw_names(before, parameter)
     drawn += draw_names(after, parameter)
@@ -155,7 +157,7 @@ def draw_rebinding():
         else:
             drawn.append(draw_array(x, new, 6, new=True))
             drawn.append(arrow(x, 146, x, new - 4))
-    return page(640, 430, "The list has the sum, the parameters don't",
+    return page(640, 430, "The list has the sum, two of the parameters don't",
                 "Before: the three slots of the list, and three parameters, point to the same "
                 "three arrays, 1, 2 and 3. After: slot 0 and its parameter point to the old array, "
                 "now 6. Slots 1 and 2 point to new arrays, 6, but the parameters still hold 2 and "
@@ -175,10 +177,10 @@ def draw_round(x, y, messages, width):
         (x1, y1), (x2, y2) = CORNERS[message.sender], CORNERS[message.receiver]
         length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
         right, down = 13 * (x2 - x1) / length, 13 * (y2 - y1) / length  # to the circle's edge
-        drawn.append(arrow(x + x1 + right, y + y1 + down, x + x2 - right, y + y2 - down, ORANGE,
+        drawn.append(arrow(x + x1 + right, y + y1 + down, x + x2 - right, y + y2 - down, "black",
                            width, class_=f"message {message.what}"))
     for device, (right, down) in enumerate(CORNERS):
-        fill, ink = (BLUE, "white") if device in working else ("white", GREY)
+        fill, ink = (BLUE, "white") if device in working else ("white", FRAME)
         drawn.append(element("circle", cx=x + right, cy=y + down, r=12, fill=fill,
                              stroke=BLUE if device in working else LIGHT_GREY, stroke_width=2))
         drawn.append(words(x + right, y + down + 6, str(device), 17, bold=True, fill=ink))
@@ -187,56 +189,71 @@ def draw_round(x, y, messages, width):
 
 def draw_star_tree_ring():
     """Chapter 03: who works in each round of three all-reduces."""
-    title = "A ring sends quarters, and all devices work"
-    drawn = [words(320, 32, title, 22, bold=True), words(586, 74, "rounds"),
-             words(586, 96, "× size")]
+    title = "Three all-reduces: the ring keeps all devices busy"
+    drawn = [words(320, 32, title, 22, bold=True)]
+    for number in range(6):
+        drawn.append(words(50 + 88 * number, 70, f"round {number + 1}"))
     ways = (("star", star_rounds(), 1, "whole arrays (S), all through device 0"),
             ("tree", tree_rounds(), 1, "whole arrays (S), in pairs"),
-            ("ring", ring_rounds(), DEVICES, "quarters (S/4), all devices send"))
+            ("ring", ring_rounds(), DEVICES, "quarters (S/4), each device sends one"))
     for row, (name, rounds, pieces, text) in enumerate(ways):
-        y = 114 + 138 * row
+        y = 130 + 138 * row
         way = [words(8, y - 28, name, 20, "start", bold=True),
                words(64, y - 28, text, anchor="start")]
-        for number, messages in enumerate(rounds):
+        for number, messages in enumerate(rounds if pieces == 1 else rounds[:1]):
             way.append(draw_round(24 + 88 * number, y, messages, 8 / pieces))
+        if pieces > 1:  # each round has the same arrows
+            way.append(arrow(106, y + 26, 148, y + 26, FRAME, 3))
+            way.append(words(160, y + 33, f"the same in all {len(rounds)} rounds", 20, "start",
+                             class_="repeated"))
         size = "S" if pieces == 1 else f"S/{pieces}"
-        way.append(words(586, y + 34, f"{len(rounds)} × {size}", 24, bold=True, class_="cost"))
+        cost = [f"{len(rounds)} rounds", f"× {size}"]
         if pieces > 1:
-            way.append(words(586, y + 62, f"= {len(rounds) / pieces:g} S", 20, bold=True,
+            cost.append(f"= {len(rounds) / pieces:g} S")
+        for number, text in enumerate(cost):
+            way.append(words(586, y + 24 + 26 * number - 12 * (pieces > 1), text, 20, bold=True,
                              class_="cost"))
         drawn.append(group(way, class_="way", data_name=name))
-    for number in range(6):
-        drawn.append(words(50 + 88 * number, 478, f"round {number + 1}"))
-    return page(640, 490, title,
+    return page(640, 484, title,
                 "Three rows of four devices, 0 to 3, a column for each round; a device that sends "
                 "or receives is dark. Star: in each of 6 rounds a thick arrow to or from device 0, "
                 "and two devices wait; 6 times S. Tree: 4 rounds of thick arrows, two in the first "
-                "and in the last round, one in those between; 4 times S. Ring: in each of 6 rounds "
-                "all devices work, and each sends a thin arrow, a quarter, to the next; 6 times "
-                "S/4, which is 1.5 S.", drawn)
+                "and in the last round, one in those between; 4 times S. Ring: one panel, the same "
+                "in all 6 rounds: all devices work, and each sends a thin arrow, a quarter, to the "
+                "next; 6 times S/4, which is 1.5 S.", drawn)
+
+
+PITCH = 54  # from one device of a grid to the next
 
 
 def draw_state(x, y, number, state):
-    """The grid of sums after a round: rows are devices, columns are chunks."""
-    wide, high = 58, 38
-    received = set()
-    if number > 0:
-        for message in ring_rounds()[number - 1]:
-            received.add((message.receiver, message.chunk))
-    drawn = [words(x + 2 * wide, y - 38, "start" if number == 0 else f"after round {number}", 20,
+    """The grid of sums after a round: rows are devices, columns are chunks, arrows are messages."""
+    wide, high = 58, 34
+    messages = ring_rounds()[number - 1] if number > 0 else []
+    received = {(message.receiver, message.chunk) for message in messages}
+    drawn = [words(x + 2 * wide, y - 50, "start" if number == 0 else f"after round {number}", 20,
                    bold=True)]
     for chunk in range(DEVICES):
-        drawn.append(words(x + wide * (chunk + 0.5), y - 9, str(chunk), 17))
+        drawn.append(words(x + wide * (chunk + 0.5), y - 24, str(chunk), 17))
     for device in range(DEVICES):
         for chunk in range(DEVICES):
-            left, top = x + wide * chunk, y + high * device
+            left, top = x + wide * chunk, y + PITCH * device
             new = (device, chunk) in received
             total = str(sum(10**part for part in state[device, chunk]))
             drawn.append(group([
                 box(left, top, wide, high, PALE_BLUE if new else "white", FRAME),
-                words(left + wide / 2, top + 26, total, 19, bold=new),
+                words(left + wide / 2, top + 24, total, 19, bold=new),
             ], class_="cell", data_device=device, data_chunk=chunk,
                 data_received="yes" if new else "no"))
+    for message in messages:
+        middle, top = x + wide * (message.chunk + 0.5), y + PITCH * message.receiver
+        drawn.append(arrow(middle, top - PITCH + high, middle, top, BLUE, 3, class_="message",
+                           data_receiver=message.receiver, data_chunk=message.chunk))
+        if message.sender > message.receiver:  # from the last device to the first
+            below = y + PITCH * message.sender + high
+            drawn.append(arrow(middle, below, middle, below + 20, BLUE, 3))
+            side, anchor = (12, "start") if message.chunk < 2 else (-12, "end")
+            drawn.append(words(middle + side, below + 17, "to device 0", 17, anchor))
     return group(drawn, class_="state", data_round=number)
 
 
@@ -244,23 +261,21 @@ def draw_ring_rounds():
     """Chapter 03: the sums after each round of a reduce-scatter."""
     states = ring_states()
     left, right = 84, 376
-    upper, lower = 116, 366
-    drawn = [words(312, 32, "Every round, each device adds one chunk that it received", 22,
-                   bold=True)]
+    upper, lower = 128, 434
+    title = "After three rounds, each device has one whole sum"
+    drawn = [words(312, 32, title, 22, bold=True)]
     for number, x, y in ((0, left, upper), (1, right, upper), (2, left, lower), (3, right, lower)):
         drawn.append(draw_state(x, y, number, states[number]))
     for y in (upper, lower):
-        drawn.append(words(left - 8, y - 9, "chunk", 17, "end"))
+        drawn.append(words(left - 8, y - 24, "chunk", 17, "end"))
         for device in range(DEVICES):
-            drawn.append(words(left - 8, y + 38 * device + 25, f"device {device}", 17, "end"))
-    drawn.append(box(84, 538, 30, 22, PALE_BLUE, FRAME))
-    drawn.append(words(124, 556, "just changed: + the number above it (in row 0: of row 3)", 17,
-                       "start"))
-    return page(624, 576, "Reduce-scatter on a ring of four devices, round by round",
+            drawn.append(words(left - 8, y + PITCH * device + 23, f"device {device}", 17, "end"))
+    return page(624, 656, title,
                 "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
                 "chunk. In each of three rounds one chunk of each device gains what the device "
-                "above holds, and the device above device 0 is device 3. After round 3 the numbers "
-                "on the diagonal are 1111.", drawn)
+                "above holds, and the device above device 0 is device 3. Arrows lead from each "
+                "sent number to the one that grows. After round 3 the numbers on the diagonal are "
+                "1111.", drawn)
 
 
 def draw_halving_state(x, y, number, state):
@@ -319,33 +334,33 @@ def draw_halving():
 
 
 def whole_cell(x, y, size, parts, **attributes):
-    """A chunk that is one device's own, or the sum of all, or doesn't matter."""
+    """A chunk that is one device's own, or the sum of all; an empty one doesn't matter."""
+    if not parts:
+        return group([box(x, y, size, size, "white", LIGHT_GREY)], **attributes)
     if len(parts) == DEVICES:
-        drawn = [box(x, y, size, size, "white", FRAME),
-                 words(x + size / 2, y + size / 2 + 6.5, "Σ", 20, bold=True)]
-    elif len(parts) == 1:
-        (part,) = parts
-        drawn = [box(x, y, size, size, PARTS[part], FRAME, data_part=part)]
+        fill, text, bold = "white", "Σ", True
     else:
-        drawn = [box(x, y, size, size, PALE_GREY, PALE_GREY)]
-    return group(drawn, **attributes)
+        (part,) = parts
+        fill, text, bold = PARTS[part], NAMES[part], False
+    return group([box(x, y, size, size, fill, FRAME),
+                  words(x + size / 2, y + size / 2 + 6.5, text, 20, bold=bold)], **attributes)
 
 
-def draw_grid(x, y, cells, class_):
-    """Four devices by four chunks; what doesn't matter is pale."""
+def draw_grid(x, y, cells):
+    """Four devices by four chunks; what doesn't matter is empty."""
     drawn = []
     for matters in (False, True):  # those that matter above their neighbours
         for device in range(DEVICES):
             for chunk in range(DEVICES):
                 parts = cells.get((device, chunk), set())
                 if bool(parts) == matters:
-                    drawn.append(whole_cell(x + 26 * chunk, y + 30 * device, 26, parts,
+                    drawn.append(whole_cell(x + 25 * chunk, y + 30 * device, 25, parts,
                                             class_="cell", data_device=device, data_chunk=chunk))
-    return group(drawn, class_=class_)
+    return group(drawn, class_="grid")
 
 
 def collectives():
-    """`{name: (cells before, cells after)}` for five of them."""
+    """`{names: grids}`: an all-reduce, and the two chains that do the same."""
     everyone = set(range(DEVICES))
     own, first, diagonal, all_ = {}, {}, {}, {}
     for device in range(DEVICES):
@@ -354,37 +369,34 @@ def collectives():
             all_[device, chunk] = everyone
         first[0, device] = everyone
         diagonal[device, device] = everyone
-    return {"reduce": (own, first), "broadcast": (first, all_),
-            "reduce-scatter": (own, diagonal), "all-gather": (diagonal, all_),
-            "all-reduce": (own, all_)}
+    return {("all-reduce",): (own, all_),
+            ("reduce", "broadcast"): (own, first, all_),
+            ("reduce-scatter", "all-gather"): (own, diagonal, all_)}
 
 
 def draw_collectives():
-    """Chapter 03: five collectives, before and after."""
-    drawn = [words(312, 32, "Two ways to an all-reduce, in two steps each", 22, bold=True)]
-    drawn.append(words(4, 80, "device", 17, "start"))
-    places = ((36, 92), (358, 92), (36, 270), (358, 270), (36, 448))
-    for (name, (before, after)), (x, y) in zip(collectives().items(), places):
-        pair = [words(x + 126, y - 12, name, 20, bold=True), draw_grid(x, y, before, "before"),
-                arrow(x + 109, y + 58, x + 143, y + 58, "black", 3),
-                draw_grid(x + 148, y, after, "after")]
-        for device in range(DEVICES):
-            pair.append(words(x - 10, y + 30 * device + 20, str(device), anchor="end", size=17))
-        drawn.append(group(pair, class_="collective", data_name=name))
-    for y in (158, 336):
-        drawn.append(words(308, y, "then", 18, bold=True))
-    for device in range(DEVICES):
-        drawn.append(whole_cell(362 + 26 * device, 458, 26, {device}))
-    drawn.append(words(480, 477, "a device's own", anchor="start"))
-    drawn.append(whole_cell(440, 498, 26, set(range(DEVICES))))
-    drawn.append(words(480, 517, "the sum of all", anchor="start"))
-    drawn.append(whole_cell(440, 538, 26, set()))
-    drawn.append(words(480, 557, "anything", anchor="start"))
-    return page(624, 584, "Five collectives, before and after",
-                "Grids of four devices by four chunks. Reduce: device 0 gets all sums. Broadcast: "
-                "everyone gets device 0's array. Reduce-scatter: device r gets the sum of chunk r. "
-                "All-gather: everyone gets every chunk. All-reduce: everyone gets all sums; reduce "
-                "and broadcast together do that, and so do reduce-scatter and all-gather.", drawn)
+    """Chapter 03: an all-reduce, and the two pairs of collectives that make one."""
+    title = "Two ways to make an all-reduce in two steps"
+    drawn = [words(320, 32, title, 22, bold=True),
+             words(4, 72, "each device's own", anchor="start"),
+             words(634, 72, "Σ = a + b + c + d", anchor="end")]
+    for row, (names, grids) in enumerate(collectives().items()):
+        y = 92 + 160 * row
+        chain = [words(26, y + 30 * device + 20, str(device), anchor="end", size=17)
+                 for device in range(DEVICES)]
+        lefts = [34 + 500 * number / len(names) for number in range(len(grids))]
+        for x, cells in zip(lefts, grids):
+            chain.append(draw_grid(x, y, cells))
+        for begin, end, name in zip(lefts, lefts[1:], names):
+            chain.append(arrow(begin + 108, y + 64, end - 8, y + 64, "black", 3))
+            chain.append(words((begin + 100 + end) / 2, y + 50, name, 18, bold=True, class_="name"))
+        drawn.append(group(chain, class_="chain"))
+    return page(640, 552, title,
+                "Three chains of grids of four devices by four chunks, from each device's own "
+                "numbers a, b, c and d to the sums on all devices. All-reduce: in one step. "
+                "Reduce: device 0 gets all sums; broadcast: everyone gets device 0's array. "
+                "Reduce-scatter: device r gets the sum of chunk r; all-gather: everyone gets every "
+                "chunk.", drawn)
 
 
 DRAWINGS = {

@@ -69,12 +69,12 @@ def draw_sums_of_all():
     totals = [sum(sum(shard) for shard in SHARDS), sum(v * v for shard in SHARDS for v in shard)]
     mean = totals[0] / 4
     variance = totals[1] / 4 - mean**2
-    drawn = []
-    for column, text in ((92, "shard"), (228, "sums"), (332, "all-reduce"), (420, "totals"),
-                         (560, "statistics")):
-        drawn.append(words(column, 26, text, bold=True))
+    title = "Add up the sums, then find mean and variance"
+    drawn = [words(320, 32, title, 22, bold=True), words(348, 212, "all-reduce", 20, "start", True)]
+    for column, text in ((92, "shard"), (228, "its sums"), (420, "totals"), (560, "statistics")):
+        drawn.append(words(column, 66, text))
     for rank, shard in enumerate(SHARDS):
-        top = 40 + 140 * rank
+        top = 78 + 140 * rank
         color, pale = ((BLUE, PALE_BLUE), (ORANGE, PALE_ORANGE))[rank]
         drawn.append(box(10, top, 620, 112, pale, color, stroke_width=2, rx=8))
         drawn.append(words(24, top + 30, f"device {rank}", 20, anchor="start", bold=True))
@@ -89,10 +89,10 @@ def draw_sums_of_all():
             drawn.append(words(560, y, statistic, 22, bold=True, class_="statistic"))
         drawn.append(arrow(136, top + 62, 166, top + 62, FRAME, 3))
         drawn.append(arrow(474, top + 62, 500, top + 62, FRAME, 3))
-    for start, other in ((102, 242), (242, 102)):
+    for start, other in ((140, 280), (280, 140)):
         drawn.append(arrow(290, start, 362, start, "black", 4))
         drawn.append(arrow(290, start, 362, other + (14 if other < start else -14), "black", 4))
-    return page(640, 304, "All-reduced sums give both devices the whole batch's statistics",
+    return page(640, 342, title,
                 "Device 0 has 1 and 3, whose sum is 4 and whose sum of squares is 10. Device 1 has "
                 "5 and 7, with the sums 12 and 74. An all-reduce gives both devices the totals 16 "
                 "and 84, from which both find the mean 4 and the variance 5.", drawn)

@@ -66,11 +66,14 @@ def draw_moment(top, heading, called):
     drawn = [words(16, top, heading, 18, "start", bold=True)]
     for number, (name, rank) in enumerate(CALLS):
         y = top + 34 + 28 * number
-        ink = GREY if number < called else "black"
-        drawn.append(words(46, y, f"{SAID[name]} on device {rank}", 17, "start", fill=ink))
-    drawn.append(words(46, top + 34 + 28 * len(CALLS), "the next line", 17, "start"))
-    at = top + 28 + 28 * called
-    drawn.append(arrow(10, at, 38, at, "black", 4))
+        ink = FRAME if number < called else "black"
+        drawn.append(words(92, y, f"{SAID[name]} on device {rank}", 17, "start", fill=ink,
+                           bold=number == called))
+    drawn.append(words(92, top + 34 + 28 * len(CALLS), "the next line", 17, "start",
+                       bold=called == len(CALLS)))
+    at = top + 34 + 28 * called
+    drawn.append(words(16, at, "now:", 17, "start", bold=True))
+    drawn.append(arrow(58, at - 6, 86, at - 6, "black", 4))
     for rank in (0, 1):
         y = top + 22 + 68 * rank
         color = (BLUE, ORANGE)[rank]
@@ -81,7 +84,7 @@ def draw_moment(top, heading, called):
         if mine:
             drawn.append(draw_work(546, y, mine[0], rank))
         else:
-            drawn.append(words(577, y + 24, "idle", 17, fill=GREY))
+            drawn.append(words(577, y + 24, "idle", 17, fill=FRAME))
         for place, name in enumerate(mine[1:]):
             drawn.append(draw_work(406 - 68 * place, y, name, rank))
     return group(drawn, class_="moment", data_called=called)
@@ -89,14 +92,14 @@ def draw_moment(top, heading, called):
 
 def draw_two_queues():
     """Chapter 01: the queues fill while Python goes on."""
-    drawn = [words(320, 32, "Python fills the queues, and goes on", 22, bold=True)]
-    drawn.append(words(120, 68, "Python"))
+    drawn = [words(320, 32, "Python fills the queues, and doesn't wait", 22, bold=True)]
+    drawn.append(words(92, 68, "Python calls", anchor="start"))
     drawn.append(words(377, 68, "queues"))
     drawn.append(words(577, 68, "devices"))
     drawn.append(draw_moment(100, "after two calls", 2))
     drawn.append(line(16, 264, 624, 264, GREY, 1))
     drawn.append(draw_moment(296, "after four calls", 4))
-    return page(640, 462, "Two queues fill while Python goes on",
+    return page(640, 462, "Python fills the queues, and doesn't wait",
                 "Two moments. After two calls device 0 runs its forward pass, its backward pass "
                 "waits in its queue, and device 1 is idle. After four calls Python is already at "
                 "the next line; both devices run their forward passes, and their backward passes "

@@ -22,38 +22,36 @@ def number(x, y, value, fill="white", stroke="black", width=96, **attributes):
 
 
 def draw_gluon_parameter():
-    """A parameter has a value and a gradient on each device."""
-    columns = (190, 330)
-    drawn = [words(320, 32, "One Parameter: a value and a gradient on each device", 22, bold=True)]
+    """A parameter has a value and a gradient on each device, and the store makes the new value."""
+    title = "The store adds both gradients and sends one new value"
+    columns = (250, 390)
+    drawn = [words(320, 32, title, 22, bold=True)]
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
         drawn.append(box(x - 62, 56, 124, 510, PALE_BLUE, BLUE, stroke_width=2, rx=10))
         drawn.append(words(x, 82, f"cpu({rank})", 20, bold=True))
         drawn.append(number(x, 98, image, PALE_GREY, GREY, class_="image", data_device=rank))
-    drawn.append(words(112, 127, "image", anchor="end"))
-    drawn.append(words(408, 127, "split_and_load", anchor="start", font_family="monospace"))
-    drawn.append(box(118, 160, 284, 166, "none", "black", stroke_width=4, rx=10))
-    drawn.append(words(408, 180, "Parameter", 20, "start", bold=True))
-    drawn.append(words(112, 215, "values", anchor="end"))
-    drawn.append(words(408, 215, "weight.list_data()", anchor="start", font_family="monospace"))
-    drawn.append(words(112, 285, "gradients", anchor="end"))
-    drawn.append(words(408, 285, "weight.list_grad()", anchor="start", font_family="monospace"))
+    drawn.append(words(168, 127, "image", anchor="end"))
+    drawn.append(box(178, 160, 284, 166, "none", "black", stroke_width=4, rx=10))
+    drawn.append(words(476, 249, "one Parameter", 20, "start", bold=True))
+    drawn.append(words(168, 215, "values", anchor="end"))
+    drawn.append(words(168, 285, "gradients", anchor="end"))
     total = " + ".join(str(image) for image in IMAGES)
     drawn.append(group([
-        box(118, 358, 284, 96, PALE_GREY, "black", stroke_width=3, rx=10),
-        words(260, 390, f"{total} = {sum(IMAGES)}", 20, bold=True),
-        words(260, 432, f"{WEIGHT} − {sum(IMAGES)} / {len(IMAGES)} = {AFTER}", 20, bold=True),
+        box(178, 358, 284, 96, PALE_GREY, "black", stroke_width=3, rx=10),
+        words(320, 390, f"{total} = {sum(IMAGES)}", 20, bold=True),
+        words(320, 432, f"{WEIGHT} − {sum(IMAGES)} / {len(IMAGES)} = {AFTER}", 20, bold=True),
     ], class_="store", data_sum=sum(IMAGES), data_after=AFTER))
-    drawn.append(words(112, 390, "store: sum", anchor="end"))
-    drawn.append(words(112, 432, "store: weight", anchor="end"))
-    drawn.append(words(408, 411, "trainer.step(2)", anchor="start", font_family="monospace"))
+    drawn.append(words(168, 390, "sum", anchor="end"))
+    drawn.append(words(168, 432, "new value", anchor="end"))
+    drawn.append(words(476, 413, "the store", 20, "start", bold=True))
     for rank, (x, image) in enumerate(zip(columns, IMAGES)):
         drawn.append(number(x, 186, WEIGHT, class_="value", data_device=rank))
         drawn.append(number(x, 256, image, "white", BLUE, class_="grad", data_device=rank))
         drawn.append(arrow(x, 302, x, 354, GREEN, 4))
         drawn.append(arrow(x, 458, x, 500, GREEN, 4))
         drawn.append(number(x, 506, AFTER, class_="after", data_device=rank))
-    drawn.append(words(112, 535, "new values", anchor="end"))
-    return page(640, 590, "One Parameter: a value and a gradient on each device",
+    drawn.append(words(168, 535, "new values", anchor="end"))
+    return page(640, 590, title,
                 f"Two columns, cpu(0) and cpu(1), with the images {IMAGES[0]} and {IMAGES[1]}. A "
                 f"frame around both columns is one Parameter: its values are {WEIGHT} on both "
                 f"devices, its gradients {IMAGES[0]} and {IMAGES[1]}. Below is the store: it adds "

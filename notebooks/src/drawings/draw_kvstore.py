@@ -212,15 +212,16 @@ def draw_whose_memory():
     unit, bottom, width = 16, 420, 260  # an MB is 16 units high
     owner = owners(SIZES, 2)
     whole = 4 * sum(SIZES.values()) / 1e6
-    drawn = [words(350, 34, "One device adds up the embedding's gradients", 22, bold=True)]
+    title = "cpu(0) adds the largest gradient, and needs more memory"
+    drawn = [words(350, 34, title, 22, bold=True)]
     for rank, x in ((0, 55), (1, 385)):
         owned = 4 * sum(SIZES[name] for name in SIZES if owner[name] == rank) / 1e6
         blocks = [("weights and gradients", 2 * whole, PALE_GREY, "replica")]
         if owner["embedding"] == rank:
-            blocks += [("buffer: the sum", owned, PALE_ORANGE, "buffer"),
-                       ("buffer: copy from cpu(1)", owned, PALE_ORANGE, "buffer")]
+            blocks += [("buffer for the sum", owned, ORANGE, "buffer"),
+                       ("buffer for cpu(1)'s gradient", owned, ORANGE, "buffer")]
         else:
-            blocks.append(("", 2 * owned, PALE_ORANGE, "buffer"))
+            blocks.append(("", 2 * owned, ORANGE, "buffer"))
         top, held = bottom, []
         for content, megabytes, fill, kind in blocks:
             height = unit * megabytes
@@ -230,14 +231,15 @@ def draw_whose_memory():
                 piece.append(words(x + width / 2, top + height / 2 + 6, content))
             held.append(group(piece, class_=kind, data_mb=f"{megabytes:.3f}"))
         if owner["embedding"] != rank:
-            held.append(words(x + width / 2, top - 12, "buffers: dense layers"))
+            held.append(words(x + width / 2, top - 12, "buffers for the dense layers"))
         held.append(line(x - 20, bottom + 2, x + width + 20, bottom + 2, BLUE, 4))
         held.append(words(x + width / 2, bottom + 30, f"cpu({rank})", 20, bold=True))
         drawn.append(group(held, class_="device", data_device=rank))
-    return page(700, 466, "What a store's buffers take on two devices, to scale",
-                "Both devices hold weights and gradients, equally much. On cpu(0) two more blocks, "
-                "as large as the embedding, are buffers: one for the sum and one for a copy from "
-                "cpu(1). On cpu(1) the buffers are a thin block.", drawn)
+    drawn += [arrow(20, bottom, 20, 76, FRAME, 2), words(8, 66, "memory", anchor="start")]
+    return page(700, 466, title,
+                "To scale. Both devices hold weights and gradients, equally much. On cpu(0) two "
+                "more blocks, as large as the embedding, are buffers: one for the sum and one for "
+                "cpu(1)'s gradient. On cpu(1) the buffers are a thin block.", drawn)
 
 
 DRAWINGS = {"clipping": draw_clipping, "push_pull": draw_push_pull,

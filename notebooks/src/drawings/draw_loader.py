@@ -8,7 +8,7 @@ from elements import (
     box, group, page, words, write,
 )
 
-MIDDLE, LEFT, RIGHT = 400, 270, 530
+MIDDLE, LEFT, RIGHT = 320, 190, 450
 
 
 def stack(x, y, count, fill, stroke, **attributes):
@@ -20,22 +20,24 @@ def stack(x, y, count, fill, stroke, **attributes):
     return group(cards, **attributes)
 
 
-def call(y, name):
-    """The call that leads from one row to the next, at the left."""
-    return words(20, y, name, anchor="start", bold=True, fill=DARK_GREEN)
+def call(x, y, name, anchor="middle"):
+    """The call that leads from one row to the next, at its arrows."""
+    return words(x, y, name, 19, anchor, bold=True, fill=DARK_GREEN)
 
 
 def draw_pictures_to_step():
     """Bytes become numbers, numbers a batch, the batch two shards, and both one step."""
-    drawn = [words(320, 34, "From images to the same step on two devices", 22, bold=True)]
+    drawn = [words(320, 34, "Two halves of the batch, the same new weights", 22, bold=True)]
     drawn += [stack(MIDDLE, 62, 3, "white", FRAME, class_="row", data_shape="28 × 28 × 1"),
               words(MIDDLE, 106, "28 × 28 × 1, bytes"),
-              arrow(MIDDLE, 126, MIDDLE, 170, GREEN, 3), call(154, "ToTensor"),
+              arrow(MIDDLE, 126, MIDDLE, 170, GREEN, 3),
+              call(MIDDLE + 16, 154, "ToTensor", "start"),
               stack(MIDDLE, 172, 3, PALE_GREY, FRAME, class_="row", data_shape="1 × 28 × 28"),
               words(MIDDLE, 216, "1 × 28 × 28, 0 to 1"),
-              arrow(MIDDLE, 236, MIDDLE, 280, GREEN, 3), call(264, "DataLoader"),
+              arrow(MIDDLE, 236, MIDDLE, 280, GREEN, 3),
+              call(MIDDLE + 16, 266, "DataLoader", "start"),
               box(MIDDLE - 140, 284, 280, 50, PALE_GREY, "black", stroke_width=2, rx=6),
-              words(MIDDLE, 315, "a batch: 64 × 1 × 28 × 28"), call(374, "split_and_load")]
+              words(MIDDLE, 315, "a batch: 64 × 1 × 28 × 28"), call(MIDDLE, 376, "split_and_load")]
     for x, device, color, pale in ((LEFT, 0, BLUE, PALE_BLUE), (RIGHT, 1, ORANGE, PALE_ORANGE)):
         drawn += [arrow(MIDDLE + (x - MIDDLE) * 0.5, 337, x, 390, GREEN, 3),
                   group([box(x - 100, 394, 200, 70, pale, color, stroke_width=2, rx=8),
@@ -45,7 +47,7 @@ def draw_pictures_to_step():
                   group([box(x - 100, 520, 200, 50, pale, color, stroke_width=2, rx=8),
                          words(x, 551, "gradients")]),
                   arrow(x, 573, MIDDLE + (x - MIDDLE) * 0.5, 622, GREEN, 3)]
-    drawn += [call(498, "backward"), call(604, "trainer.step(64)"),
+    drawn += [call(MIDDLE, 498, "backward"), call(MIDDLE, 600, "trainer.step(64)"),
               box(MIDDLE - 230, 626, 460, 50, PALE_GREEN, GREEN, stroke_width=2, rx=8),
               words(MIDDLE, 657, "the same new weights on both")]
     return page(640, 700, "From images to the same step on two devices",

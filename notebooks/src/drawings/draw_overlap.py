@@ -31,7 +31,7 @@ STEP = {
 
 def draw_lane_parts():
     """A step on two devices: what each does at each moment."""
-    drawn = [words(320, 32, "What two devices do in a training step", 22, bold=True)]
+    drawn = [words(320, 32, "In a training step, devices don't only compute", 22, bold=True)]
     for number, (lane, spans) in enumerate(STEP.items()):
         top = 58 + 74 * number
         parts = [words(16, top + 34, lane, anchor="start")]
@@ -59,7 +59,7 @@ def draw_lane_parts():
         "begins later, computes longer, communicates, and is idle while the other updates."), drawn)
 
 
-PASS = {3: 60, 2: 80, 1: 100}  # how long each layer's backward pass takes, in the order of time
+PASS = {3: 80, 2: 84, 1: 100}  # how long each layer's backward pass takes, in the order of time
 MESSAGE = {3: 120, 2: 50, 1: 30}  # and its gradient's message
 START = 116
 
@@ -83,7 +83,7 @@ def schedule(overlap):
 def draw_overlap():
     """Three layers' gradients over a link: after the backward pass, and during it."""
     drawn = [words(320, 32, "Send each gradient as soon as it is ready", 22, bold=True)]
-    for number, (title, overlap) in enumerate([("at the end", False), ("at once", True)]):
+    for number, (title, overlap) in enumerate([("sent at the end", False), ("sent at once", True)]):
         top = 58 + 172 * number
         backward, link = schedule(overlap)
         computed = backward[1].end
@@ -91,23 +91,23 @@ def draw_overlap():
         parts = [words(START, top + 14, title, anchor="start", bold=True)]
         for row, (name, spans, color, ink) in enumerate([("backward", backward, BLUE, "white"),
                                                          ("link", link, ORANGE, "black")]):
+            noun = {"backward": "layer ", "link": "gradient "}[name]
             y = top + 26 + 50 * row
             parts.append(words(16, y + 27, name, anchor="start"))
             for layer, span in spans.items():
                 width = span.end - span.begin
                 parts.append(group([
                     box(span.begin, y, width, 40, color, "white", stroke_width=3),
-                    words(span.begin + width / 2, y + 27, span.part, fill=ink, bold=True),
+                    words(span.begin + width / 2, y + 27, (noun if width >= 80 else "") + span.part,
+                          fill=ink, bold=True),
                 ], class_="span", data_row=name, data_layer=layer))
         y = top + 122
         parts.append(line(computed + 2, y, arrived - 2, y, FRAME, 3))
         for end in (computed + 2, arrived - 2):
             parts.append(line(end, y - 6, end, y + 6, FRAME, 3))
-        parts.append(words((computed + arrived) / 2, y + 22, "exposed"))
+        parts.append(words((computed + arrived) / 2, y + 22, "exposed: only the link works"))
         drawn.append(group(parts, class_="panel", data_overlap=int(overlap)))
-    drawn.append(words(START, 402, "3, 2, 1: the layers; the last one's gradient is ready first",
-                       anchor="start"))
-    return page(640, 418, "Gradients sent after the backward pass, and during it", (
+    return page(640, 390, "Gradients sent after the backward pass, and during it", (
         "Two panels with a row for the backward pass and one for the link. At the end: the link "
         "carries the gradients of the layers 3, 2 and 1 after the whole backward pass. At once: it "
         "begins with layer 3's while the pass works on layer 2. The time in which only the link "

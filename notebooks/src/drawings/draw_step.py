@@ -24,7 +24,7 @@ def draw_lenet_step():
     """Shards go out, gradients are summed, and both devices make the same update."""
     columns = (232, 500)
     top, step = 178, 112
-    drawn = [words(320, 34, "One training step on two devices", 22, bold=True),
+    drawn = [words(320, 34, "Only the all-reduce joins the two devices", 22, bold=True),
              box(241, 54, 250, 46, PALE_GREY, "black", stroke_width=2, rx=8),
              words(366, 84, "host: a batch of n images")]
     for device, (x, color, pale) in enumerate(zip(columns, (BLUE, ORANGE),
@@ -51,13 +51,11 @@ def draw_lenet_step():
         drawn.append(words(8, top + step * row + 37, part, 19, anchor="start", bold=True))
     drawn.append(words(30, top + step * 2 - 20, "all-reduce", anchor="start", bold=True,
                        fill=DARK_GREEN))
-    drawn.append(words(320, top + step * 4 - 14, "the same weights before, the same sum: the same "
-                       "weights after"))
-    return page(640, 630, "One training step on two devices: shards, gradients, sum, update",
+    return page(640, 590, "One training step on two devices: shards, gradients, sum, update",
                 "The host cuts a batch and sends a shard to each of two devices. Each computes the "
                 "gradient of its shard's loss. Arrows marked all-reduce lead from both gradients "
                 "to the sum on each device. Each subtracts rate over n times the sum from its "
-                "weights, which stay equal.", drawn)
+                "weights.", drawn)
 
 
 DRAWINGS = {"lenet_step": draw_lenet_step}

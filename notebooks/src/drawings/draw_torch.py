@@ -8,7 +8,7 @@ from elements import (
     write,
 )
 
-FILLS = {"value": (PALE_GREY, "black"), "works": (PALE_BLUE, BLUE),
+FILLS = {"value": (PALE_GREY, "black"), "works": (PALE_GREY, "black"),
          "divides": (PALE_ORANGE, ORANGE)}
 GLUON = [  # what is there or happens, from top to bottom, and which kind it is
     ("w = 0", "value"),
@@ -31,10 +31,11 @@ GRADIENTS = [1, 10, 100]  # of three copies of a weight, one on each GPU
 
 def draw_one_step_twice():
     """Two columns from a weight to the next one, with the division by 4 where each has it."""
-    drawn = []
+    title = "Both divide by 4: Gluon in step, PyTorch in the loss"
+    drawn = [words(316, 32, title, 22, bold=True)]
     for x, name, stages in [(164, "Gluon", GLUON), (468, "PyTorch", PYTORCH)]:
-        drawn.append(words(x, 34, name, 24, bold=True))
-        y = 52
+        drawn.append(words(x, 76, name, 24, bold=True))
+        y = 92
         for place, (text, kind) in enumerate(stages):
             if text:
                 fill, edge = FILLS[kind]
@@ -46,7 +47,7 @@ def draw_one_step_twice():
                 else:  # nothing happens in the next row
                     drawn.append(line(x, y + 46, x, y + 116, width=3))
             y += 70
-    return page(632, y - 16, "The first step of one weight in Gluon and in PyTorch",
+    return page(632, y - 16, title,
                 "Both begin with w = 0 and the losses 9, 36, 81 and 144, and end with w = 1.8. "
                 "Gluon: gradient -180, then step(4) divides by 4. PyTorch: the mean divides by 4, "
                 "gradient -45, and step() doesn't divide.", drawn)

@@ -33,8 +33,9 @@ def draw_lane(y, name, images, seconds, done, color, height):
 
 def draw_shares_by_speed():
     """For each way to cut the batch, two lanes on a line of time, and when both are done."""
-    drawn = [words(312, 32, "The slow device needs 3 times as long for an image", 22, bold=True)]
-    y = 54
+    drawn = [words(312, 32, "Cut the batch by speed, and nobody waits", 22, bold=True),
+             words(312, 62, f"the slow device needs {HANDICAP} times as long for an image", 20)]
+    y = 80
     for name, fast, slow in WAYS:
         done = max(fast, HANDICAP * slow)
         pieces = [words(LEFT, y + 18, name, 20, "start", bold=True)]
