@@ -309,7 +309,7 @@ print(f"counted {bytes_kept(small_block, small_hidden):,}")
 # of inputs, and in the backward pass four teeth, for blocks 4, 3, 2 and 1, each one block high. It
 # ends later.](src/drawings/saw.svg)
 #
-# The inputs are drawn in grey. The price is time: each tooth begins with a second forward pass of
+# The inputs are the low stairs. The price is time: each tooth begins with a second forward pass of
 # its block.
 #
 # ### Your turn: the backward pass

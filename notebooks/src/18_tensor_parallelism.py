@@ -299,8 +299,8 @@ class RowLinear(nn.Module):
 #
 # ![A block, from left to right, on two ranks. Both have the whole norm. Then rank 0 has heads 0 and
 # 1, rank 1 heads 2 and 3. After another whole norm each has half of the MLP. Four bars join the
-# ranks: before attention and before the MLP a sum backward, after each of them a sum
-# forward.](src/drawings/block_on_ranks.svg)
+# ranks: before attention and before the MLP, dashed, a sum in the backward pass, after each of them
+# a sum in the forward pass.](src/drawings/block_on_ranks.svg)
 #
 # What goes from block to block, the **hidden states**, is whole on every rank. So are norms,
 # embeddings and the output layer, which get the same input on all ranks and so compute the same.

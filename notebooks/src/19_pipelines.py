@@ -348,7 +348,8 @@ print(f"smallest ratio {ratios.min():.3f}, largest ratio {ratios.max():.3f}")
 #
 # ![Two timelines of four stages and eight micro-batches; both end at the same time. GPipe runs all
 # forward passes, then all backward passes. In 1F1B a stage runs a few forward passes, then backward
-# and forward in turns.](src/drawings/pipeline_schedules.svg)
+# and forward in turns, so the first backward passes begin
+# sooner.](src/drawings/pipeline_schedules.svg)
 #
 # In the drawing a forward pass takes 1, a backward pass 2, and a message no time. Read it row by
 # row. Before its first backward pass, the last stage runs one forward pass, the stage before it
@@ -454,7 +455,7 @@ for stage in range(4):
 #
 # ## The bubble, on a clock
 #
-# In the drawing every stage has grey parts, in which it is idle. They are called the **bubble**. We
+# In the drawing every stage's row has gaps, in which it is idle. They are called the **bubble**. We
 # can count it: the step takes 33 units of time. A stage works for 8 · (1 + 2) = 24 of them, and is
 # idle for the other 9, which is 27 %. That holds for each stage, and for both schedules.
 #

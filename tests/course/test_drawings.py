@@ -218,11 +218,15 @@ def test_halving_and_doubling_round_by_round_is_what_numpy_computes():
     drawn = with_class(read("halving_doubling"), "state")
     assert [int(state.get("data-round")) for state in drawn] == [0, 1, 2, 3, 4]
     for number, state in enumerate(drawn):
+        gap = [0, 1, 2, 2, 1][number]
+        pairs = {f"{rank} {rank + gap}" for rank in range(4) if gap and rank // gap % 2 == 0}
+        assert {each.get("data-partners") for each in with_class(state, "bracket")} == pairs
         cells = with_class(state, "cell")
         assert len(cells) == 16
         for cell in cells:
             place, fill = place_of(cell), cell.find(SVG + "rect").get("fill")
-            assert int(cell.findtext(SVG + "text")) == states[number][place]
+            written = cell.findtext(SVG + "text")  # nothing in a cell that was given away
+            assert written == (str(states[number][place]) if place in keeps[number] else None)
             assert (cell.get("data-received") == "yes") == (place in received[number])
             assert (fill == elements.PALE_BLUE) == (place in received[number])
             assert (cell.get("data-kept") == "yes") == (place in keeps[number])

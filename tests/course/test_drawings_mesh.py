@@ -28,7 +28,7 @@ def test_a_row_is_a_tensor_group_and_a_column_a_data_group():
 def test_an_edge_of_the_cube_joins_ranks_that_differ_in_one_dimension():
     drawing = read("mesh_of_eight")
     mesh = np.arange(8).reshape(2, 2, 2)  # as in train_transformer.py: data, pipeline, tensor
-    place = {}
+    place, middles = {}, {}
     for rank in with_class(drawing, "rank"):
         place[float(rank.get("x")), float(rank.get("y")) - 8] = int(rank.text)
     for axis, name in enumerate(["data", "pipeline", "tensor"]):
@@ -37,9 +37,13 @@ def test_an_edge_of_the_cube_joins_ranks_that_differ_in_one_dimension():
             if edge.get("data-dimension") == name:
                 x1, y1, x2, y2 = (float(edge.get(key)) for key in ("x1", "y1", "x2", "y2"))
                 found.append([place[x1, y1], place[x2, y2]])
+                if 0 in found[-1]:
+                    middles[name] = complex((x1 + x2) / 2, (y1 + y2) / 2)
         expected = np.moveaxis(mesh, axis, -1).reshape(4, 2).tolist()
         assert sorted(found) == sorted(expected)
-        (partner,) = (each.text for each in with_class(drawing, "partner")
-                      if each.get("data-dimension") == name)
-        (other,) = (b for a, b in expected if a == 0)
-        assert partner == f"rank 0 is with rank {other}"
+    groups = with_class(drawing, "group")
+    assert len(groups) == 3
+    for group in groups:  # its name is at that edge of rank 0
+        at = complex(float(group.get("x")), float(group.get("y")))
+        nearest = min(middles, key=lambda name: abs(middles[name] - at))
+        assert nearest == group.get("data-dimension") and group.text == f"{nearest} group"

@@ -14,10 +14,10 @@ def test_each_way_cuts_one_table_in_one_direction():
     for way in with_class(read("four_cuts"), "way"):
         for square in with_class(way, "square"):
             parts = with_class(square, "part")
-            if len(parts) > 1:
-                assert len({part.get("x") for part in parts}) in (1, len(parts))
-                rows = len({part.get("x") for part in parts}) == 1
-                found[way.get("data-way")] = square.get("data-of"), "rows" if rows else "columns"
+            assert len(parts) == 4
+            assert len({part.get("x") for part in parts}) in (1, len(parts))
+            rows = len({part.get("x") for part in parts}) == 1
+            found[way.get("data-way")] = square.get("data-of"), "rows" if rows else "columns"
     assert found == {"data": ("batch", "rows"), "context": ("batch", "columns"),
                      "pipeline": ("weights", "rows"), "tensor": ("weights", "columns")}
 

@@ -77,8 +77,9 @@ for k in range(2, 9):
 # How can a device send less? It sends its partner half of its chunks, and keeps the other half. In
 # the next round it does the same with what it kept, and another partner:
 #
-# ![Four devices with four chunks each, after each of four rounds. White and blue cells are kept,
-# grey ones given away: four a device, then two, then one, which holds 1111; then two and four
+# ![Four devices with four chunks each, after each of four rounds; brackets join partners, first 0
+# and 1, 2 and 3, then 0 and 2, 1 and 3. Cells with a number are kept, empty ones given away: four
+# a device, then two, then one, which holds 1111; then two and four
 # again.](../src/drawings/halving_doubling.svg)
 #
 # After two rounds each device has one chunk of the whole sum, the 1111 on the diagonal. That is a

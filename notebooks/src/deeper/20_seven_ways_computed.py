@@ -8,11 +8,11 @@
 # with your own numbers. Context and expert parallelism are new, so they get a small program on
 # several ranks.
 #
-# ![Four ways to cut, each with two squares, the weights and the batch, and the numbers 0 to 3 of
-# the devices. Data: the batch is cut between sequences, and all have all weights. Context: the
-# batch is cut between tokens. Pipeline: the weights are cut between layers, and all get the whole
-# batch. Tensor: the weights are cut across the width of every
-# layer.](../src/drawings/four_cuts.svg)
+# ![Four ways to cut, each with a square that is cut for the devices 0 to 3. Data: the batch is cut
+# between sequences, and each has all weights. Context: the batch is cut between tokens, and each
+# has all weights. Pipeline: the weights are cut between layers, and each has the whole batch.
+# Tensor: the weights are cut across the width of every layer, and each has the whole
+# batch.](../src/drawings/four_cuts.svg)
 #
 # > **What you'll do:** compute seven ways with your own sizes, and run attention and experts that
 # > are divided among ranks.

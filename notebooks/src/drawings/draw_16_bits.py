@@ -61,10 +61,11 @@ def draw_scaled_range():
         return 22 + unit * (exponent + 34.5)
 
     begin, end = place(LOWEST - 0.5), place(HIGHEST + 0.5)
-    drawn = [box(begin, 44, end - begin, 262, PALE_GREEN, "none"),
-             words((begin + end) / 2, 30, "what float16 holds", 20, bold=True)]
+    drawn = [words(320, 26, "The right scale keeps all gradients in range", 22, bold=True),
+             box(begin, 80, end - begin, 262, PALE_GREEN, "none"),
+             words((begin + end) / 2, 68, "what float16 holds", 20, bold=True)]
     for row, scale in enumerate(SCALES):
-        y = 108 + 80 * row
+        y = 144 + 80 * row
         title = "the loss as it is" if scale == 0 else f"the loss times {power(scale)}"
         drawn.append(words((begin + end) / 2, y - 22, title))
         for exponent in GRADIENTS:
@@ -73,13 +74,15 @@ def draw_scaled_range():
             drawn.append(element("circle", cx=place(exponent + scale), cy=y, r=4.6, fill=color,
                                  stroke=BLUE if becomes == "held" else RED, stroke_width=2,
                                  class_=f"scale-{scale}", data_becomes=becomes))
-    drawn.append(words(place(-29), 138, "vanish", fill=RED, bold=True))
-    drawn.append(words(place(14.4), 298, "overflow", fill=RED, bold=True, anchor="start"))
-    drawn.append(line(14, 306, 626, 306, GREY, 2))
-    for exponent in [-30, LOWEST, -10, 0, HIGHEST]:
-        drawn.append(line(place(exponent), 306, place(exponent), 314, GREY, 2))
-        drawn.append(words(place(exponent), 334, power(exponent)))
-    return page(640, 346, "A scale moves gradients into float16's range",
+    drawn.append(words(14, 100, "each dot:", anchor="start"))
+    drawn.append(words(14, 123, "a gradient", anchor="start"))
+    drawn.append(words(place(-29), 174, "vanish", fill=RED, bold=True))
+    drawn.append(words(place(14.4), 334, "overflow", fill=RED, bold=True, anchor="start"))
+    drawn.append(line(14, 342, 626, 342, GREY, 2))
+    for exponent in [LOWEST, 0, HIGHEST]:
+        drawn.append(line(place(exponent), 342, place(exponent), 350, GREY, 2))
+        drawn.append(words(place(exponent), 370, power(exponent)))
+    return page(640, 382, "A scale moves gradients into float16's range",
                 "Gradients from 2^-33 to 2^-10 as dots, and the range of float16, 2^-24 to 2^15. "
                 "As they are nine vanish. With the loss times 2^12 all are held. With 2^27 two "
                 "overflow.", drawn)

@@ -6,8 +6,8 @@ Run it to write six SVG files beside it, the same bytes each time.
 from typing import NamedTuple
 
 from elements import (
-    BLUE, FRAME, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY, PALE_ORANGE, arrow,
-    box, element, group, line, page, words, write,
+    BLUE, DARK_GREEN, FRAME, GREY, LIGHT_GREY, ORANGE, PALE_BLUE, PALE_GREEN, PALE_GREY,
+    PALE_ORANGE, arrow, box, element, group, line, page, words, write,
 )
 
 PARTS = (PALE_BLUE, PALE_ORANGE, PALE_GREEN, PALE_GREY)  # of each device's part of a sum
@@ -279,8 +279,11 @@ def draw_ring_rounds():
 
 
 def draw_halving_state(x, y, number, state):
-    """The grid of sums after a round of halving and doubling; what a device gave away is grey."""
-    wide, high = 44, 36
+    """The grid of sums after a round of halving and doubling; what a device gave away is empty.
+
+    At its left brackets join the partners of the round.
+    """
+    wide, high = HALVING_CELL
     received, kept = set(), set(state)
     if number > 0:
         messages = halving_rounds()[number - 1]
@@ -297,34 +300,50 @@ def draw_halving_state(x, y, number, state):
         for chunk in range(DEVICES):
             left, top = x + wide * chunk, y + high * device
             place = (device, chunk)
-            fill, ink = PALE_BLUE if place in received else "white", "black"
-            if place not in kept:
-                fill, ink = PALE_GREY, "#999999"
-            total = str(sum(10**part for part in state[place]))
-            drawn.append(group([
-                box(left, top, wide, high, fill, FRAME),
-                words(left + wide / 2, top + 25, total, 17, bold=place in received, fill=ink),
-            ], class_="cell", data_device=device, data_chunk=chunk,
-                data_received="yes" if place in received else "no",
-                data_kept="yes" if place in kept else "no"))
+            fill = PALE_BLUE if place in received else "white" if place in kept else PALE_GREY
+            cell = [box(left, top, wide, high, fill, FRAME)]
+            if place in kept:
+                total = str(sum(10**part for part in state[place]))
+                cell.append(words(left + wide / 2, top + 25, total, 17, bold=place in received))
+            drawn.append(group(cell, class_="cell", data_device=device, data_chunk=chunk,
+                               data_received="yes" if place in received else "no",
+                               data_kept="yes" if place in kept else "no"))
+    if number > 0:
+        partners = {tuple(sorted((message.sender, message.receiver))) for message in messages}
+        for place, (first, second) in enumerate(sorted(partners)):
+            deep = 18 if place == 1 and first == 1 else 10  # the second crosses the first
+            drawn.append(bracket(x - 3, deep, y + high * (first + 0.5), y + high * (second + 0.5),
+                                 data_partners=f"{first} {second}"))
     return group(drawn, class_="state", data_round=number)
+
+
+HALVING_CELL = 41, 36
+
+
+def bracket(x, deep, top, bottom, **attributes):
+    """It joins two rows at their left."""
+    return element("polyline", points=f"{x},{top:g} {x - deep},{top:g} {x - deep},{bottom:g} "
+                   f"{x},{bottom:g}", fill="none", stroke=DARK_GREEN, stroke_width=3,
+                   class_="bracket", **attributes)
 
 
 def draw_halving():
     """Deeper: four devices halve what they keep, twice, and then double it."""
     states = states_of(halving_rounds())
-    lefts, tops = (82, 270, 458), (112, 356)
+    lefts, tops = (92, 282, 472), (112, 356)
     drawn = [words(320, 32, "Two rounds halve what a device keeps, two double it", 22, bold=True)]
-    for number, column, row in ((0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 0, 1), (4, 1, 1)):
+    for number, column, row in ((0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 1, 1), (4, 2, 1)):
         drawn.append(draw_halving_state(lefts[column], tops[row], number, states[number]))
-    for top in tops:
-        drawn.append(words(74, top - 9, "chunk", 17, "end"))
+    for right, top in zip((74, 254), tops):
+        drawn.append(words(right, top - 9, "chunk", 17, "end"))
         for device in range(DEVICES):
-            drawn.append(words(74, top + 36 * device + 25, f"device {device}", 17, "end"))
+            drawn.append(words(right, top + 36 * device + 25, f"device {device}", 17, "end"))
     for row, (fill, text) in enumerate(((PALE_BLUE, "just received"), (PALE_GREY, "given away"))):
-        y = tops[1] + 46 + 40 * row
-        drawn.append(box(474, y, 28, 22, fill, FRAME))
-        drawn.append(words(512, y + 17, text, 18, "start"))
+        y = tops[1] + 16 + 40 * row
+        drawn.append(box(10, y, 28, 22, fill, FRAME))
+        drawn.append(words(48, y + 17, text, 18, "start"))
+    drawn.append(bracket(30, 10, tops[1] + 96, tops[1] + 120))
+    drawn.append(words(48, tops[1] + 114, "partners", 18, "start"))
     return page(640, 520, "Halving and doubling on four devices, round by round",
                 "Grids of four devices by four chunks. Device r starts with 10 to the r in each "
                 "chunk. In round 1 devices 0 and 1, and 2 and 3, swap halves: 0 and 2 keep chunks "

@@ -111,13 +111,13 @@ def span(x, top, width, fill, text, ink="white", **attributes):
 def draw_buckets():
     """Chapter 14: buckets fill during the backward pass, and a full one leaves."""
     drawn = [film_style(),
-             words(320, 26, "A bucket leaves with its last gradient", 22, bold=True)]
+             words(320, 26, "A full bucket is sent while the pass goes on", 22, bold=True)]
     drawn.append(words(8, 96, "backward", anchor="start"))
     drawn.append(words(8, 214, "buckets", anchor="start"))
     drawn.append(words(8, 338, "all-reduce", anchor="start"))
     for layer in LAYERS:
         x = layer_end(layer) - MOVING.layer
-        drawn.append(span(x, 64, MOVING.layer, BLUE, layer,
+        drawn.append(span(x, 64, MOVING.layer, BLUE, f"net.{layer}",
                           class_=f"moves layer{layer} pass", data_layer=layer))
     for layers, begin, end in all_reduces(in_buckets(), overlapped=True):
         number = len([drawing for drawing in drawn if 'class="bucket"' in drawing]) + 1
@@ -164,7 +164,7 @@ WAYS = {  # for each: its all-reduces, each with the layers in it, and whether t
 
 def draw_ways():
     """Chapter 14: the same gradients, sent in three ways."""
-    drawn = [words(320, 32, "Three ways to send the gradients", 22, bold=True)]
+    drawn = [words(320, 32, "Overlap ends sooner, and buckets sooner still", 22, bold=True)]
     for row, (name, (parts, overlapped)) in enumerate(WAYS.items()):
         top = 60 + 112 * row
         rows = [words(8, top + 48, name, 18, anchor="start", bold=True)]
@@ -182,10 +182,8 @@ def draw_ways():
         drawn.append(group(rows, class_="way", data_name=name))
     drawn.append(arrow(LEFT, 390, 632, 390, "black", 2))
     drawn.append(words(610, 416, "time"))
-    drawn.append(box(LEFT, 404, 18, 18, BLUE))
-    drawn.append(words(LEFT + 26, 419, "backward pass", anchor="start"))
-    drawn.append(box(LEFT + 180, 404, 18, 18, ORANGE))
-    drawn.append(words(LEFT + 206, 419, "all-reduces of gradients", anchor="start"))
+    drawn.append(words(layer_end(LAYERS[-1], STILL) + 10, 87, "backward pass", anchor="start"))
+    drawn.append(words(layer_end(LAYERS[-1], STILL) - 8, 131, "all-reduces", anchor="end"))
     return page(640, 432, "A backward pass of three layers, and three ways to send its gradients", (
         "Naive makes three all-reduces after the pass. Overlapped makes three, each as soon as the "
         "layer's gradients are there. Buckets makes one for two layers while the pass goes on, "

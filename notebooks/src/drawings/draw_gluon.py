@@ -104,7 +104,7 @@ def draw_old_gradient():
 def draw_named_twice():
     """Both shards use the same one of two replicas on one device."""
     columns = (210, 430)
-    drawn = [words(320, 32, "Two replicas on one device, and one is used", 22, bold=True),
+    drawn = [words(320, 32, "Both shards use the second replica: 20 overwrites 2", 22, bold=True),
              box(96, 50, 448, 312, PALE_BLUE, BLUE, stroke_width=2, rx=10),
              words(120, 80, "cpu(0)", 20, "start", bold=True)]
     used = columns[-1]

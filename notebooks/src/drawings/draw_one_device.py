@@ -30,11 +30,12 @@ BLOCK, INPUT = 2.37, 0.13
 
 
 def draw_block_keeps():
-    left, wide, top, step = 64, 200, 78, 40
-    drawn = [words(left + wide / 2, 30, "one block", 20, bold=True),
-             words(304, 30, "numbers kept per token", 20, anchor="start", bold=True)]
+    left, wide, top, step = 64, 200, 114, 40
+    drawn = [words(320, 26, "GELU and down keep the most", 22, bold=True),
+             words(left + wide / 2, 66, "one block", 20, bold=True),
+             words(304, 66, "numbers kept per token", 20, anchor="start", bold=True)]
     middle = left + wide / 2
-    drawn.append(arrow(middle, 42, middle, top - 1, "black", 2))
+    drawn.append(arrow(middle, 78, middle, top - 1, "black", 2))
     begin = top - 18  # where what came in branches off
     for row, (label, numbers) in enumerate(ROWS):
         y = top + step * row
@@ -58,9 +59,12 @@ def draw_block_keeps():
     total = sum(numbers for _, numbers in ROWS)
     drawn.append(words(304, end - 2, f"together {total:,}", 20, anchor="start", bold=True,
                        class_="together", data_numbers=total))
-    for text, rows, color in [("attention", 3, BLUE), ("MLP", 7, ORANGE)]:
-        drawn.append(words(632, top + step * rows + 21, text, 20, anchor="end", bold=True,
-                           fill=color if color == BLUE else "#8a5c00"))
+    for text, first, last, color in [("attention", 0, 5, BLUE), ("MLP", 7, 10, "#8a5c00")]:
+        begin, stop = top + step * first + 2, top + step * last + 26
+        y = (begin + stop) / 2
+        drawn.append(line(610, begin, 610, stop, color, 3))
+        drawn.append(words(630, y, text, 20, bold=True, fill=color,
+                           transform=f"rotate(-90 630 {y:g})"))
     return page(640, end + 24, "What one block keeps for its backward pass",
                 "A block from top to bottom: norm, the matrices of query, key and value, query "
                 "times key, softmax, weights times value, output projection, plus what came in; "
@@ -93,9 +97,9 @@ def lives(recomputed):
 def draw_saw():
     unit, scale, left = 33, 48, 66  # pixels: a forward pass of a block, its activations
     thin = scale * INPUT / BLOCK
-    drawn = []
-    for title, floor, recomputed in [("all activations of blocks 1 to 4 are kept", 246, False),
-                                     ("only inputs are kept, the rest is recomputed", 390, True)]:
+    drawn = [words(320, 26, "Recomputing needs less memory, and more time", 22, bold=True)]
+    for title, floor, recomputed in [("all activations of blocks 1 to 4 are kept", 286, False),
+                                     ("only inputs are kept, the rest is recomputed", 430, True)]:
         spans, end = lives(recomputed)
         top = floor - scale * (1.3 if recomputed else LAYERS)
         drawn.append(words(left, top - 16, title, 20, anchor="start", bold=True))
@@ -118,10 +122,11 @@ def draw_saw():
         drawn.append(line(left + unit * end, floor - 8, left + unit * end, floor + 6, "black", 3))
         for place, text in [(2, "forward"), (7.6, "backward"), (end, "end")]:
             drawn.append(words(left + unit * place, floor + 24, text))
-    drawn.append(words(26, 160, "memory", transform="rotate(-90 26 160)"))
-    drawn.append(arrow(44, 246, 44, 66, "black", 2))
-    drawn.append(words(left + unit * 16.6, 440, "time →", anchor="end"))
-    return page(640, 450, "Activations during a step: a hill, and a saw",
+    drawn.append(words(26, 200, "memory", transform="rotate(-90 26 200)"))
+    drawn.append(arrow(44, 286, 44, 106, "black", 2))
+    drawn.append(words(left + 4, 418, "inputs", anchor="start"))
+    drawn.append(words(left + unit * 16.6, 480, "time →", anchor="end"))
+    return page(640, 490, "Activations during a step: a hill, and a saw",
                 "Two panels over the same time. All are kept: the activations of blocks 1 to 4 "
                 "pile up in the forward pass, four high, and go one after the other in the "
                 "backward pass, block 4 first; it ends after 12 units. Recomputed: a thin layer "

@@ -56,11 +56,11 @@ def simulate(schedule, stages, micro):
 def timeline(top, stages, events, end, **attributes):
     """A row for each stage, its passes as boxes; `end` is the time at the right edge.
 
-    Micro-batches have their numbers, where there are several.
+    Micro-batches have their numbers, where a box is wide enough for them.
     """
     unit = (RIGHT - LEFT) / end
     last = max(event[-1] for event in events)
-    several = len({number for _, _, number, *_ in events}) > 1
+    several = len({number for _, _, number, *_ in events}) > 1 and unit > 14
     drawn = [box(LEFT, top, unit * last, ROW * stages, PALE_GREY, "none", class_="idle")]
     for stage in range(stages):
         drawn.append(words(4, top + 22 + ROW * stage, f"stage {stage}", anchor="start"))
@@ -70,8 +70,7 @@ def timeline(top, stages, events, end, **attributes):
         drawn.append(box(x, y, unit * (stop - start), ROW - 4, color, "white", class_="pass",
                          data_stage=stage, data_kind=kind, data_number=number))
         if several:
-            size = 18 if unit > 14 else 17
-            drawn.append(words(x + unit * (stop - start) / 2, y + 20, str(number), size, fill=ink))
+            drawn.append(words(x + unit * (stop - start) / 2, y + 20, str(number), fill=ink))
     return group(drawn, class_="timeline", **attributes)
 
 
@@ -112,20 +111,24 @@ def draw_fill(stages=4, micro=4):
         whole.append((stage, kind, number, micro * start, micro * stop))
     parts = simulate("GPipe", stages, micro)
     end = max(stop for *_, stop in whole)
-    drawn = []
+    unit = (RIGHT - LEFT) / end
+    drawn = [words(320, 26, "With micro-batches several stages work at once", 22, bold=True)]
     for panel, (title, events) in enumerate((("the whole batch at once", whole),
                                              (f"the same batch in {micro} micro-batches", parts))):
-        top = 40 + 172 * panel
+        top = 76 + 172 * panel
         drawn.append(words(4, top - 12, title, 20, bold=True, anchor="start"))
         drawn.append(timeline(top, stages, events, end, data_name=("whole", "parts")[panel]))
-    last = max(stop for *_, stop in parts)
-    drawn.append(words(LEFT + (RIGHT - LEFT) / end * last + 12, 212 + 70,
-                       f"ends after {last} instead of {end}", 20, bold=True, anchor="start"))
-    drawn.append(words(LEFT + (RIGHT - LEFT) / end * last + 12, 212 + 96,
-                       "(a micro-batch's forward pass = 1)", anchor="start"))
-    drawn.append(words(4, 366, "blue: forward, orange: backward, grey: idle; time to the right",
-                       anchor="start"))
-    return page(640, 378, "Four stages with a whole batch, and with four micro-batches",
+        last = max(stop for *_, stop in events)
+        if last < end:
+            x = LEFT + unit * last + 12
+            drawn.append(words(x, top + 56, f"ends after {last} instead of {end}", 20, bold=True,
+                               anchor="start"))
+            drawn.append(words(x, top + 84, "(a micro-batch's forward pass = 1)", anchor="start"))
+    drawn.append(words(LEFT + unit * micro + 8, 98, "forward", anchor="start"))
+    drawn.append(words(LEFT + unit * 24, 98, "idle"))
+    drawn.append(words(RIGHT - unit * 2 * micro - 8, 98, "backward", anchor="end"))
+    drawn.append(words(LEFT, 76 + 172 + ROW * stages + 24, "time →", anchor="start"))
+    return page(640, 410, "Four stages with a whole batch, and with four micro-batches",
                 "Two timelines of four stages. Above, one batch goes through the stages and back: "
                 "one stage at a time works, and it ends after 48 units of time. Below, the batch "
                 "comes in four micro-batches, so that several stages work at a time, and it ends "
@@ -160,28 +163,33 @@ def film_style():
 
 
 def draw_schedules(stages=4, micro=8):
-    drawn = [film_style()]
-    texts = {"GPipe": "all forward, then all backward",
-             "1F1B": "forward and backward in turns, as soon as possible"}
-    for panel, name in enumerate(texts):
-        top = 40 + 176 * panel
+    drawn = [film_style(),
+             words(320, 26, "Both end at the same time; 1F1B goes backward sooner", 22, bold=True)]
+    tops = (80, 256)
+    for name, top in zip(("GPipe", "1F1B"), tops):
         events = simulate(name, stages, micro)
         last = max(stop for *_, stop in events)
-        drawn.append(words(4, top - 12, f"{name}: {texts[name]}", 20, bold=True, anchor="start"))
+        unit = (RIGHT - LEFT) / last
+        drawn.append(words(4, top - 12, name, 20, bold=True, anchor="start"))
         drawn.append(timeline(top, stages, events, last, data_name=name))
-    bottom = 40 + 176 + ROW * stages
+        if name == "GPipe":
+            drawn.append(words(LEFT, top - 12, "all forward …", anchor="start"))
+            drawn.append(words(RIGHT, top - 12, "… then all backward", anchor="end"))
+            drawn.append(words(LEFT + unit * 12.5, top + 22, "idle"))
+        else:
+            drawn.append(words(LEFT, top - 12, "forward (narrow) and backward (wide) in turns",
+                               anchor="start"))
+    bottom = tops[-1] + ROW * stages
     for time in range(0, last + 1, 3):
         x = LEFT + (RIGHT - LEFT) / last * time
         drawn.append(line(x, bottom + 4, x, bottom + 12, FRAME, 1))
         drawn.append(words(min(x, 628), bottom + 30, str(time), class_="time"))
     drawn.append(words(4, bottom + 30, "time", anchor="start"))
-    drawn.append(words(4, bottom + 58, "blue: forward, orange: backward, grey: idle",
-                       anchor="start"))
     covers = [box(LEFT, top - 2, RIGHT - LEFT + 8, ROW * stages + 4, "white", "none",
-                  fill_opacity=0.8) for top in (40, 216)]
-    now = line(LEFT, 36, LEFT, bottom + 4, "black", 3, stroke_dasharray="5 4")
+                  fill_opacity=0.8) for top in tops]
+    now = line(LEFT, tops[0] - 4, LEFT, bottom + 4, "black", 3, stroke_dasharray="5 4")
     drawn.append(group([*covers, now], class_="moves", opacity=0))
-    return page(640, bottom + 70, "GPipe and 1F1B, moving",
+    return page(640, bottom + 42, "GPipe and 1F1B, moving",
                 "Two timelines of four stages and eight micro-batches. Both end after 33 units of "
                 "time. GPipe runs all forward passes, then all backward passes. In 1F1B a stage "
                 "runs a few forward passes, then backward and forward in turns. A dashed line "

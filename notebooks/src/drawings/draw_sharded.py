@@ -52,19 +52,21 @@ def draw_who_holds_what():
 
 
 def draw_gathered_weight():
-    drawn = [words(235, 26, "forward pass →", 20, bold=True),
-             words(493, 26, "backward pass →", 20, bold=True),
-             words(94, 54, "layer", anchor="end", bold=True), line(364, 8, 364, 272, GREY, 1)]
+    drawn = [words(320, 26, "On one rank: only the layer at work is whole", 22, bold=True),
+             words(235, 66, "forward pass →", 20, bold=True),
+             words(493, 66, "backward pass →", 20, bold=True),
+             words(94, 96, "layer", anchor="end", bold=True),
+             line(364, 50, 364, 314, GREY, 1)]
     for moment, at_work in enumerate([*LAYERS, *reversed(LAYERS)]):
         left = 108 + 64 * moment + 8 * (moment >= len(LAYERS))
-        drawn.append(words(left + 26, 54, str(at_work), bold=True))
+        drawn.append(words(left + 26, 96, str(at_work), bold=True))
         for row, layer in enumerate(LAYERS):
             quarters = list(range(RANKS)) if layer == at_work else [0]
-            drawn.append(holding(left, 70 + 52 * row, 52, 38, "weights", quarters,
+            drawn.append(holding(left, 112 + 52 * row, 52, 38, "weights", quarters,
                                  data_layer=layer, data_moment=moment))
     for row, layer in enumerate(LAYERS):
-        drawn.append(words(94, 96 + 52 * row, f"weight {layer}", anchor="end"))
-    return page(640, 284, "A weight is whole only while its layer computes",
+        drawn.append(words(94, 138 + 52 * row, f"weight {layer}", anchor="end"))
+    return page(640, 326, "A weight is whole only while its layer computes",
                 "What one of four ranks holds of four weights, at eight moments: while the layers "
                 "1, 2, 3 and 4 compute in the forward pass, and 4, 3, 2 and 1 in the backward "
                 "pass. The weight of the layer that computes is whole. Of each of the others "

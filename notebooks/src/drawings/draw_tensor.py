@@ -12,7 +12,7 @@ from elements import (
 X = [[1, 2]]
 A = [[1, 2, 0, -1], [1, -2, 2, 1]]
 B = [[1, 2], [3, 1], [0, 1], [2, 0]]
-CELL = 32
+CELL = 30
 PALE = [PALE_BLUE, PALE_ORANGE]
 
 
@@ -69,52 +69,72 @@ def is_mine(rank):
     return lambda i, j: j // 2 == rank
 
 
-LEFT = {"x": 6, "A": 84, "middle": 230, "B": 376, "part": 472, "sum": 570}
+LEFT = {"x": 4, "A": 94, "middle": 248, "B": 398, "part": 488, "sum": 576}
 
 
-def headings(names, y=24):
+def title(text):
+    return words(320, 26, text, 22, bold=True)
+
+
+def headings(names, y):
     return [words(LEFT[place] + CELL * width / 2, y, text, bold=True)
             for place, text, width in names]
 
 
-def the_sum(numbers, tops, forward):
+def between(left, width, right, y, sign):
+    """A sign in the middle between two matrices."""
+    return words((LEFT[left] + CELL * width + LEFT[right]) / 2, y + 7, sign, 22, bold=True)
+
+
+def the_sum(numbers, middles, forward):
     """The sum beside both parts, and the exchange between the ranks."""
     x = LEFT["sum"] if forward else LEFT["x"]
     drawn = []
-    for rank, top in enumerate(tops):
-        drawn.append(matrix(x, top + 48, numbers, PALE_GREY, class_="sum", data_rank=rank))
-    middle = x + CELL
-    drawn.append(line(middle, tops[0] + 88, middle, tops[1] + 40, ORANGE, 5))
-    for tip, other in ((tops[0] + 84, tops[0] + 110), (tops[1] + 44, tops[1] + 18)):
-        drawn.append(arrow(middle, other, middle, tip, ORANGE, 5))
+    for rank, middle in enumerate(middles):
+        drawn.append(matrix(x, middle - CELL / 2, numbers, PALE_GREY, class_="sum",
+                            data_rank=rank))
+    x += CELL
+    drawn.append(line(x, middles[0] + 24, x, middles[1] - 24, ORANGE, 5))
+    for tip, other in ((middles[0] + 20, middles[0] + 46), (middles[1] - 20, middles[1] - 46)):
+        drawn.append(arrow(x, other, x, tip, ORANGE, 5))
     return drawn
 
 
 def draw_two_matrices():
-    tops = (40, 194)
-    drawn = headings([("x", "x", 2), ("A", "columns of A", 4), ("middle", "middle", 4),
-                      ("B", "rows of B", 2), ("part", "part", 2), ("sum", "y", 2)])
+    tops = (72, 236)
+    drawn = [title("A by columns, B by rows: one sum at the end")]
+    drawn += headings([("x", "x", 2), ("A", "columns of A", 4), ("middle", "middle", 4),
+                       ("B", "rows of B", 2), ("part", "part", 2), ("sum", "y", 2)], 60)
     total = times(relu(times(X, A)), B)
+    second = 60  # from the middle of the first product to that of the second
     for rank, top in enumerate(tops):
         before, middle, part, _, _ = two_halves(rank)
-        drawn.append(matrix(LEFT["x"], top + 48, X, PALE_GREY))
-        drawn.append(matrix(LEFT["A"], top + 32, A, PALE[rank], is_mine(rank), class_="A",
+        first, then = top + CELL, top + CELL + second
+        mine = LEFT["middle"] + CELL * (1 if rank == 0 else 3)
+        drawn.append(matrix(LEFT["x"], first - CELL / 2, X, PALE_GREY))
+        drawn.append(between("x", 2, "A", first, "×"))
+        drawn.append(matrix(LEFT["A"], top, A, PALE[rank], is_mine(rank), class_="A",
                             data_rank=rank))
-        drawn.append(matrix(LEFT["middle"], top + 20, wide(before, rank), PALE[rank],
+        drawn.append(between("A", 4, "middle", first, "="))
+        drawn.append(matrix(LEFT["middle"], first - CELL / 2, wide(before, rank), PALE[rank],
                             is_mine(rank), class_="before", data_rank=rank))
-        drawn.append(words(LEFT["middle"] + 2 * CELL + (-CELL if rank == 0 else CELL), top + 72,
-                           "ReLU"))
-        drawn.append(matrix(LEFT["middle"], top + 82, wide(middle, rank), PALE[rank],
+        drawn.append(arrow(mine, first + 17, mine, then - 17, GREY, 2))
+        drawn.append(words(mine + 8 if rank == 0 else mine - 8, first + 36, "ReLU",
+                           anchor="start" if rank == 0 else "end"))
+        drawn.append(matrix(LEFT["middle"], then - CELL / 2, wide(middle, rank), PALE[rank],
                             is_mine(rank), class_="middle", data_rank=rank))
-        drawn.append(matrix(LEFT["B"], top, B, PALE[rank], lambda i, j, rank=rank: i // 2 == rank,
-                            class_="B", data_rank=rank))
-        drawn.append(matrix(LEFT["part"], top + 48, part, PALE[rank], class_="part",
+        drawn.append(between("middle", 4, "B", then, "×"))
+        drawn.append(matrix(LEFT["B"], then - 2 * CELL, B, PALE[rank],
+                            lambda i, j, rank=rank: i // 2 == rank, class_="B", data_rank=rank))
+        drawn.append(between("B", 2, "part", then, "="))
+        drawn.append(matrix(LEFT["part"], then - CELL / 2, part, PALE[rank], class_="part",
                             data_rank=rank))
-        drawn.append(words(6, top + 112, f"rank {rank}", anchor="start", bold=True))
-        drawn.append(arrow(540, top + 64, 566, top + 64, GREY, 2))
-    drawn += the_sum(total, tops, True)
-    drawn.append(words(588, 188, "all-reduce", 18, anchor="end", bold=True, fill=DARK_GREEN))
-    return page(640, 338, "Two matrices on two ranks, forward",
+        drawn.append(words(LEFT["x"], then + 7, f"rank {rank}", anchor="start", bold=True))
+        drawn.append(arrow(LEFT["part"] + 2 * CELL + 4, then, LEFT["sum"] - 3, then, GREY, 2))
+    drawn += the_sum(total, [top + CELL + second for top in tops], True)
+    drawn.append(words(594, (tops[0] + tops[1]) / 2 + CELL + second + 6, "all-reduce", 18,
+                       anchor="end", bold=True, fill=DARK_GREEN))
+    return page(640, 396, "Two matrices on two ranks, forward",
                 "Two ranks, one below the other. Both have the input 1, 2. Rank 0 has the first "
                 "two columns of A and the first two rows of B, rank 1 the others. Each computes "
                 "two of four numbers in the middle, and a part of y: 3, 6 and 2, 4. An all-reduce "
@@ -122,33 +142,34 @@ def draw_two_matrices():
 
 
 def draw_two_matrices_backward():
-    tops = (10, 140)
-    drawn = [words(6, 24, "gradient of x", bold=True, anchor="start"),
-             words(183, 24, "part", bold=True),
-             words(634, 24, "gradient of y", bold=True, anchor="end")]
+    middles = (106, 236)
+    drawn = [title("The gradient of x is a sum: one part from each rank"),
+             words(4, 68, "gradient of x", bold=True, anchor="start"),
+             words(183, 68, "part", bold=True),
+             words(636, 68, "gradient of y", bold=True, anchor="end")]
     parts = [two_halves(rank)[4] for rank in (0, 1)]
     total = [[a + b for a, b in zip(parts[0][0], parts[1][0])]]
-    for rank, top in enumerate(tops):
-        middle = top + 64
-        drawn.append(matrix(LEFT["sum"], top + 48, [[1, 1]], PALE_GREY, class_="of-y"))
-        drawn.append(arrow(564, middle, 506, middle, GREY, 2))
+    for rank, middle in enumerate(middles):
+        drawn.append(matrix(LEFT["sum"], middle - CELL / 2, [[1, 1]], PALE_GREY, class_="of-y"))
+        drawn.append(arrow(570, middle, 506, middle, GREY, 2))
         drawn.append(box(280, middle - 30, 220, 60, PALE[rank], FRAME))
         drawn.append(words(390, middle - 5, f"rank {rank}", bold=True))
         drawn.append(words(390, middle + 18, "its rows and columns"))
-        drawn.append(arrow(274, middle, 221, middle, GREY, 2))
-        drawn.append(matrix(151, top + 48, parts[rank], PALE[rank], class_="of-x", data_rank=rank))
-        drawn.append(arrow(145, middle, 76, middle, GREY, 2))
-    drawn += the_sum(total, tops, False)
-    drawn.append(words(54, 145, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
-    return page(640, 250, "Two matrices on two ranks, backward",
+        drawn.append(arrow(274, middle, 219, middle, GREY, 2))
+        drawn.append(matrix(153, middle - CELL / 2, parts[rank], PALE[rank], class_="of-x",
+                            data_rank=rank))
+        drawn.append(arrow(147, middle, 70, middle, GREY, 2))
+    drawn += the_sum(total, middles, False)
+    drawn.append(words(50, 177, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
+    return page(640, 280, "Two matrices on two ranks, backward",
                 "The same two ranks, from right to left. Both have the gradient 1, 1 of y. Through "
                 "its rows and columns each finds a part of the gradient of x: 3, 3 and −2, 4. An "
                 "all-reduce gives both the sum 1, 7.", drawn)
 
 
 def draw_block_on_ranks():
-    drawn = []
-    tops = (70, 160)
+    drawn = [title("Each rank has half of the heads, and half of the MLP")]
+    tops = (104, 194)
     parts = [("norm", 34, 62), ("heads", 150, 112), ("norm", 324, 62), ("MLP", 440, 112)]
     names = {("heads", 0): "heads 0, 1", ("heads", 1): "heads 2, 3",
              ("MLP", 0): "half of MLP", ("MLP", 1): "half of MLP"}
@@ -161,23 +182,24 @@ def draw_block_on_ranks():
             drawn.append(words(x + width / 2, top + 31, names.get((name, rank), name)))
         drawn.append(words(4, top - 10 if rank == 0 else top + 74, f"rank {rank}", anchor="start",
                            bold=True))
+    middles = [top + 25 for top in tops]
     for x, way in ((123, "backward"), (293, "forward"), (413, "backward"), (583, "forward")):
         forward = way == "forward"
-        inside = [line(x, 95, x, 185, DARK_GREEN, 6)]
-        for y in (95, 185):
-            inside.append(box(x - 9, y - 9, 18, 18, DARK_GREEN, "none"))
-        inside.append(words(x, 30 if forward else 262, "sum", bold=True))
-        inside.append(words(x, 50 if forward else 282, way))
-        if forward:
-            inside.append(line(x, 56, x, 86, DARK_GREEN, 2))
-        else:
-            inside.append(line(x, 194, x, 244, DARK_GREEN, 2))
+        dashed = {} if forward else {"stroke_dasharray": "7 5"}
+        inside = [line(x, middles[0] + 9, x, middles[1] - 9, DARK_GREEN, 6, **dashed)]
+        for y in middles:
+            inside.append(box(x - 9, y - 9, 18, 18, DARK_GREEN if forward else "white", DARK_GREEN,
+                              stroke_width=3))
+        y = middles[0] - 54 if forward else middles[1] + 65
+        inside.append(words(min(x, 576), y, "sum in the", bold=True))
+        inside.append(words(min(x, 576), y + 20, f"{way} pass", bold=True))
         drawn.append(group(inside, class_="exchange", data_way=way))
-    return page(640, 296, "A block on two ranks: four points at which they exchange something",
+    return page(640, 308, "A block on two ranks: four points at which they exchange something",
                 "A block, from left to right, on two ranks. Both have the whole norm. Rank 0 has "
                 "heads 0 and 1, rank 1 heads 2 and 3; after another whole norm each has half of "
-                "the MLP. Before attention and before the MLP a bar joins the ranks: a sum, "
-                "backward. After each of them another: a sum, forward.", drawn)
+                "the MLP. Before attention and before the MLP a dashed bar joins the ranks: a "
+                "sum in the backward pass. After each of them another bar: a sum in the forward "
+                "pass.", drawn)
 
 
 DRAWINGS = {"two_matrices": draw_two_matrices,

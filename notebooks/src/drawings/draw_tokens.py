@@ -29,30 +29,29 @@ def grid(x, y, rank, by_tokens):
 
 
 def draw_block_by_tokens():
-    drawn = []
-    tops = (88, 192)
-    places = [("norm", 44, True), ("attention", 194, False), ("norm", 344, True),
-              ("MLP", 494, False)]
+    drawn = [words(324, 26, "Norms by tokens, attention and MLP by columns", 22, bold=True)]
+    tops = (114, 218)
+    places = [("norm", 74, True), ("attention", 218, False), ("norm", 362, True),
+              ("MLP", 506, False)]
     for rank, top in enumerate(tops):
-        drawn.append(line(4, top + 32, 612, top + 32, GREY, 2))
-        drawn.append(arrow(600, top + 32, 636, top + 32, GREY, 2))
+        drawn.append(line(64, top + 32, 612, top + 32, GREY, 2))
+        drawn.append(arrow(600, top + 32, 646, top + 32, GREY, 2))
         for _, x, by_tokens in places:
             drawn.append(grid(x, top, rank, by_tokens))
-        drawn.append(words(4, top - 10 if rank == 0 else top + 88, f"rank {rank}", anchor="start",
-                           bold=True))
+        drawn.append(words(4, top + 39, f"rank {rank}", anchor="start", bold=True))
     for name, x, by_tokens in places:
-        drawn.append(words(x + 32, 24, name, bold=True))
-        drawn.append(words(x + 32, 46, "by tokens" if by_tokens else "by columns"))
-    for x, name in ((151, "gather"), (301, "scatter"), (451, "gather"), (601, "scatter")):
-        inside = [line(x, 120, x, 224, DARK_GREEN, 6)]
-        for y in (120, 224):
+        drawn.append(words(x + 32, 66, name, bold=True))
+        drawn.append(words(x + 32, 90, "tokens (rows)" if by_tokens else "columns"))
+    for x, name in ((178, "gather"), (322, "scatter"), (466, "gather"), (606, "scatter")):
+        inside = [line(x, 146, x, 250, DARK_GREEN, 6)]
+        for y in (146, 250):
             inside.append(box(x - 9, y - 9, 18, 18, DARK_GREEN, "none"))
-        inside.append(line(x, 233, x, 282, DARK_GREEN, 2))
+        inside.append(line(x, 259, x, 290, DARK_GREEN, 2))
         if name == "scatter":
-            inside.append(words(x, 302, "sum and", bold=True))
-        inside.append(words(x, 302 if name == "gather" else 323, name, bold=True))
+            inside.append(words(x, 310, "sum and", bold=True))
+        inside.append(words(x, 310 if name == "gather" else 331, name, bold=True))
         drawn.append(group(inside, class_="exchange", data_name=name))
-    return page(648, 336, "A block on two ranks, divided by tokens and by numbers in turn",
+    return page(648, 344, "A block on two ranks, divided by tokens and by numbers in turn",
                 "A block, from left to right, on two ranks. Grids of four tokens by four numbers "
                 "show what each rank has: in the norms all numbers of two tokens, in attention and "
                 "in the MLP two numbers of all tokens. Before attention and the MLP a bar joins "
@@ -77,20 +76,22 @@ def three_numbers():
 
 def draw_three_numbers():
     rows = three_numbers()
-    drawn = []
-    columns = [(262, "largest"), (414, "sum of exp"), (566, "label")]
-    drawn.append(words(133, 24, "logits", bold=True))
+    largest = rows[2][0]
+    drawn = [words(320, 26, "Three small all-reduces give the loss", 22, bold=True)]
+    columns = [(238, "largest"), (388, f"Σ exp(logit − {largest})"),
+               (556, f"label's logit − {largest}")]
+    drawn.append(words(118, 72, "logits", bold=True))
     for x, name in columns:
-        drawn.append(words(x, 24, name, bold=True))
-    drawn.append(words(414, 46, "less largest"))
-    drawn.append(words(566, 46, "less largest"))
-    for rank, top in enumerate((60, 124)):
+        drawn.append(words(x, 72, name, bold=True))
+    for rank, top in enumerate((88, 160)):
         drawn.append(words(4, top + 27, f"rank {rank}", anchor="start", bold=True))
         for i, logit in enumerate(LOGITS[rank]):
             is_label = 2 * rank + i == LABEL
-            drawn.append(box(85 + 48 * i, top, 48, 40, PALE[rank], "black" if is_label else FRAME,
+            drawn.append(box(70 + 48 * i, top, 48, 40, PALE[rank], "black" if is_label else FRAME,
                              stroke_width=4 if is_label else 1))
-            drawn.append(words(109 + 48 * i, top + 27, text_of(logit), bold=is_label))
+            drawn.append(words(94 + 48 * i, top + 27, text_of(logit), bold=is_label))
+            if is_label:
+                drawn.append(words(94 + 48 * i, top + 60, "label"))
         cells = []
         for (x, _), number in zip(columns, rows[rank]):
             cells.append(box(x - 48, top, 96, 40, PALE[rank], FRAME))
@@ -98,16 +99,16 @@ def draw_three_numbers():
         drawn.append(group(cells, class_="part", data_rank=rank))
     cells = []
     for (x, _), number, way in zip(columns, rows[2], ("max", "sum", "sum")):
-        drawn.append(arrow(x - 24, 166, x - 24, 206, DARK_GREEN, 4))
-        drawn.append(words(x - 6, 192, way, anchor="start", bold=True, fill=DARK_GREEN))
-        cells.append(box(x - 48, 208, 96, 40, PALE_GREY, FRAME))
-        cells.append(words(x, 235, text_of(number)))
+        drawn.append(arrow(x - 24, 202, x - 24, 242, DARK_GREEN, 4))
+        drawn.append(words(x - 6, 228, way, anchor="start", bold=True, fill=DARK_GREEN))
+        cells.append(box(x - 48, 244, 96, 40, PALE_GREY, FRAME))
+        cells.append(words(x, 271, text_of(number)))
     drawn.append(group(cells, class_="together"))
-    drawn.append(words(4, 235, "on both", anchor="start", bold=True))
+    drawn.append(words(4, 271, "on both", anchor="start", bold=True))
     _, total, of_label = rows[2]
-    drawn.append(words(320, 284, f"loss = log {text_of(total)} − ({text_of(of_label)}) = "
+    drawn.append(words(320, 320, f"loss = log {text_of(total)} − ({text_of(of_label)}) = "
                        f"{text_of(log(total) - of_label)}", bold=True, class_="loss"))
-    return page(640, 300, "The loss of one token from three numbers of each rank",
+    return page(640, 336, "The loss of one token from three numbers of each rank",
                 "Rank 0 has the logits 3 and 1, rank 1 has 5 and 2; the label is the 1. The "
                 "largest are 3 and 5, together 5. The sums of the exponentials of logits less 5 "
                 f"are {rows[0][1]:.3f} and {rows[1][1]:.3f}, together {total:.3f}. The label's "

@@ -4,63 +4,60 @@ Run it to write three SVG files beside it, the same bytes each time.
 """
 
 from elements import (
-    BLUE, FRAME, ORANGE, PALE_BLUE, PALE_GREY, PALE_ORANGE, arrow, box, group,
+    BLUE, FRAME, ORANGE, PALE_BLUE, PALE_ORANGE, arrow, box, group,
     page, words, write,
 )
 
 # ---- Four ways to cut ----
 
-SIDE = 104  # of a square
+SIDE = 112  # of a square
 PARTS = 4
-WAYS = {  # name: what is cut, in which direction, and between what
-    "data": ("batch", "rows", "between sequences"),
-    "context": ("batch", "columns", "between tokens"),
-    "pipeline": ("weights", "rows", "between layers"),
-    "tensor": ("weights", "columns", "across the width"),
+WAYS = {  # name: what is cut, in which direction, and what each device has whole
+    "data": ("batch", "rows", ("all", "weights")),
+    "context": ("batch", "columns", ("all", "weights")),
+    "pipeline": ("weights", "rows", ("the whole", "batch")),
+    "tensor": ("weights", "columns", ("the whole", "batch")),
 }
+AXES = {"batch": ("sequences", "tokens"), "weights": ("layers", "width")}  # down, to the right
 
 
 def square(x, y, direction, of):
-    """A table, whole or cut for four devices; `direction` is "rows", "columns" or None."""
+    """A table that is cut for four devices; `direction` is "rows" or "columns"."""
     drawn = []
-    if direction is None:
-        drawn.append(box(x, y, SIDE, SIDE, PALE_GREY, FRAME, class_="part"))
-        drawn.append(words(x + SIDE / 2, y + SIDE / 2 + 7, "all"))
-    else:
-        band = SIDE / PARTS
-        for device in range(PARTS):
-            color = BLUE if device == 0 else PALE_BLUE
-            ink = "white" if device == 0 else "black"
-            if direction == "rows":
-                drawn.append(box(x, y + band * device, SIDE, band, color, FRAME, class_="part"))
-                drawn.append(words(x + SIDE / 2, y + band * device + 20, str(device), fill=ink))
-            else:
-                drawn.append(box(x + band * device, y, band, SIDE, color, FRAME, class_="part"))
-                drawn.append(words(x + band * (device + 0.5), y + SIDE / 2 + 7, str(device),
-                                   fill=ink))
-    drawn.append(words(x + SIDE / 2, y + SIDE + 22, of))
+    band = SIDE / PARTS
+    for device in range(PARTS):
+        color = BLUE if device == 0 else PALE_BLUE
+        ink = "white" if device == 0 else "black"
+        if direction == "rows":
+            drawn.append(box(x, y + band * device, SIDE, band, color, FRAME, class_="part"))
+            drawn.append(words(x + SIDE / 2, y + band * device + 21, f"device {device}",
+                               fill=ink))
+        else:
+            drawn.append(box(x + band * device, y, band, SIDE, color, FRAME, class_="part"))
+            place = x + band * (device + 0.5) + 6
+            drawn.append(words(place, y + SIDE / 2, f"device {device}", fill=ink,
+                               transform=f"rotate(-90 {place:g} {y + SIDE / 2:g})"))
+    down, right = AXES[of]
+    drawn.append(words(x - 8, y + 70, f"{down} ↓", anchor="end"))
+    drawn.append(words(x + SIDE / 2, y - 8, f"{right} →"))
     return group(drawn, class_="square", data_of=of)
 
 
 def draw_four_cuts():
-    drawn = []
-    for place, (way, (cut, direction, between)) in enumerate(WAYS.items()):
-        x = 26 + 330 * (place % 2)
-        y = 40 + 208 * (place // 2)
-        inside = [words(x, y - 12, way, 20, bold=True, anchor="start"),
-                  words(x + 258, y - 12, between, anchor="end")]
-        for number, of in enumerate(("weights", "batch")):
-            inside.append(square(x + 154 * number, y, direction if of == cut else None, of))
+    drawn = [words(320, 26, "Two ways cut the batch, and two the weights", 22, bold=True)]
+    for place, (way, (cut, direction, whole)) in enumerate(WAYS.items()):
+        x = 4 + 322 * (place % 2)
+        y = 104 + 188 * (place // 2)
+        inside = [words(x, y - 34, f"{way}: cut the {cut}", 20, bold=True, anchor="start"),
+                  square(x + 108, y, direction, cut)]
+        for row, text in enumerate(("each has", *whole)):
+            inside.append(words(x + 108 + SIDE + 8, y + 40 + 24 * row, text, anchor="start"))
         drawn.append(group(inside, class_="way", data_way=way))
-    drawn.append(words(320, 440, "weights: layers downwards, width to the right"))
-    drawn.append(words(320, 464, "batch: sequences downwards, tokens to the right"))
-    drawn.append(words(320, 488, "0 to 3: the devices"))
-    return page(640, 500, "The batch can be cut in two directions, and the weights in two",
-                "Four panels, each with the weights and the batch as squares, and four devices. "
-                "Data: the batch is cut between sequences, all devices have all weights. Context: "
-                "the batch is cut between tokens. Pipeline: the weights are cut between layers, "
-                "all devices get the whole batch. Tensor: the weights are cut across the width.",
-                drawn)
+    return page(640, 416, "The batch can be cut in two directions, and the weights in two",
+                "Four panels, each with a square that is cut for four devices. Data: the batch is "
+                "cut between sequences, each device has all weights. Context: the batch is cut "
+                "between tokens. Pipeline: the weights are cut between layers, each device has "
+                "the whole batch. Tensor: the weights are cut across the width.", drawn)
 
 
 # ---- Ring attention ----
@@ -102,10 +99,10 @@ COLORS = [BLUE, ORANGE]
 
 
 def draw_experts():
-    drawn = []
+    drawn = [words(320, 26, "Each token goes to the expert that the router chose", 22, bold=True)]
     token_x = 46
     for device in range(2):
-        y = 36 + 190 * device
+        y = 72 + 190 * device
         drawn.append(box(4, y, 632, 160, "none", FRAME, rx=8))
         drawn.append(words(20, y - 10, f"device {device}", 20, bold=True, anchor="start"))
         drawn.append(words(token_x + 60, y + 28, "tokens"))
@@ -115,23 +112,20 @@ def draw_experts():
     for device, chosen in enumerate(CHOICE):
         for number, expert in enumerate(chosen):
             x = token_x + 44 * (number % 3)
-            y = 36 + 190 * device + 46 + 48 * (number // 3)
+            y = 72 + 190 * device + 46 + 48 * (number // 3)
             drawn.append(box(x, y, 32, 32, COLORS[expert], FRAME, class_="token",
                              data_device=device, data_expert=expert))
             ink = "white" if expert == 0 else "black"
             drawn.append(words(x + 16, y + 23, str(expert), fill=ink))
     for device in range(2):
-        here = 36 + 190 * device + 80
-        there = 36 + 190 * (1 - device) + 80
-        stay = CHOICE[device].count(device)
-        away = CHOICE[device].count(1 - device)
-        drawn.append(arrow(190, here, 432, here, COLORS[device], 3 * stay))
+        here = 72 + 190 * device + 80
+        there = 72 + 190 * (1 - device) + 80
+        drawn.append(arrow(190, here, 432, here, COLORS[device], 7))
         shift = 26 if device == 0 else -26
         color = COLORS[1 - device]
-        drawn.append(arrow(190, here + shift, 432, there - shift, color, 3 * away))
-    drawn.append(words(320, 416, "a token's number and colour: the expert that the router chose"))
-    drawn.append(words(320, 440, "results come back on the same ways"))
-    return page(640, 454, "Tokens travel to their experts",
+        drawn.append(arrow(190, here + shift, 432, there - shift, color, 7))
+    drawn.append(words(320, 450, "results come back on the same ways"))
+    return page(640, 464, "Tokens travel to their experts",
                 "Two devices, one below the other. Each has six tokens and one expert. Arrows lead "
                 "from each device's tokens to both experts.", drawn)
 
