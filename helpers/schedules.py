@@ -1,6 +1,6 @@
 """All-reduces written down as messages, and the judge that says whether one is right.
 
-Chapter 03 builds the judge, and one of its optional notebooks the judge's arrays and calls. A
+Chapter 03 uses the judge, and one of its optional notebooks the judge's arrays and calls. A
 *schedule* is a list of rounds, a round a list of messages that can be sent at the same time.
 """
 

@@ -99,8 +99,8 @@ for part, total in ranks(two_matrices):
 # %% tags=["predict"]
 def rows_first():
     number = my_shard(x, 1)
-    row = my_shard(A, 0)
-    return number @ row
+    rows = my_shard(A, 0)
+    return number @ rows
 
 
 part_0, part_1 = ranks(rows_first)

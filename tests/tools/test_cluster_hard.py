@@ -447,6 +447,6 @@ def test_two_stores_of_torchrun_listen_everywhere_and_the_workers_on_loopback(wr
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     everywhere = {role: sum(ip in ("::", "0.0.0.0") for ip, _ in found[role]) for role in found}
-    assert everywhere == {"torchrun": 1, "worker": 1}, "chapter 15 and the docstring say which"
+    assert everywhere == {"torchrun": 1, "worker": 1}, "torchrun's docstring says which"
     assert len(found["torchrun"]) == 1 and len(found["worker"]) > 1
     assert {ip for ip, _ in found["worker"]} <= {"::", "0.0.0.0", "127.0.0.1"}, found

@@ -68,7 +68,7 @@ def steps_of(row, epochs, monkeypatch):
         for number in range(epochs):
             job.epoch(number, "")
     finally:
-        mx.npx.reset_np()  # which networks of chapter 08 have set
+        mx.npx.reset_np()  # which `network` has set for ResNet-18
     return seen
 
 
@@ -77,34 +77,6 @@ def steps_of(row, epochs, monkeypatch):
 def test_a_step_divides_by_the_size_that_its_row_names(tail, sizes, monkeypatch):
     steps = steps_of(replace(ROWS[f"tail-{tail}"], images=40), 1, monkeypatch)
     assert steps == [(0.1, size) for size in sizes]
-
-
-def test_frozen_statistics_are_the_devices_mean_and_stay(monkeypatch):
-    """And training normalises by them; `norm-later` goes on changing them."""
-    import mxnet as mx
-
-    rng = np.random.default_rng(0)
-    data = rng.random((40, 1, 28, 28), dtype="float32"), rng.integers(0, 10, 40, dtype="int32")
-    changed = {}
-    try:
-        for name in ("norm-frozen-32x2", "norm-later-32x2"):
-            job = reproduce.WithGluon(replace(ROWS[name], k=2, batch=16), 0, [data, data])
-            running = job.net.collect_params(".*running.*").values()
-            job.epoch(0, "")
-            means = [np.mean([a.asnumpy() for a in p.list_data()], axis=0) for p in running]
-            assert max(np.ptp([a.asnumpy() for a in p.list_data()], axis=0).max()
-                       for p in running) > 1e-6, "the devices must differ, or this shows nothing"
-            job.epoch(1, "")
-            changed[name] = max(np.abs(a.asnumpy() - mean).max()
-                                for p, mean in zip(running, means) for a in p.list_data())
-            x = mx.np.array(data[0][:4])
-            with mx.autograd.train_mode():
-                training = job.net(x).asnumpy()
-            apart = np.abs(training - job.net(x).asnumpy()).max()
-            assert (apart < 1e-6) == (name == "norm-frozen-32x2")
-    finally:
-        mx.npx.reset_np()
-    assert changed["norm-frozen-32x2"] < 1e-6 < 1e-4 < changed["norm-later-32x2"]
 
 
 # --- accuracies and ratios --------------------------------------------------------------------
@@ -137,25 +109,24 @@ def test_published_rows_are_not_trained_on_other_data_than_mnist(tmp_path, monke
 
 
 
-
-# --- what chapters draw -----------------------------------------------------------------------
+# --- what notebooks read ----------------------------------------------------------------------
 
 
 def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, capsys):
-    rows = [replace(ROWS[name], epochs=1, seeds=1) for name in ("lenet-128-0.2", "lenet-nothing")]
+    rows = [replace(ROWS[name], epochs=1, seeds=1) for name in ("lenet-128-0.2", "lenet-one-device")]
     run = {"data": "mnist", "commit": "abc", "date": "2026-11-01", "machine": "m", "epochs": [
         {"losses": [2.0, 1.0], "accuracies": [0.5, 0.6], "seconds": 3.0}]}
     folder, to = tmp_path / "runs", tmp_path / "results"
     reproduce.write(folder / "lenet-128-0.2-0.json", run)
     reproduce.store("lenet", rows, folder, to)
-    assert not to.exists() and "lenet-nothing lacks the seeds [0]" in capsys.readouterr().out
-    reproduce.write(folder / "lenet-nothing-0.json", run | {"commit": "def",
-                                                                       "date": "2026-11-02"})
+    assert not to.exists() and "lenet-one-device lacks the seeds [0]" in capsys.readouterr().out
+    later = {"commit": "def", "date": "2026-11-02"}
+    reproduce.write(folder / "lenet-one-device-0.json", run | later)
     reproduce.store("lenet", rows, folder, to)
     stored = json.loads((to / "lenet.json").read_text())
     assert (stored["data"], stored["commit"]) == ("mnist", "abc and def")
     assert (stored["date"], stored["machine"]) == ("2026-11-01 and 2026-11-02", "m")
-    assert stored["runs"]["lenet-nothing"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
+    assert stored["runs"]["lenet-one-device"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
 
 
 @pytest.mark.parametrize("path", sorted(reproduce.RESULTS.glob("*.json")), ids=lambda p: p.stem)

@@ -5,10 +5,9 @@ They are written here again; a chapter's own stand in the chapter.
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
 from mxnet.gluon import nn
 
-from helpers import allreduce, split_and_load
+from helpers import split_and_load
 from helpers.by_hand import lenet, train_batch
 
 
@@ -78,7 +77,7 @@ def count_operations(net):
 # --- chapter 04, from scratch -----------------------------------------------------------------
 
 
-def train(replicas, devices, batches, lr, all_reduce=allreduce):
+def train(replicas, devices, batches, lr):
     """Train in place on `batches` of (x, y); returns each step's mean loss, a float.
 
     Raises FloatingPointError, two steps late at most, where a loss is not finite.
@@ -91,7 +90,7 @@ def train(replicas, devices, batches, lr, all_reduce=allreduce):
 
     losses = []
     for step, (x, y) in enumerate(batches):
-        losses.append(train_batch(x, y, replicas, devices, lr, all_reduce))
+        losses.append(train_batch(x, y, replicas, devices, lr))
         if step >= 2:
             finite(losses[step - 2], step - 2)
     return [finite(loss, step) for step, loss in enumerate(losses)]
@@ -109,48 +108,3 @@ def accuracy(replicas, devices, dataset):
             counts.append((lenet(x_shard, replica).argmax(axis=1) == y_shard).sum())
         right += sum(count.asscalar() for count in counts)
     return right / len(labels)
-
-
-def no_broadcast(grads):
-    """Wrong: the sum stays on device 0."""
-    grads[0][:] += grads[1].as_in_context(grads[0].context)
-
-
-def first_only(grads):
-    """Wrong: device 1 gets device 0's gradient."""
-    grads[0].copyto(grads[1])
-
-
-def counts_twice(grads):
-    """Wrong: device 1's gradient counts twice."""
-    grads[0][:] += grads[1].as_in_context(grads[0].context)
-    allreduce(grads)
-
-
-def mean_of_shards(grads):
-    """Wrong: half of the sum, on both."""
-    allreduce(grads)
-    for grad in grads:
-        grad /= len(grads)
-
-
-def nothing(grads):
-    """Wrong: nothing is sent."""
-
-
-ALL_REDUCES = {each.__name__: each for each in (
-    allreduce, no_broadcast, first_only, counts_twice, mean_of_shards, nothing)}
-
-
-# --- chapter 09 -------------------------------------------------------------------------------
-
-
-def freeze(net):
-    """From now on each BatchNorm normalises by its running statistics, the same on all devices."""
-    share_statistics(net)
-
-    def use_running_statistics(layer):
-        if isinstance(layer, gluon.nn.BatchNorm):
-            layer._kwargs["use_global_stats"] = True
-
-    net.apply(use_running_statistics)

@@ -6,7 +6,7 @@
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows
     make reproduce ARGS="--only lenet --store"     what two optional notebooks read
     make reproduce ARGS="--only resnet18 --store"  what chapter 08 reads; about an hour
-    make reproduce ARGS="--only norm --store"      what chapter 09 draws; about two hours
+    make reproduce ARGS="--only norm --store"      what chapter 09 reads; about an hour
 
 Each run (a row and a seed) has a process of its own and a file in build/reproduce/, which grows
 by an epoch at a time; the weights are kept beside it. So an interrupted `make reproduce` goes on
@@ -43,10 +43,10 @@ EVERY = 1_536  # images over which stored losses are averaged: three batches of 
 STATIC = {"static_alloc": True, "static_shape": True}  # as chapter 08 hybridises
 
 
-STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for a chapter to draw
+STORED = {"lenet": ("losses", "accuracies"),  # of each epoch, for notebooks to read
           "trainer": ("accuracy", "padded_accuracy", "loss"),
           "resnet18": ("losses", "accuracy", "seconds", "others"),
-          "norm": ("loss", "accuracy", "pooled_accuracy")}
+          "norm": ("loss", "accuracy")}
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,10 @@ class Row:
     published: tuple = ()  # test accuracy after each epoch
     seconds: float | None = None  # a published epoch
     note: str = "none"
-    reduce: str = "allreduce"  # the name of one in models.py
     warm: bool = False  # let the rate rise over the first epoch
     tail: str = "actual"  # a smaller last batch: step by its "actual" size, "nominal", or "dropped"
     images: int | None = None  # of the training set, or all
-    norm: str = "batch"  # or "group", or "frozen": BatchNorm's statistics stay after an epoch
-    later: float | None = None  # the rate from the second epoch on
+    norm: str = "batch"  # or "group"
     chapter: str = ""  # whose stored results it is part of
 
 
@@ -78,7 +76,7 @@ GLUON = "The Straight Dope, multiple GPUs with Gluon"
 SCRATCH = "The Straight Dope, multiple GPUs from scratch"
 TUTORIAL = "MXNet tutorial, multiple GPUs with Gluon"
 D2L = "Dive into Deep Learning, multiple GPUs"
-CHAPTER = "Chapter 04"
+CHAPTER = "Chapter 04's network"
 FASHION = "published for Fashion-MNIST, figures not in the text"
 ROWS = [
     # For deeper: Batch, rate and warm-up. Devices, batch, rate and warm-up, one change at a time.
@@ -98,14 +96,10 @@ ROWS = [
     Row("scratch-2x512", SCRATCH, "scratch", 2, 512, 0.6, 5, 5, 2, note=FASHION),
     Row("ours-1x256", f"{SCRATCH}, from chapter 04's start", "ours", 1, 256, 0.3, 5, 5, 2),
     Row("ours-2x512", f"{SCRATCH}, from chapter 04's start", "ours", 2, 512, 0.6, 5, 5, 2),
-    # Chapter 04's: batch and rate, alone and together; wrong all-reduces; the original start.
+    # For deeper: Why float32 jumps, and Batch, rate and warm-up.
     *[Row(f"lenet-{batch}-{rate}", CHAPTER, "ours", 2, batch, rate, 3, 5, 2, chapter="lenet")
       for batch in (128, 256) for rate in (0.2, 0.4)],
     Row("lenet-one-device", CHAPTER, "ours", 1, 128, 0.2, 3, 5, 2, chapter="lenet"),
-    *[Row(f"lenet-{wrong}", f"{CHAPTER}, {wrong}", "ours", 2, 128, 0.2, 1, 5, 2, reduce=wrong,
-          chapter="lenet")
-      for wrong in ("no_broadcast", "first_only", "counts_twice", "mean_of_shards", "nothing")],
-    Row("lenet-original", SCRATCH, "scratch", 2, 256, 0.3, 5, 5, 2, note=FASHION, chapter="lenet"),
     Row("resnet18-1x256", D2L, "resnet", 1, 256, 0.1, 2, 1, 8, note=FASHION, tail="nominal",
         chapter="resnet18"),
     Row("resnet18-2x512", D2L, "resnet", 2, 512, 0.2, 2, 1, 9, note=FASHION, tail="nominal",
@@ -121,12 +115,6 @@ ROWS = [
           0.1, 2, 5, 3, images=20_480, chapter="norm") for k in (1, 2, 16, 32)],
     Row("norm-group-1x64", "Chapter 09, GroupNorm", "thin", 1, 64, 0.1, 2, 3, 3, images=20_480,
         norm="group", chapter="norm"),
-    # Frozen statistics need a lower rate, so BatchNorm goes on at that rate as well.
-    *[Row(f"norm-{name}-{k}x{64 // k}", f"Chapter 09, {what}, {64 // k} images a device", "thin", k,
-          64, 0.1, 2, 5, 3, images=20_480, norm=norm, later=0.001, chapter="norm")
-      for k in (1, 32) for name, norm, what in (
-          ("later", "batch", "rate 0.001 in the second epoch"),
-          ("frozen", "frozen", "the same, statistics frozen after the first"))],
 ]
 
 
@@ -187,10 +175,7 @@ class WithGluon:
 
     def epoch(self, number, title):
         self.train.epoch = number
-        options = {"learning_rate": self.row.later if number and self.row.later else self.row.rate}
-        if self.row.norm == "frozen" and number:
-            models.freeze(self.net)
-            self.net.hybridize(**STATIC)  # the graph that there was has the old setting
+        options = {"learning_rate": self.row.rate}
         if self.row.warm and number == 0:
             options["lr_scheduler"] = models.warm_up(self.row.rate, len(self.train))
         # A new one each epoch, since plain SGD has nothing else to remember.
@@ -203,11 +188,9 @@ class WithGluon:
                 "losses": means(seen.losses, self.row.batch)}
 
     def judge(self):
-        share = accuracy(self.net, self.test, self.devices)
         if self.row.chapter == "norm":
             models.share_statistics(self.net)
-            shared = accuracy(self.net, self.test, self.devices)
-            return {"accuracy": shared, "pooled_accuracy": share}
+        share = accuracy(self.net, self.test, self.devices)
         if not getattr(self.test, "padding", 0):
             return {"accuracy": share}
         rows = len(self.test) * self.test.iter.batch_size
@@ -221,7 +204,6 @@ class FromScratch:
 
     def __init__(self, row, seed, data):
         self.row = row
-        self.reduce = models.ALL_REDUCES[row.reduce]
         self.devices = [mx.cpu(r) for r in range(row.k)]
         mean = data[0][0].mean() if row.model == "ours" else 0.0
         (images, labels), (test_images, test_labels) = data
@@ -242,7 +224,7 @@ class FromScratch:
     def epoch(self, number, title):
         self.batches.epoch = number
         with tqdm(self.batches, title, file=sys.stdout, ncols=79, leave=False) as bar:
-            losses = models.train(self.replicas, self.devices, bar, self.row.rate, self.reduce)
+            losses = models.train(self.replicas, self.devices, bar, self.row.rate)
             return {"seconds": bar.format_dict["elapsed"], "loss": float(np.mean(losses)),
                     "losses": means(losses, self.row.batch)}
 
@@ -416,7 +398,7 @@ def main(arguments=None):
     parser.add_argument("--resnet-epochs", type=int, metavar="N",
                         help="for both ResNet-18 rows; published: 10")
     parser.add_argument("--store", action="store_true",
-                        help="write what chapters draw to notebooks/src/results")
+                        help="write what notebooks read to notebooks/src/results")
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     folder = BUILD / ("reproduce-quick" if options.quick else "reproduce")

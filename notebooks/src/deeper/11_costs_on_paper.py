@@ -89,7 +89,7 @@ for name, net in [("LeNet", lenet()), ("ResNet-18", hybrid_resnet18(10))]:
           f"{forward[name] / parameters[name]:.0f} for each")
 print(f"LeNet's first layer: {by_hand / forward['LeNet']:.0%} of its operations")
 assert forward["LeNet"] == 4_500_720
-assert (parameters["LeNet"], parameters["ResNet-18"]) == (129_068, 11_175_818)  # chapters 04, 08
+assert (parameters["LeNet"], parameters["ResNet-18"]) == (129_068, 11_175_818)
 
 # %% [markdown]
 # Why do convolutions take far more than two operations for each parameter? Because each weight is

@@ -397,7 +397,8 @@ for mistake in [forgot_to_finish, stepped_too_early, clipped_too_early]:
 #
 # Between GPUs a link carries the messages. Here the cores that compute carry them, too. Is a second
 # process still faster than one with the whole batch? We take 20 layers with 21 MB of gradients, one
-# thread for each process, and a step without the update. The ways take turns, so that whatever
+# thread for each process, and a step without the update. One of the ways is *flat*, a single
+# all-reduce of all gradients after the pass. The ways take turns, so that whatever
 # disturbs the machine hits all of them:
 
 # %% tags=["measured", "few:ROUNDS = 15=>ROUNDS = 4"]

@@ -68,10 +68,10 @@ for rank, (total, mine) in enumerate(ranks(sum_in_two_halves)):
 
 # %% [markdown]
 # Between the two halves each rank has only its own tokens. In a block of chapter 18 a sum is
-# followed by dropout, an addition and a norm, and all of these work on each token alone. So **the
-# second half can wait until after the next norm**. Until then a rank computes and holds only its
-# own tokens, as in the picture. That is called **sequence parallelism** (V. Korthikanti et al.,
-# 2022, arXiv:2205.05198, section 4.2.2).
+# followed by an addition and a norm (and by dropout, where there is any), and all of these work on
+# each token alone. So **the second half can wait until after the next norm**. Until then a rank
+# computes and holds only its own tokens, as in the picture. That is called **sequence parallelism**
+# (V. Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
 #
 # ## The two exchanges
 #
@@ -229,7 +229,7 @@ whole["gradients"] = {name: p.grad for name, p in block.named_parameters()}
 print(f"one process: {len(whole['gradients'])} parameters")
 
 # %% [markdown]
-# The same on ranks. As in chapter 18, gradients of shards are joined before we compare them:
+# The same on ranks. Gradients of shards are joined before we compare them:
 
 # %%
 cut_along = {"query.weight": 0, "key.weight": 0, "value.weight": 0, "join.weight": 1,

@@ -154,7 +154,7 @@ show_way(sharded)
 # </details>
 #
 # (We left out the layer that is whole while it computes. FSDP can also leave weights gathered from
-# one sequence to the next, as in chapter 20; then it sends less and holds more.)
+# one sequence to the next, as in chapter 20's program; then it sends less and holds more.)
 #
 # ## Cut the model: tensor, sequence and pipeline
 #
