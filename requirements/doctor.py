@@ -121,7 +121,7 @@ def memory():
     lines = Path("/proc/meminfo").read_text().splitlines()
     (free,) = [int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable")]
     return (GOOD, f"{free:.1f} GiB free", "") if free > 4 else (
-        MISSING, f"{free:.1f} GiB free", "chapter 08 and some optional notebooks take up to 4 GiB: close other programs")
+        MISSING, f"{free:.1f} GiB free", "chapter 08 takes up to 4 GiB: close other programs")
 
 
 def disk():

@@ -168,7 +168,8 @@ print("allreduce is wrong on the ranks", wrong_ranks(allreduce, digits()))
 # Now both mistakes are found. The sum, 1111 and 2222, shows what is in it: without device 1 its
 # first entry would be 1101, and with device 2 counted twice 1211.
 #
-# An all-reduce may also be wrong on three devices only, or only the second time. So `judge`, a
+# An all-reduce may also be wrong on three devices only, or only
+# the second time it is called. So `judge`, a
 # helper, calls `wrong_ranks` with many arrays on 1 to 8 devices, and raises an error where a rank
 # is wrong. `helpers.allreduce`, which later chapters use, is our function plus checks of its
 # arguments, and must pass, too:
@@ -226,8 +227,8 @@ print("tree_of_four is wrong on the ranks", wrong_ranks(tree_of_four, digits()))
 # On more devices the two of a pair are 1, 2, 4, 8 and so on apart, from round to round. A device
 # without a partner waits.
 #
-# A tree takes fewer rounds than a star. But device 0 still sends the whole array in each round on
-# the way back.
+# From four devices on, a tree takes fewer rounds than a star. But device 0 still sends the whole
+# array in each round on the way back.
 #
 # ## A ring
 #
@@ -322,7 +323,7 @@ def reduce_scatter_round(arrays, round_number):
         target += source.copyto(target.context)
 
 # %% [markdown]
-# Does it do what is drawn? We print a row for each device:
+# Does it do what the drawing shows? We print a row for each device:
 
 # %%
 def print_rows(arrays):
@@ -559,6 +560,8 @@ try:
     judge(mean_allreduce)
 except AssertionError as error:
     print("mean_allreduce:", error)
+else:
+    raise AssertionError("the judge accepted a mean")
 
 # %% [markdown]
 # ### Answer 3

@@ -171,7 +171,7 @@ def train_batch(x, y, replicas, devices, lr, all_reduce=allreduce):
     # Third, the sum: for each parameter, over all devices.
     for number in range(len(replicas[0])):
         grads = [replica[number].grad for replica in replicas]
-        all_reduce(grads)  # in place: now each param.grad is the sum
+        all_reduce(grads)  # in place
 
     # Fourth, the update: on each device.
     for replica in replicas:
@@ -187,7 +187,8 @@ def train_batch(x, y, replicas, devices, lr, all_reduce=allreduce):
 # %% [markdown]
 # We take one step with the first batch, of eight images. Each device sees different images, so it
 # finds a different gradient. The last bias has ten numbers, one for each class, and we print three.
-# **Predict:** after the step, are its gradient and its value the same on both?
+# **Predict:** after the step, does `bias.grad` still hold the gradient of the device's own images?
+# And is the bias the same on both?
 
 # %% tags=["measured", "trains", "predict"]
 two = helpers.devices(2)
@@ -203,9 +204,9 @@ for replica in replicas:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# Both are the same. The all-reduce has replaced each device's gradient by the sum, so both devices
-# have subtracted the same numbers from the same bias. That is why replicas stay equal, although
-# nobody sends weights.
+# No: the all-reduce has replaced each device's gradient by the sum. So both devices have subtracted
+# the same numbers from the same bias. That is why replicas stay equal, although nobody sends
+# weights.
 #
 # </details>
 #
@@ -274,8 +275,8 @@ for number in range(ROUNDS):
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# If two cores are free, two devices are clearly faster. Rounds differ, so one of them alone would
-# be no answer.
+# If two cores are free, two devices are clearly faster. Rounds differ, so a single round
+# would be no answer.
 #
 # </details>
 #
@@ -318,8 +319,8 @@ for name in programs:
 # %% [markdown]
 # <details><summary>What came out</summary>
 #
-# On quiet cores one device with both of them gains most of what two devices gain. The brackets say
-# whether there is a winner in this run.
+# On quiet cores, one device that uses both cores gains most of what two devices gain. The brackets
+# say whether there is a winner in this run.
 #
 # </details>
 #
@@ -382,8 +383,9 @@ for k in [1, 2, 3, 4]:
 #
 # Why float64? In float32 one step agrees to about $10^{-5}$. But rounding can put a number on the
 # other side of zero, where ReLU has a *kink*: its derivative jumps from 1 to 0. After sixty steps
-# two of five seeds had weights more than a tenth of the largest entry apart (deeper: Why float32
-# jumps). So in float32 claim equality for one step only, and test longer runs in float64.
+# the weights of three of five seeds were about a tenth of the largest entry apart, or more (deeper:
+# Why float32 jumps). So in float32 claim equality for one step only, and test longer runs in
+# float64.
 #
 # Later chapters and [lenet_contestant.py](lenet_contestant.py) use this chapter's functions from
 # `helpers.by_hand`. With the same input they give the same weights:
@@ -447,7 +449,7 @@ for all_reduce in [allreduce, no_broadcast, first_only, mean_of_shards]:
 # </details>
 #
 # So **compare the weights with one device's.** (Where the loss is a mean over the shard, as in
-# PyTorch, the mean of the gradients is right: chapter 02.)
+# PyTorch, the mean of the gradients is right, if the shards are equal: chapter 02.)
 #
 # ## Summary
 #

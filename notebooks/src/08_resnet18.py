@@ -206,8 +206,8 @@ print(d2l.try_gpu(98), d2l.try_gpu(99))
 
 # %% [markdown]
 # So two missing GPUs are one device that is named twice. Nothing raises an error, but d2l's loop
-# loses the first shard's gradient (deeper: MXNet's surprises). **Check that devices differ:**
-# `len(set(devices)) == len(devices)`.
+# loses the first shard's gradient, as MXNet's tutorial does (deeper: MXNet's surprises). **Check
+# that devices differ:** `len(set(devices)) == len(devices)`.
 #
 # ## One graph
 #
@@ -336,12 +336,13 @@ assert np.allclose(on_one, on_two, rtol=1e-12)
 
 # %% [markdown]
 # The losses are the same. So two devices train like one, as long as no layer looks at the other
-# images of its shard.
+# images of its shard, or draws random numbers (Dropout, chapter 06).
 #
 # ### The experiment
 #
-# Now with BatchNorm, on the narrow network, in three settings. The second changes only the number
-# of devices. The third is d2l's way, with twice the batch and twice the rate.
+# Now with BatchNorm, on the narrow network, in three settings. Compared with the first, the second
+# changes only the number of devices. The third is d2l's way, with twice the batch and twice the
+# rate.
 
 # %%
 def train_narrow(devices, size, rate, seed):
@@ -395,8 +396,8 @@ print_runs("two devices, batch 128", two_128, 128)
 # <details><summary>What came out</summary>
 #
 # On two quiet cores two devices have more images per second than one, with either batch. With batch
-# 64 the losses of one device and those of two overlap. With batch 128 all three losses are much
-# higher, after half as many steps.
+# 64 the losses of one device and those of two overlap. In these runs all three losses with batch
+# 128 are much higher, after half as many steps.
 #
 # </details>
 #
@@ -426,13 +427,15 @@ show(fig, "Loss against seconds in three settings. Both runs with batch 64 end a
      "devices with batch 128 end at a higher one.")
 
 # %% [markdown]
-# So **with the same batch the second device brought the same training sooner. With twice the batch
-# it brought a different training**: after the same number of images its loss was higher.
+# So **with the same batch the second device brought the same training sooner** (but for BatchNorm,
+# whose effect is too small to be seen here). **With twice the batch it brought a different
+# training**: after the same number of images its loss was higher.
 #
-# Why then does anybody take larger batches? Because half of a small batch may be too little work to
-# keep a device busy (chapter 11). And in a long training run the lost steps can be made up for:
-# ImageNet was trained with batches of 8,192 to the accuracy of batches of 256 (Goyal et al., 2017).
-# (These speeds are those of CPU cores. They don't say how much faster two GPUs are than one.)
+# Why then does anybody take larger batches? Because with half of a small batch each device may
+# spend more time on communication than on computing (chapter 11). And in a long training run the
+# lost steps can be made up for: ImageNet was trained with batches of 8,192 to the accuracy of
+# batches of 256 (Goyal et al., 2017). (These speeds are those of CPU cores. They don't say how much
+# faster two GPUs are than one.)
 #
 # ### In full width
 #
@@ -507,10 +510,10 @@ print_first_below(0.1, "two devices, batch 512:", two_512)
 #
 # </details>
 #
-# Images per minute don't show that. (One run of each can't say how large the difference is in other
-# runs.) Where a high rate fails at the start, the usual remedy is **warm-up**: the rate begins low,
-# and rises in the first epoch or the first few (Goyal et al., 2017, section 2.2; see deeper: Batch,
-# rate and warm-up).
+# Images per minute alone don't show this. (One run of each can't say how large the difference is in
+# other runs.) Where a high rate fails at the start, the usual remedy is **warm-up**: the rate
+# begins low, and rises in the first epoch or the first few (Goyal et al., 2017, section 2.2; see
+# deeper: Batch, rate and warm-up).
 #
 # **When you compare device counts, keep the batch fixed, or compare loss curves rather than images
 # per second.** (How much memory a training run takes: deeper: Where the memory goes.)
@@ -520,7 +523,8 @@ print_first_below(0.1, "two devices, batch 512:", two_512)
 #
 # - A residual block adds a change to its input.
 # - A network of `HybridBlock`s becomes one graph by `hybridize`; the record shows whether it did.
-# - With the same batch a second device brings the same training sooner. With twice the batch and
+# - With the same batch a second device brings the same training sooner (but for BatchNorm, chapter
+#   09). With twice the batch and
 #   rate it brings a different one, with half as many steps.
 # - `d2l.try_gpu(i)` gives `cpu(0)` for each missing GPU: check that devices differ.
 #
@@ -535,7 +539,8 @@ print_first_below(0.1, "two devices, batch 512:", two_512)
 # ## Exercises
 #
 # 1. **Batch or rate?** d2l's second run changes both. Run the experiment on two devices with batch
-#    128 at rate 0.1, and with batch 64 at rate 0.2. Predict first: which of them is behind?
+#    128 at rate 0.1, and with batch 64 at rate 0.2. Predict first: which of the two ends behind
+#    batch 64 at rate 0.1?
 # 2. **Is it BatchNorm?** The narrow network starts from small weights, and yet learns at once.
 #    Train it for 64 steps of 16 images at rate 0.1, with BatchNorm and without a norm.
 

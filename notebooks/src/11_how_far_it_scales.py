@@ -88,7 +88,8 @@ for k in [1, 2, 4, 8, 1000]:
 #   format of 2 bytes a number. Training reaches 40 % of that, about what *Llama 3* reached on up to
 #   16,384 H100s (38 to 43 %: arXiv:2407.21783, table 4).
 # - **Operations**: a transformer takes six for each weight and token, 2 forward and 4 backward. (We
-#   leave out its attention, about a sixth more with sequences of 4,096 tokens.)
+#   leave out its attention, with sequences of 4,096 tokens about a sixth more for 7 billion
+#   parameters.)
 # - **Links**: a machine has eight devices (NVIDIA's DGX H100). Each device sends 450 · 10⁹ bytes a
 #   second to the others in its machine, and 50 · 10⁹ to other machines.
 # - **The all-reduce** first adds up inside each machine, so that each device has the sum of an
@@ -128,8 +129,8 @@ print(f"computing {computing:.2f} s, communication {communication:.2f} s")
 print(f"efficiency {efficiency:.0%}")
 
 # %% [markdown]
-# One of 70 billion has ten times as many bytes to send. **Predict:** is its efficiency lower, the
-# same or higher?
+# A transformer of 70 billion parameters has ten times as many bytes to send. **Predict:** is its
+# efficiency lower, the same or higher?
 
 # %% tags=["predict"]
 computing, communication = transformer(70e9, 8192)
@@ -260,10 +261,11 @@ print(f"the line is off by {line_on_32 / on_32 - 1:+.0%}")
 #
 # </details>
 #
-# What is different there? Up to 16 GPUs are one machine, and 32 are two machines with 16 each. And
-# `benchmark.py`, in the table's folder, uses another store for several machines
-# (`dist_sync_device` instead of `device`). So what grew with the GPUs of one machine may grow no
-# further. That is a guess, which the table can't test. But it does show that **a line that fits
+# What is different there? Up to 16 GPUs are one machine, and 32 are two machines with 16 each. The
+# table's text names one store for all runs, `dist_device_sync`, while `benchmark.py`, beside it,
+# takes `device` on one machine and `dist_sync_device` on several. If the table was made by that
+# program, what grew with the GPUs of one machine may grow no further. That is a guess, which the
+# table can't test. But it does show that **a line that fits
 # says little beyond where it was fitted.**
 #
 # How far did it scale, in the end? Here is the whole table, with two more networks:
@@ -378,9 +380,10 @@ print(f"efficiency {efficiency:.0%}")
 #
 # ## Summary
 #
-# - More devices are worth it about until a device communicates for as long as it computes, because
-#   then half of the time is lost where nothing overlaps. For a transformer on our H100s that is
-#   where a device has fewer than about 1,200 tokens, whatever the transformer's size.
+# - Adding devices pays until, roughly, a device communicates for as long as it computes, because
+#   then half of the time is lost where nothing overlaps. For a transformer, by our assumptions on
+#   H100s, that is where a device has fewer than about 1,200 tokens, whatever the transformer's
+#   size.
 # - Strong scaling divides the same batch, and its efficiency is $t_1 / (k\,t_k)$. Weak scaling
 #   keeps each device's share, and its efficiency is $t_1 / t_k$. It scales further, but its batch
 #   grows with the devices, which changes the training (deeper: Batch, rate and warm-up).

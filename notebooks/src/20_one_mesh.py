@@ -3,9 +3,9 @@
 #
 # Chapter 14 cut the batch, chapter 18 the matrices, chapter 19 the layers. Large models are trained
 # with all of these at the same time. We begin with two of them, so that each rank has a part of the
-# examples *and* a part of the matrices. (The layers come in the second half.) Then there are two
-# ways to add up: over the ranks that hold the same part of the model, and over those that hold the
-# same examples. *What is summed over which group?*
+# examples *and* a part of the matrices. (The layers come in the second half.) Then a sum can
+# run over two kinds of groups: the ranks that hold the same part of the model, or those that have
+# the same examples. *What is summed over which group?*
 #
 # ![Four ranks in two rows and two columns. Each row is a tensor group, whose ranks have the same
 # examples; each column is a data group, whose ranks have the same half of each
@@ -18,9 +18,10 @@
 # > norm over a mesh; how to run the program that does all of it with PyTorch's own parts, on one
 # > machine or several.
 # >
-# > **What you need:** chapters 14 and 18, for the second half also chapters 16 (`fully_shard`), 17
-# > (the network) and 19 (stages, micro-batches), no GPU, and PyTorch 2.13 or newer: `make setup
-# > TORCH=1` installs it. Reading takes {reading time}, running about a minute on two cores.
+# > **What you need:** chapters 14 and 18, for the second half also chapter 16 (`fully_shard`),
+# > chapter 17 (the network) and chapter 19 (stages, micro-batches), no GPU, and PyTorch 2.13 or
+# > newer: `make setup TORCH=1` installs it. Reading takes {reading time}, running about a minute on
+# > two cores.
 
 # %% tags=["torch"]
 import copy
@@ -282,7 +283,7 @@ TABLE = {
 }
 
 # %% [markdown]
-# Two functions do what such a table says. Collectives such as `all_reduce` take a group as an
+# Three functions do what such a table says. Collectives such as `all_reduce` take a group as an
 # argument: then only the ranks of this group take part.
 
 # %%
@@ -427,7 +428,7 @@ match, agree = try_out("gradients of replicated over both", table)
 #
 # </details>
 #
-# Next, each rank takes the norm of no more than it has itself, as `nn.utils.clip_grad_norm_` would
+# Next, each rank takes the norm only of what it holds itself, as `nn.utils.clip_grad_norm_` would
 # do here. **Predict:** do the ranks agree?
 
 # %% tags=["predict"]
@@ -440,7 +441,7 @@ match, agree = try_out("squares of sharded over nothing", table)
 #
 # They don't. Ranks 0 and 1 find different norms, and scale their gradients by different factors, so
 # that replicated parameters, which began equal, drift apart. And the loss is *lower* than the right
-# one: all find too small a norm, scale down less, and so take longer steps.
+# one: every rank finds too small a norm, scales down less, and so takes longer steps.
 #
 # </details>
 #
@@ -622,8 +623,8 @@ assert apart < 1e-12
 #
 # **Which dimension goes inside a machine?** torchrun gives consecutive ranks to the processes of a
 # machine (`_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py`). So with two
-# ranks on each of two machines, ranks 0 and 1 are on the first. What happens if somebody exchanges
-# the dimensions of our mesh?
+# ranks on each of two machines, ranks 0 and 1 are on the first. What happens if somebody swaps
+# the two dimensions of our mesh?
 
 # %%
 def train_on(names):
@@ -648,10 +649,10 @@ for names in [("data", "tensor"), ("tensor", "data")]:
 # That is why *tensor* is the last dimension in our program. It sends in every block, forward and
 # backward, and the block waits for it (chapter 18). So it needs the fastest links, which are those
 # within a machine. For each micro-batch a stage of a pipeline sends hidden states to the next stage
-# and a gradient to the previous one. *Data* gathers weights and averages gradients once in a step,
-# which can overlap with computing (chapters 14 and 16). D. Narayanan et al. (arXiv:2104.04473,
-# section 3.2) recommend tensor parallelism up to the number of GPUs in a machine, and pipelines
-# over machines.
+# and a gradient to the previous one. In our program *data* gathers weights and averages gradients
+# once in a step, which can overlap with computing (chapters 14 and 16). D. Narayanan et al.
+# (arXiv:2104.04473, section 3.2) recommend tensor parallelism up to the number of GPUs in a
+# machine, and pipelines over machines.
 #
 # **What we have not shown.** Processes that share the cores of one machine say nothing about speed,
 # so nothing was timed here. Our program has no dropout: with it, ranks of a tensor group

@@ -113,7 +113,8 @@ def test_published_rows_are_not_trained_on_other_data_than_mnist(tmp_path, monke
 
 
 def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, capsys):
-    rows = [replace(ROWS[name], epochs=1, seeds=1) for name in ("lenet-128-0.2", "lenet-one-device")]
+    names = "lenet-128-0.2", "lenet-one-device"
+    rows = [replace(ROWS[name], epochs=1, seeds=1) for name in names]
     run = {"data": "mnist", "commit": "abc", "date": "2026-11-01", "machine": "m", "epochs": [
         {"losses": [2.0, 1.0], "accuracies": [0.5, 0.6], "seconds": 3.0}]}
     folder, to = tmp_path / "runs", tmp_path / "results"
@@ -126,7 +127,8 @@ def test_results_are_stored_when_all_runs_are_finished_and_not_before(tmp_path, 
     stored = json.loads((to / "lenet.json").read_text())
     assert (stored["data"], stored["commit"]) == ("mnist", "abc and def")
     assert (stored["date"], stored["machine"]) == ("2026-11-01 and 2026-11-02", "m")
-    assert stored["runs"]["lenet-one-device"] == [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
+    due = [[{"losses": [2.0, 1.0], "accuracies": [0.5, 0.6]}]]
+    assert stored["runs"]["lenet-one-device"] == due
 
 
 @pytest.mark.parametrize("path", sorted(reproduce.RESULTS.glob("*.json")), ids=lambda p: p.stem)
