@@ -85,7 +85,9 @@ PARENT = f"""
 import sys
 import signal
 from helpers import cluster
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have it ignored
+# Whoever started the tests may have these ignored:
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cluster.SERVICE = "import time; time.sleep({STAYS})"
 def log(line):
     print(line, flush=True)
