@@ -305,7 +305,7 @@ def test_lines_are_as_long_as_one_likes_to_read(opened):
 
 
 @pytest.mark.parametrize("name, figure", [
-    ("index", "img"), (CHAPTERS[0], "img[src$='.svg']"), (CHAPTERS[3], "div.cell_output img")])
+    ("index", "img"), (CHAPTERS[0], "img[src$='.svg']"), (CHAPTERS[7], "div.cell_output img")])
 def test_a_figure_does_not_glare_in_the_dark(opened, name, figure):
     page = opened(f"{name}.html")
     page.emulate_media(color_scheme="dark")
