@@ -40,8 +40,8 @@ labels = nd.array(data.train_labels)
 # ## A device made slow
 #
 # Our two devices are alike, so we make the second one slow: it does all its work three times. Each
-# `backward` writes over the gradient of the one before (chapter 05), so the gradient is still
-# right, but it comes late. (We can't use `time.sleep`, because it would stop Python, which
+# `backward` writes over the gradient of the `backward` before it (chapter 05), so the gradient is
+# still right, but it comes late. (We can't use `time.sleep`, because it would stop Python, which
 # dispatches the work of *both* devices.)
 
 # %% tags=["trains"]
@@ -249,10 +249,10 @@ for device in pair:
 # ### And with means?
 #
 # In PyTorch it is usual to take the *mean* loss of a shard, and then the mean of the devices'
-# gradients (chapter 14): on two devices both have the weight $\frac12$. Let us try other weights,
-# again in float64. (One device computes both shards here, since only these weights matter.) We cut
-# the 64 images into 32 and 32, with the weights $\frac12$ and $\frac12$; into 48 and 16, with the
-# same weights; and into 48 and 16, with the weights $\frac34$ and $\frac14$. **Predict:** which of
+# gradients (chapter 14): on two devices both have the factor $\frac12$. Let us try other factors,
+# again in float64. (One device computes both shards here, which changes no gradient.) We cut
+# the 64 images into 32 and 32, with the factors $\frac12$ and $\frac12$; into 48 and 16, with the
+# same factors; and into 48 and 16, with the factors $\frac34$ and $\frac14$. **Predict:** which of
 # the three give the same gradient as a single device?
 
 # %% tags=["trains", "predict"]
@@ -269,15 +269,15 @@ x = images[:64].astype("float64")
 y = labels[:64]
 whole = mean_gradients(x, y)
 equal = []
-for size, weight in [(32, 0.5), (48, 0.5), (48, 0.75)]:
-    other_weight = 1 - weight
+for size, factor in [(32, 0.5), (48, 0.5), (48, 0.75)]:
+    other_factor = 1 - factor
     first = mean_gradients(x[:size], y[:size])
     second = mean_gradients(x[size:], y[size:])
     found = []
     for of_first, of_second in zip(first, second):
-        found.append(weight * of_first + other_weight * of_second)
+        found.append(factor * of_first + other_factor * of_second)
     same = largest_difference(found, whole) < 1e-12
-    print(f"shards of {size} and {64 - size}, weights {weight} and {other_weight}: "
+    print(f"shards of {size} and {64 - size}, factors {factor} and {other_factor}: "
           f"equal to 1e-12: {same}")
     equal.append(same)
 
@@ -372,10 +372,10 @@ print("shares by speed are faster than the fast device alone:", by_speed.high < 
 #
 # With equal shards a step takes longer than on the fast device alone. Shares by speed put that
 # right, but they save less than on paper. The all-reduce is far too short to be the reason (chapter
-# 11). Two busy devices slow each other: in chapter 11 a step of two devices took longer than a step
-# of one and the all-reduce together. And if the speeds weren't measured exactly, neither is the cut
-# exact. (Where the last line says False, the measurement can't show that the slow device saves any
-# time at all.)
+# 11). Probably it is that two busy devices slow each other: in chapter 11 a step of two devices
+# took longer than a step of one and the all-reduce together. With shares by speed both are busy for
+# the whole step, with equal shards only for half of it. (Where the last line says False, the
+# measurement can't show that the slow device saves any time at all.)
 #
 # </details>
 #
@@ -409,7 +409,7 @@ show(fig, alt="Two timelines with a row for each device. With equal shards the f
 
 # %% [markdown]
 # With equal shards the fast device has nothing to do for much of the step, while the straggler does
-# its three passes. With shares by speed it waits only as far as the speeds were measured wrongly.
+# its three passes. With shares by speed it waits much less.
 #
 # ## What to do with a slow device
 #

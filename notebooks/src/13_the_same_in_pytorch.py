@@ -501,8 +501,8 @@ print(weight.grad.item())
 #
 # **A broadcast, backwards, is a reduce.** Our cell has shown that for copies on one CPU. Between
 # GPUs PyTorch copies by `Broadcast`, whose `backward` adds the gradients up on the first GPU
-# (`torch/nn/parallel/_functions.py` in PyTorch 2.13). Together with the copying in
-# the next forward pass, a broadcast, that is an all-reduce: chapter 03's star.
+# (`torch/nn/parallel/_functions.py` in PyTorch 2.13). So the gradients are reduced on the first
+# GPU, and in the next forward pass the new weights are broadcast.
 #
 # `DataParallel` has drawbacks. One `Broadcast` copies all parameters (`replicate` in
 # `torch/nn/parallel/replicate.py`). So its `backward` must wait for the gradients of all

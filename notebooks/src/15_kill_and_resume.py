@@ -140,6 +140,9 @@ restarted = torch.load(folder / "restarted.weights")
 assert torch.equal(restarted[47], whole[47])
 
 # %% [markdown]
+# The second line is from the restart, which went on from step 20, and ended with the weights of
+# `whole`.
+#
 # ## What must a checkpoint hold?
 #
 # It must hold all that changes during the training. To see what that is, we take a network so small
@@ -209,8 +212,8 @@ cases = [after_2, after_5, after_7]
 your_turn(interrupted, cases, stubs=[keep, go_on])
 
 # %% [markdown]
-# (After 2 steps, 0.830 means that the weights are missing, 0.675 the momentum, and 0.838 the random
-# state, or that it was set too early.)
+# (If yours returns 0.830 after 2 steps, the weights are missing; if it returns 0.675, the momentum;
+# and if 0.838, the random state, or it was set too early.)
 
 # %% [markdown]
 # ## On several ranks
@@ -245,10 +248,11 @@ def snapshot(model, optimizer, step):
 #
 # ### The step says which images come next
 #
-# Why is no image in the checkpoint? A checkpoint's `step` counts the steps that are done, so it is
-# also the number of the next one. For that to be enough, a step's images must depend on its number
-# alone. So each epoch has its own order, from a generator of its own. Every rank makes the same
-# one. Of a step's rows rank 0 takes the first, the third and so on, and rank 1 the others:
+# A checkpoint doesn't say which images were used already. Why not? Its `step` counts the steps that
+# are done, so it is also the number of the next one. For that to be enough, a step's images must
+# depend on its number alone. So each epoch has its own order, from a generator of its own. Every
+# rank makes the same order. Of a step's rows rank 0 takes the first, the third and so on, and rank
+# 1 the others:
 
 # %% tags=["torch"]
 def batch_rows(step):
@@ -271,10 +275,10 @@ assert torch.equal(rows, resumable_train.batch_rows(20))
 # %% [markdown]
 # ## What if a part is missing?
 #
-# Imagine four programs, each of which forgets to restore one part. That part is then what it is at
-# the start of a training. To see what happens, we change one part in copies of `left`, the
-# checkpoint of step 20, and let the program go on from each copy. First, the parts at the start of
-# a training:
+# Imagine four programs, each of which gets one part wrong. To see what happens, we change one part
+# in copies of `left`, the checkpoint of step 20, and let the program go on from each copy. Two of
+# the four forget a part, so that it is as at the start of a training. So first we take the parts
+# from there, on two ranks (by chapter 14's `ranks`):
 
 # %% tags=["torch"]
 def snapshot_of_new():
@@ -490,9 +494,10 @@ finally:  # also after an error
 # </details>
 #
 # When the machine joined, torchrun ended HOST's processes, and started all four anew. So for a
-# training that is a kill and a resume, too. Each time this rendezvous assigns the ranks anew, in
-# the order of the machines' names, or of the addresses that they were given, compared as strings
-# (`_NodeDesc` in `dynamic_rendezvous.py`). HOST isn't guaranteed rank 0.
+# training that is a kill and a resume, too. Each time this rendezvous assigns the ranks anew, here
+# in the order of the two addresses, compared as strings: the other machine's 127.0.0.1 comes before
+# HOST's 127.0.0.2. (Machines without a given address are ordered by their names: `_NodeDesc` in
+# `dynamic_rendezvous.py`.) So HOST isn't guaranteed rank 0.
 #
 # **So a rank is a number for one start only.** What rank 1 has written on its own disk may lie on a
 # machine that is rank 0 after a restart, or on one that is gone. That is why our checkpoint is in a
@@ -505,9 +510,9 @@ finally:  # also after an error
 # ## A rank that hangs
 #
 # A process may also hang, for example because two of its threads wait for each other. It hasn't
-# ended, so torchrun by default sees nothing, and the other ranks wait for its messages. What ends
-# their waiting is a **time-out**. Here rank 1 sleeps, and rank 0 waits in `all_reduce` for five
-# seconds at most:
+# ended, so torchrun, which waits for processes to end, sees nothing, and the other ranks wait for
+# its messages. What ends their waiting is a **time-out**. Here rank 1 sleeps, and rank 0 waits in
+# `all_reduce` for five seconds at most:
 
 # %% tags=["torch", "measured"]
 def one_hangs():

@@ -470,8 +470,8 @@ def bytes_in_a_step(blocks):
     return log.noted
 
 # %% [markdown]
-# **Predict:** how high is the peak of the recomputed blocks?
-# (The 2,368,512 bytes of a block include its input.)
+# **Predict:** how high is the peak of the recomputed blocks? (The 2,368,512 bytes of a block
+# include its input.)
 
 # %% tags=["predict"]
 plain_noted = bytes_in_a_step(plain.blocks)
@@ -533,9 +533,9 @@ print("recomputed:", backward_in_forwards(thrifty.blocks))
 #
 # ## Dropout
 #
-# Dropout sets numbers to 0 at random and scales up the
-# others. Here a dropout of one half gets eight ones, so that some become 0 and the others 2.
-# **Predict:** where is the gradient 0, and where 2?
+# So far nothing in our blocks was random. Many transformers also have dropout, which sets numbers
+# to 0 at random and scales up the others. Here a dropout of one half gets eight ones, so that some
+# become 0 and the others 2. **Predict:** where is the gradient 0, and where 2?
 
 # %% tags=["predict"]
 torch.manual_seed(0)
@@ -599,7 +599,7 @@ def gradients_with_dropout(way):
 
 
 expected = gradients_with_dropout(None)  # a plain step
-first = gradients_with_dropout(FirstRecompute.apply)
+first = gradients_with_dropout(first_way)
 second = gradients_with_dropout(Recompute.apply)
 theirs = gradients_with_dropout(transformer.recompute)
 pytorchs = gradients_with_dropout(by_pytorch)

@@ -22,7 +22,7 @@ def test_a_row_is_a_tensor_group_and_a_column_a_data_group():
         assert found == expected
     said = texts(drawing)
     for examples in np.split(np.arange(12), 2):
-        assert f"examples {examples[0]}–{examples[-1]}" in said
+        assert f"same examples {examples[0]}–{examples[-1]}" in said
 
 
 def test_an_edge_of_the_cube_joins_ranks_that_differ_in_one_dimension():

@@ -1,6 +1,6 @@
 """Trains the published experiments at full size and sets our figures beside theirs.
 
-    make reproduce                            all of it; about six hours on two cores
+    make reproduce                            all of it; about five hours on two cores
     make reproduce ARGS="--quick"             a few batches of each, to see that it works
     make reproduce ARGS="--only trainer speed"  rows whose name begins so
     make reproduce ARGS="--resnet-epochs 10"  the full length of the ResNet-18 rows

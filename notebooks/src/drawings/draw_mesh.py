@@ -33,15 +33,15 @@ def draw_mesh_groups():
                          rx=20, class_="tensor-group"))
         first = row * EXAMPLES // ROWS
         drawn.append(words(left - 40, y + 32, "tensor group", anchor="end", bold=True, fill=BLUE))
-        drawn.append(words(left - 40, y + 56, f"examples {first}–{first + EXAMPLES // ROWS - 1}",
-                           anchor="end"))
-    for column, part in enumerate(["first half of", "second half of"]):
+        last = first + EXAMPLES // ROWS - 1
+        drawn.append(words(left - 40, y + 56, f"same examples {first}–{last}", anchor="end"))
+    for column, part in enumerate(["same first half", "same second half"]):
         x = left + column * step_x
         drawn.append(box(x - 13, top - 22, size + 26, step_y + size + 44, "none", ORANGE, rx=20,
                          stroke_width=4, class_="data-group"))
         for line_of, (text, look) in enumerate([
                 ("data group", {"bold": True, "fill": "#8a5f00"}), (part, {}),
-                ("each matrix", {})]):
+                ("of each matrix", {})]):
             drawn.append(words(x + size / 2, 70 + 24 * line_of, text, **look))
     for row in range(ROWS):
         for column in range(COLUMNS):

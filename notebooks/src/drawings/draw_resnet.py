@@ -16,7 +16,7 @@ SHEETS = {1: 1, 64: 2, 128: 3, 256: 5, 512: 8}  # how many are drawn for so many
 
 def draw_resnet_stages():
     """Each stage after the first halves the side and doubles the channels."""
-    drawn = [words(312, 34, "Smaller and smaller images, more and more channels", 22, bold=True)]
+    drawn = [words(312, 34, "Stage by stage smaller images, and more channels", 22, bold=True)]
     centres = [52, 160, 270, 374, 474, 582]
     base = 186  # where all squares stand
     for (name, channels, pixels), x in zip(STAGES, centres):

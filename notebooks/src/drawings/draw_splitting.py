@@ -155,7 +155,7 @@ def draw_sum(x, gradients, shards):
 
 def draw_device_without_data():
     """A device that gets no examples in a step, and whose old gradient is added again."""
-    title = "No data in step 2, but a gradient: the old one"
+    title = "No data for cpu(2) in step 2, but a gradient: the old one"
     drawn = [words(320, 32, title, 22, bold=True), words(8, 349, "sum", 20, "start", bold=True)]
     for device in range(DEVICES):
         drawn.append(words(8, 151 + 64 * device, f"cpu({device})", 20, "start", bold=True))

@@ -93,7 +93,7 @@ def the_sum(numbers, middles, forward):
     for rank, middle in enumerate(middles):
         drawn.append(matrix(x, middle - CELL / 2, numbers, PALE_GREY, class_="sum",
                             data_rank=rank))
-    x += CELL
+    x = CELL + (LEFT["part"] if forward else 153)  # the exchange joins the parts
     drawn.append(line(x, middles[0] + 24, x, middles[1] - 24, ORANGE, 5))
     for tip, other in ((middles[0] + 20, middles[0] + 46), (middles[1] - 20, middles[1] - 46)):
         drawn.append(arrow(x, other, x, tip, ORANGE, 5))
@@ -132,8 +132,8 @@ def draw_two_matrices():
         drawn.append(words(LEFT["x"], then + 7, f"rank {rank}", anchor="start", bold=True))
         drawn.append(arrow(LEFT["part"] + 2 * CELL + 4, then, LEFT["sum"] - 3, then, GREY, 2))
     drawn += the_sum(total, [top + CELL + second for top in tops], True)
-    drawn.append(words(594, (tops[0] + tops[1]) / 2 + CELL + second + 6, "all-reduce", 18,
-                       anchor="end", bold=True, fill=DARK_GREEN))
+    drawn.append(words(532, (tops[0] + tops[1]) / 2 + CELL + second + 6, "all-reduce", 18,
+                       anchor="start", bold=True, fill=DARK_GREEN))
     return page(640, 396, "Two matrices on two ranks, forward",
                 "Two ranks, one below the other. Both have the input 1, 2. Rank 0 has the first "
                 "two columns of A and the first two rows of B, rank 1 the others. Each computes "
@@ -160,7 +160,7 @@ def draw_two_matrices_backward():
                             data_rank=rank))
         drawn.append(arrow(147, middle, 70, middle, GREY, 2))
     drawn += the_sum(total, middles, False)
-    drawn.append(words(50, 177, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
+    drawn.append(words(197, 177, "all-reduce", 18, anchor="start", bold=True, fill=DARK_GREEN))
     return page(640, 280, "Two matrices on two ranks, backward",
                 "The same two ranks, from right to left. Both have the gradient 1, 1 of y. Through "
                 "its rows and columns each finds a part of the gradient of x: 3, 3 and −2, 4. An "
